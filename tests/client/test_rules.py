@@ -105,29 +105,29 @@ def test_control_variates_correct_each_step_by_mean_gradients(mu: float, decay: 
         model = y + 0.1
 
 
-def test_the_dynamic_regularizer_is_beside_a_proximal_term() -> None:
+@pytest.mark.parametrize("mu", [0.0, 0.3])
+def test_the_dynamic_regularizer_is_beside_a_proximal_term(mu: float) -> None:
     """Against NumPy: x ← x − η (g − h + (α + μ)(x − w)), h ← h + α u."""
-    for mu in (0.0, 0.3):
-        alpha = 0.7
-        local = client(local_epochs=4)
-        h = np.zeros(3)
-        model = np.array([0.5, -1.0, 2.0])
-        for number in (1, 2, 3):
-            x = model.copy()
-            for _ in range(4):
-                x -= RATE * (gradient("a", x) - h + (alpha + mu) * (x - model))
-            trained, _ = reply(
-                local,
-                model,
-                number=number,
-                dynamic_alpha=alpha,
-                proximal_mu=mu,
-                state_round=number - 1,
-            )
-            np.testing.assert_allclose(trained, x, rtol=1e-12)
-            h = h + alpha * (model - x)
-            np.testing.assert_allclose(kept(local, number), h, rtol=1e-12, atol=1e-14)
-            model = x - 0.2
+    alpha = 0.7
+    local = client(local_epochs=4)
+    h = np.zeros(3)
+    model = np.array([0.5, -1.0, 2.0])
+    for number in (1, 2, 3):
+        x = model.copy()
+        for _ in range(4):
+            x -= RATE * (gradient("a", x) - h + (alpha + mu) * (x - model))
+        trained, _ = reply(
+            local,
+            model,
+            number=number,
+            dynamic_alpha=alpha,
+            proximal_mu=mu,
+            state_round=number - 1,
+        )
+        np.testing.assert_allclose(trained, x, rtol=1e-12)
+        h = h + alpha * (model - x)
+        np.testing.assert_allclose(kept(local, number), h, rtol=1e-12, atol=1e-14)
+        model = x - 0.2
 
 
 @pytest.mark.parametrize("terms", [{"control_variates": True}, {"dynamic_alpha": 0.5}])

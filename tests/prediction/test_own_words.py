@@ -174,16 +174,14 @@ def test_rows_unlike_the_training_rows_are_said(
             assert ("'age'" in caplog.text and "its unit" in caplog.text) == said
 
 
-def test_a_clients_words_hold_in_any_case_of_letters() -> None:
-    for own in ('F = ["M"], M = ["H"]', 'F = ["m"], M = ["h"]'):
-        said = (
-            f'[files."koeln.csv"]\nfields.sex = {{spellings = {{{own}}}, missingValues = ["f"]}}\n'
-        )
-        schema = parse_schema(COMMON.replace('["male"]', '["male", "m"]') + said)
-        sex = schema.of_client(schema.fields_of("koeln")).fields["sex"]
-        cells = ["m", "M", "h", "H", "f", "F", "male"]
-        assert [sex.place(each, {"f"}) for each in cells] == [0, 0, 1, 1, -1, -1, 1]
-        assert [schema.fields["sex"].place(each, ()) for each in "mMfF"] == [1, 1, 0, 0]
+@pytest.mark.parametrize("own", ['F = ["M"], M = ["H"]', 'F = ["m"], M = ["h"]'])
+def test_a_clients_words_hold_in_any_case_of_letters(own: str) -> None:
+    said = f'[files."koeln.csv"]\nfields.sex = {{spellings = {{{own}}}, missingValues = ["f"]}}\n'
+    schema = parse_schema(COMMON.replace('["male"]', '["male", "m"]') + said)
+    sex = schema.of_client(schema.fields_of("koeln")).fields["sex"]
+    cells = ["m", "M", "h", "H", "f", "F", "male"]
+    assert [sex.place(each, {"f"}) for each in cells] == [0, 0, 1, 1, -1, -1, 1]
+    assert [schema.fields["sex"].place(each, ()) for each in "mMfF"] == [1, 1, 0, 0]
 
 
 def test_all_files_of_a_device_are_of_one_client() -> None:

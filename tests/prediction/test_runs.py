@@ -74,15 +74,15 @@ def test_the_command_writes_what_python_returns(
 # Folders ------------------------------------------------------------------------------------------
 
 
-def test_the_hospitals_files_are_not_needed(copied: Path, run: fairbloom.Run) -> None:
+@pytest.mark.parametrize("model", ["last", "personal"])
+def test_the_hospitals_files_are_not_needed(copied: Path, run: fairbloom.Run, model: str) -> None:
     (copied / "config.toml").write_text(
         (copied / "config.toml")
         .read_text()
         .replace(str(run.folder.parent / "data"), "/no/longer/there")
     )
-    for model in ("last", "personal"):
-        found = fairbloom.load(copied).predict(frame(), client="north", model=model)
-        pandas.testing.assert_frame_equal(found, run.predict(frame(), client="north", model=model))
+    found = fairbloom.load(copied).predict(frame(), client="north", model=model)
+    pandas.testing.assert_frame_equal(found, run.predict(frame(), client="north", model=model))
 
 
 def test_an_interrupted_run_predicts_by_its_last_checkpoint(

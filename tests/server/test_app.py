@@ -155,23 +155,23 @@ def test_a_finished_run_waits_for_nobody(tmp_path: Path) -> None:
     assert deployed(tmp_path / "run", {0: 0}) == rows
 
 
+@pytest.mark.parametrize(("share", "split"), [(0.2, "validation"), (0.0, "test")])
 def test_the_best_model_may_be_that_of_the_worst_clients(
-    tmp_path: Path, subtests: pytest.Subtests
+    tmp_path: Path, subtests: pytest.Subtests, share: float, split: str
 ) -> None:
     """On validation examples, and without them on test examples."""
     shared = {"clients": 10, "learning-rate": 0.3, "num-rounds": 8, "seed": 4, "device": "cpu"}
-    for share, split in ((0.2, "validation"), (0.0, "test")):
-        rounds = {}
-        for measure in ("mean", "worst-10"):
-            out = tmp_path / f"{split}-{measure}"
-            settings = {"validation-share": share, "best-model": measure, "out": str(out)}
-            found = fairbloom.load(simulate(Settings.of({**shared, **settings})))
-            column = f"{split}_accuracy_of_global_model_{measure.replace('-', '_')}"
-            rounds[measure] = BEST.read_about(found.folder)["round"]
-            with subtests.test(split=split, measure=measure):
-                assert rounds[measure] == found.rounds.set_index("round")[column].idxmax()
-        with subtests.test(split=split):
-            assert rounds["mean"] != rounds["worst-10"]
+    rounds = {}
+    for measure in ("mean", "worst-10"):
+        out = tmp_path / f"{split}-{measure}"
+        settings = {"validation-share": share, "best-model": measure, "out": str(out)}
+        found = fairbloom.load(simulate(Settings.of({**shared, **settings})))
+        column = f"{split}_accuracy_of_global_model_{measure.replace('-', '_')}"
+        rounds[measure] = BEST.read_about(found.folder)["round"]
+        with subtests.test(split=split, measure=measure):
+            assert rounds[measure] == found.rounds.set_index("round")[column].idxmax()
+    with subtests.test(split=split):
+        assert rounds["mean"] != rounds["worst-10"]
 
 
 def test_early_stopping_may_go_by_the_worst_clients(tmp_path: Path) -> None:

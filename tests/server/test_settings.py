@@ -159,9 +159,9 @@ def test_a_value_out_of_its_range_is_refused_with_key_and_value(key: Any, settin
             assert f"{key} = {value!r}" in refuse({key: value} | chosen)
 
 
-def test_settings_that_do_not_go_together_are_refused_by_name() -> None:
-    for config in TOGETHER:
-        refuse(config)
+@pytest.mark.parametrize("config", TOGETHER)
+def test_settings_that_do_not_go_together_are_refused_by_name(config: dict[str, Any]) -> None:
+    refuse(config)
 
 
 def test_the_highest_seed_that_is_taken_works() -> None:

@@ -270,24 +270,18 @@ def in_the_loop(method: Method, numbers: list[int]) -> list[list[dict[str, Any]]
 # As in the loop -----------------------------------------------------------------------------------
 
 
-def test_rounds_of_changing_cohorts_have_the_bits_of_the_loop(
-    start: Start, subtests: pytest.Subtests
-) -> None:
+@pytest.mark.parametrize("method", [personal(), DRFA(**ARRAYS, local_steps=3)])
+def test_rounds_of_changing_cohorts_have_the_bits_of_the_loop(start: Start, method: Method) -> None:
     config = config_of(**CONFIG)
-    model = model_of(config_of(**CONFIG))
-    for method in (personal(), DRFA(**ARRAYS, local_steps=3)):
-        with subtests.test(method=method):
-            found = list[list[list[dict[str, Any]]]]()
-            for clients in (start(method), LocalClients(method, RunSettings.of(config))):
-                cohorts = enumerate((FIVE, FIVE[2:4], [], FIVE[:3], [FIVE[4]], FIVE), start=1)
-                found.append(
-                    [
-                        both_of(clients, names, model, method.terms(number))
-                        for number, names in cohorts
-                    ]
-                )
-            assert found[0] == found[1]
-            assert not any(replies["refused"] for replies in itertools.chain(*found[0]))
+    model = model_of(config)
+    found = list[list[list[dict[str, Any]]]]()
+    for clients in (start(method), LocalClients(method, RunSettings.of(config))):
+        cohorts = enumerate((FIVE, FIVE[2:4], [], FIVE[:3], [FIVE[4]], FIVE), start=1)
+        found.append(
+            [both_of(clients, names, model, method.terms(number)) for number, names in cohorts]
+        )
+    assert found[0] == found[1]
+    assert not any(replies["refused"] for replies in itertools.chain(*found[0]))
 
 
 def test_a_client_that_fails_is_refused_in_the_words_of_the_loop(start: Start, place: Path) -> None:

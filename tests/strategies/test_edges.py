@@ -228,33 +228,35 @@ def test_eagles_weights_are_the_gradient_of_its_objective(seed: int, m: int, lam
     )
 
 
-def test_fedfas_accuracies_are_floored_at_1e_minus_6() -> None:
-    for A in ([0.0, 0.0], [0.0, 1.0], [1e-30, 1.0], [1e-6, 1.0], [1.0, 1.0, 0.0], [-1.0, 0.5]):
-        floored = np.maximum(A, 1e-6)
-        bits = -np.log2(floored / floored.sum())
-        found = weigh(FedFa(alpha=1.0, beta=0.0), np.ones(len(A)), accuracies=A)
-        np.testing.assert_allclose(found, bits / bits.sum(), rtol=1e-12)
+@pytest.mark.parametrize(
+    "A", [[0.0, 0.0], [0.0, 1.0], [1e-30, 1.0], [1e-6, 1.0], [1.0, 1.0, 0.0], [-1.0, 0.5]]
+)
+def test_fedfas_accuracies_are_floored_at_1e_minus_6(A: list[float]) -> None:
+    floored = np.maximum(A, 1e-6)
+    bits = -np.log2(floored / floored.sum())
+    found = weigh(FedFa(alpha=1.0, beta=0.0), np.ones(len(A)), accuracies=A)
+    np.testing.assert_allclose(found, bits / bits.sum(), rtol=1e-12)
 
 
 # FedMGDA, FedAvg-n --------------------------------------------------------------------------------
 
 
-def test_the_step_size_decays_every_hundred_rounds() -> None:
+@pytest.mark.parametrize("method", [FedAvgN, FedMGDA, FedMGDAPlus])
+def test_the_step_size_decays_every_hundred_rounds(method: type[FedAvgN]) -> None:
     U = np.random.default_rng(1).normal(size=(3, 4))
-    for method in (FedAvgN, FedMGDA, FedMGDAPlus):
-        for round, num_rounds, decay, left in (
-            (99, 1000, 0.1, 1.0),
-            (100, 1000, 0.1, 0.1**0.1),
-            (299, 1000, 0.1, 0.1**0.2),
-            (1000, 1000, 0.1, 0.1),
-            (100, 50, 0.5, 0.25),
-            (1000, 1000, 1.0, 1.0),
-            (1000, None, 0.0, 1.0),
-        ):
-            c = method(server_lr=3.0, decay=decay).weigh(
-                cohort_of(U, round=round, num_rounds=num_rounds)
-            )
-            np.testing.assert_allclose(c, 3.0 * left * method().weigh(cohort_of(U)), rtol=1e-12)
+    for round, num_rounds, decay, left in (
+        (99, 1000, 0.1, 1.0),
+        (100, 1000, 0.1, 0.1**0.1),
+        (299, 1000, 0.1, 0.1**0.2),
+        (1000, 1000, 0.1, 0.1),
+        (100, 50, 0.5, 0.25),
+        (1000, 1000, 1.0, 1.0),
+        (1000, None, 0.0, 1.0),
+    ):
+        c = method(server_lr=3.0, decay=decay).weigh(
+            cohort_of(U, round=round, num_rounds=num_rounds)
+        )
+        np.testing.assert_allclose(c, 3.0 * left * method().weigh(cohort_of(U)), rtol=1e-12)
 
 
 def test_updates_of_fedmgda_by_hand() -> None:

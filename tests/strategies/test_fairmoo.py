@@ -15,11 +15,11 @@ ANY = 1e9
 """A tolerance that no variance exceeds."""
 
 
-def test_above_the_tolerance_the_variance_falls() -> None:
+@pytest.mark.parametrize(("tolerance", "expected"), [(1.9, [-1.0, 1.0]), (2.0, [1.0, 1.0])])
+def test_above_the_tolerance_the_variance_falls(tolerance: float, expected: list[float]) -> None:
     """F = (1, 3): V = 2 and v = −u_1 + u_2."""
-    for tolerance, expected in ((1.9, [-1.0, 1.0]), (2.0, [1.0, 1.0])):
-        d = step(FairMOO(tolerance=tolerance), np.eye(2), losses=[1.0, 3.0])
-        np.testing.assert_allclose(d, np.array(expected) / np.sqrt(2.0), rtol=1e-9)
+    d = step(FairMOO(tolerance=tolerance), np.eye(2), losses=[1.0, 3.0])
+    np.testing.assert_allclose(d, np.array(expected) / np.sqrt(2.0), rtol=1e-9)
 
 
 def test_the_constraint_by_hand() -> None:

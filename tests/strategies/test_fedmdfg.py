@@ -126,11 +126,11 @@ def test_a_row_that_is_not_there_cannot_stay_as_it_is() -> None:
 # Edge cases ---------------------------------------------------------------------------------------
 
 
-def test_what_is_short_beside_the_live_updates_is_no_step() -> None:
-    for left, moves in ((0.9e-3, False), (1.1e-3, True)):
-        U = np.array([[np.sqrt(1.0 - left**2), left], [-np.sqrt(1.0 - left**2), left], [0.0, 0.0]])
-        d = step(FedMDFG(), 7.0 * U, losses=[1.0, 1.0, 1.0])
-        np.testing.assert_allclose(d, [0.0, 7.0 * left * moves], atol=1e-6)
+@pytest.mark.parametrize(("left", "moves"), [(0.9e-3, False), (1.1e-3, True)])
+def test_what_is_short_beside_the_live_updates_is_no_step(left: float, moves: bool) -> None:
+    U = np.array([[np.sqrt(1.0 - left**2), left], [-np.sqrt(1.0 - left**2), left], [0.0, 0.0]])
+    d = step(FedMDFG(), 7.0 * U, losses=[1.0, 1.0, 1.0])
+    np.testing.assert_allclose(d, [0.0, 7.0 * left * moves], atol=1e-6)
 
 
 @given(seed=st.integers(0, 2**32 - 1), guidance=st.sampled_from(("scaled", "gradient")))

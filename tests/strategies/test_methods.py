@@ -89,16 +89,16 @@ def test_every_method_has_its_cases_and_its_reference() -> None:
     assert set(CORNERS) == set(METHODS) == set(WEIGHTING)
 
 
+@pytest.mark.parametrize(("name", "arguments"), CASES)
 @settings(max_examples=10)
 @given(U=generic_updates())
-def test_gram_form_equals_the_vector_form(U: FloatArray) -> None:
+def test_gram_form_equals_the_vector_form(
+    U: FloatArray, name: str, arguments: dict[str, Any]
+) -> None:
     losses, counts = losses_and_counts(len(U))
-    for name, arguments in CASES:
-        expected = expected_step(name, arguments, [seen_of(U, losses, counts)])
-        step = step_of(
-            make(name, arguments), U, losses=losses, **replied(name, arguments, U, counts)
-        )
-        assert_same_step(step, expected, U, (name, arguments))
+    expected = expected_step(name, arguments, [seen_of(U, losses, counts)])
+    step = step_of(make(name, arguments), U, losses=losses, **replied(name, arguments, U, counts))
+    assert_same_step(step, expected, U, (name, arguments))
 
 
 def test_rounds_of_changing_clients_are_those_of_the_vectors() -> None:
@@ -251,14 +251,16 @@ PLAIN = {
 """The arguments that make a method average as FedAvg does, with the same prior."""
 
 
+@pytest.mark.parametrize(("name", "arguments"), PLAIN.items())
 @given(U=edgy_updates(), weighting=st.sampled_from(("examples", "uniform")))
-def test_reductions_to_fedavg(weighting: str, U: FloatArray) -> None:
+def test_reductions_to_fedavg(
+    weighting: str, U: FloatArray, name: str, arguments: dict[str, Any]
+) -> None:
     losses, counts = losses_and_counts(len(U))
     cohort = cohort_of(U, losses=losses, counts=counts, weighting=weighting)
     expected = METHODS["fedavg"](weighting=weighting).weigh(cohort)
-    for name, arguments in PLAIN.items():
-        coefficients = make(name, arguments, weighting=weighting).weigh(cohort)
-        np.testing.assert_allclose(coefficients, expected, rtol=1e-13, err_msg=name)
+    coefficients = make(name, arguments, weighting=weighting).weigh(cohort)
+    np.testing.assert_allclose(coefficients, expected, rtol=1e-13, err_msg=name)
 
 
 NEGATIVE = {

@@ -124,10 +124,11 @@ def test_a_users_method_in_two_wrappers_is_refused() -> None:
     fixed(Own(), 0.0).start(grid, FIRST, num_rounds=1)  # without noise, it only clips
 
 
-def test_unequal_counts_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("weighting", "warnings"), [("uniform", 0), ("examples", 1)])
+def test_unequal_counts_are_warned_of_once(
+    caplog: pytest.LogCaptureFixture, weighting: str, warnings: int
+) -> None:
     caplog.set_level(logging.WARNING, "flwr")
-    for weighting, warnings in (("uniform", 0), ("examples", 1)):
-        caplog.clear()
-        grid = MemoryGrid(quadratics(CLIENTS))
-        fixed(FedAvg(weighting=weighting), NOISE).start(grid, FIRST, num_rounds=3)
-        assert caplog.text.count("weighting='uniform'") == warnings
+    grid = MemoryGrid(quadratics(CLIENTS))
+    fixed(FedAvg(weighting=weighting), NOISE).start(grid, FIRST, num_rounds=3)
+    assert caplog.text.count("weighting='uniform'") == warnings

@@ -42,15 +42,18 @@ def test_the_projection_satisfies_the_kkt_conditions(v: FloatArray) -> None:
 # Projection: edge cases ---------------------------------------------------------------------------
 
 
-def test_huge_and_tiny_entries() -> None:
-    for v, expected in (
+@pytest.mark.parametrize(
+    ("v", "expected"),
+    [
         ([1e30, 0.0, -1e30], [1.0, 0.0, 0.0]),
         ([1e30, 1e30, 0.0], [0.5, 0.5, 0.0]),
         ([-1e30, 0.3, 0.3], [0.0, 0.5, 0.5]),
         ([1e-30, 0.0], [0.5, 0.5]),
         ([0.0, 1e300], [0.0, 1.0]),
-    ):
-        np.testing.assert_allclose(project(np.array(v)), expected, atol=1e-15)
+    ],
+)
+def test_huge_and_tiny_entries(v: list[float], expected: list[float]) -> None:
+    np.testing.assert_allclose(project(np.array(v)), expected, atol=1e-15)
 
 
 # The shortest combination -------------------------------------------------------------------------
@@ -167,14 +170,14 @@ def test_of_all_minimisers_it_is_the_one_nearest_to_the_prior(
             assert x[i] == pytest.approx(x[j], abs=1e-7)
 
 
-def test_twins_among_updates_of_other_lengths_get_equal_weights() -> None:
-    for exponent in (-15, -6, 0, 6, 15):
-        U = np.random.default_rng(exponent + 20).normal(size=(10, 40)) + 0.3
-        U[5:] *= 10.0**exponent
-        U[1], U[6], U[7] = U[0], U[5], U[5]
-        x = min_norm_weights(U @ U.T, np.full(10, 0.1), 1.0)
-        assert_optimal(U @ U.T, x, np.full(10, 0.1), 1.0)
-        np.testing.assert_allclose(x[[1, 6, 7]], x[[0, 5, 5]], atol=1e-9)
+@pytest.mark.parametrize("exponent", [-15, -6, 0, 6, 15])
+def test_twins_among_updates_of_other_lengths_get_equal_weights(exponent: int) -> None:
+    U = np.random.default_rng(exponent + 20).normal(size=(10, 40)) + 0.3
+    U[5:] *= 10.0**exponent
+    U[1], U[6], U[7] = U[0], U[5], U[5]
+    x = min_norm_weights(U @ U.T, np.full(10, 0.1), 1.0)
+    assert_optimal(U @ U.T, x, np.full(10, 0.1), 1.0)
+    np.testing.assert_allclose(x[[1, 6, 7]], x[[0, 5, 5]], atol=1e-9)
 
 
 WEIGHTS = """

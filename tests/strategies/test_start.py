@@ -106,17 +106,16 @@ def test_start_has_the_argument_of_the_installed_flower(name: str, ours: Start) 
     assert differences(INSTALLED, ours).get(name) is None
 
 
-def test_a_newer_argument_is_found_by_its_name(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("ours", [FairStrategy.start, RunFolder.start])
+def test_a_newer_argument_is_found_by_its_name(ours: Callable[..., object]) -> None:
     """The test above would fail with it."""
 
     def moved(self: Any, grid: Any, num_rounds: int = 4, initial_arrays: Any = None) -> Any: ...
 
     new = {"checkpoint_every": "is new", "labels": "is new"}
-    for ours in (FairStrategy.start, RunFolder.start):
-        with subtests.test(ours=ours):
-            assert differences(start_of_1_43, ours) == {}
-            assert differences(start_of_later, ours) == new
-            assert set(differences(moved, ours)) == {"num_rounds", "initial_arrays"}
+    assert differences(start_of_1_43, ours) == {}
+    assert differences(start_of_later, ours) == new
+    assert set(differences(moved, ours)) == {"num_rounds", "initial_arrays"}
 
 
 def begin(strategy: FairStrategy, folder: Path | None, **arguments: Any) -> Result:

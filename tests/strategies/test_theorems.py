@@ -505,16 +505,16 @@ def test_semivred_lemmas_1_and_2_are_the_gradients(
         np.testing.assert_allclose(d, slopes(objective, F, 0.3), atol=1e-6)
 
 
-def test_vreds_weights_are_positive_below_its_largest_beta() -> None:
+@pytest.mark.parametrize(("factor", "positive"), [(0.99, True), (1.01, False)])
+def test_vreds_weights_are_positive_below_its_largest_beta(factor: float, positive: bool) -> None:
     F = np.array([0.5, 1.0, 3.0])
     largest = 1.0 / (2.0 * (F.mean() - F.min()))
-    for factor, positive in ((0.99, True), (1.01, False)):
-        method = VRed(beta=factor * largest, weighting="uniform")
-        d = step(method, np.eye(3), losses=F)
-        assert bool((d > 0.0).all()) is positive
-        reported = method.own_metrics(cohort_of(np.eye(3), losses=F), d)
-        assert reported["largest-beta"] == pytest.approx(largest)
-        assert "largest-beta" not in method.own_metrics(cohort_of(np.eye(3), losses=np.ones(3)), d)
+    method = VRed(beta=factor * largest, weighting="uniform")
+    d = step(method, np.eye(3), losses=F)
+    assert bool((d > 0.0).all()) is positive
+    reported = method.own_metrics(cohort_of(np.eye(3), losses=F), d)
+    assert reported["largest-beta"] == pytest.approx(largest)
+    assert "largest-beta" not in method.own_metrics(cohort_of(np.eye(3), losses=np.ones(3)), d)
 
 
 def vred_sum(F: FloatArray, beta: float) -> float:

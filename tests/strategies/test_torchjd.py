@@ -1,4 +1,6 @@
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,13 +43,15 @@ DETERMINISTIC = {
 # TorchJD's own ------------------------------------------------------------------------------------
 
 
-def test_the_step_is_the_one_of_torchjds_aggregator() -> None:
-    for name, aggregator in DETERMINISTIC.items():
-        for seed in range(5):
-            U = np.random.default_rng(seed).normal(size=(5, 8)) + 0.2
-            expected = aggregator()(torch.from_numpy(U)).numpy()
-            found = by_name(name).weigh(cohort_of(U)) @ U
-            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5, err_msg=name)
+@pytest.mark.parametrize(("name", "aggregator"), DETERMINISTIC.items())
+def test_the_step_is_the_one_of_torchjds_aggregator(
+    name: str, aggregator: Callable[[], Any]
+) -> None:
+    for seed in range(5):
+        U = np.random.default_rng(seed).normal(size=(5, 8)) + 0.2
+        expected = aggregator()(torch.from_numpy(U)).numpy()
+        found = by_name(name).weigh(cohort_of(U)) @ U
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 def test_every_installed_gram_weighting_has_a_name() -> None:

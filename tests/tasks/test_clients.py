@@ -236,20 +236,19 @@ def few(tmp_path: Path) -> Path:
     return file_of(tmp_path / "all.csv", sizes)
 
 
+@pytest.mark.parametrize(("schema", "settings"), [(BY_SITE, {}), ("", {"client": "site"})])
 def test_clients_of_few_rows_are_left_out_and_said_once(
-    few: Path, caplog: pytest.LogCaptureFixture
+    few: Path, caplog: pytest.LogCaptureFixture, schema: str, settings: dict[str, str]
 ) -> None:
-    for schema, settings in ((BY_SITE, {}), ("", {"client": "site"})):
-        caplog.clear()
-        with caplog.at_level(logging.WARNING, "flwr"):
-            task = load(few, schema, **settings)
-            check_data(RunSettings.of(config(few, schema, **settings)))
-        assert task.clients == tuple(names_of(12)[1::2])
-        assert [each for each in caplog.messages if "left out: site" in each] == [
-            "6 of 12 clients have fewer than 5 rows and are left out: site-0000, site-0002,"
-            " site-0004 and 3 more"
-        ]
-        forget_tasks()
+    with caplog.at_level(logging.WARNING, "flwr"):
+        task = load(few, schema, **settings)
+        check_data(RunSettings.of(config(few, schema, **settings)))
+    assert task.clients == tuple(names_of(12)[1::2])
+    assert [each for each in caplog.messages if "left out: site" in each] == [
+        "6 of 12 clients have fewer than 5 rows and are left out: site-0000, site-0002,"
+        " site-0004 and 3 more"
+    ]
+    forget_tasks()
 
 
 def test_rows_that_are_dropped_do_not_count(few: Path) -> None:

@@ -123,19 +123,21 @@ BATCHES: tuple[tuple[Any, Callable[[list[Any]], Any] | None, Any], ...] = (
 )
 
 
+@pytest.mark.parametrize(
+    ("chosen", "rows"), [(torch.tensor([2, 0]), [1, 5]), (slice(1, 3), [3, 1])]
+)
 @pytest.mark.parametrize(("dataset", "collate", "whole"), BATCHES)
 def test_a_batch_is_made_of_the_examples_that_are_chosen(
-    dataset: Any, collate: Any, whole: Any
+    dataset: Any, collate: Any, whole: Any, chosen: Tensor | slice, rows: list[int]
 ) -> None:
     examples = Examples.of(dataset, collate, torch.tensor([5, 3, 1, 0]))
     assert len(examples) == 4
     assert len(Examples.of(dataset, collate)) == 6
-    for chosen, rows in ((torch.tensor([2, 0]), [1, 5]), (slice(1, 3), [3, 1])):
-        inputs, targets = examples[chosen]
-        assert torch.equal(targets, Y[rows])
-        assert names_of(inputs) == names_of(whole)
-        for taken, tensor in zip(tensors_of(inputs), tensors_of(whole), strict=True):
-            assert torch.equal(taken, tensor[rows])
+    inputs, targets = examples[chosen]
+    assert torch.equal(targets, Y[rows])
+    assert names_of(inputs) == names_of(whole)
+    for taken, tensor in zip(tensors_of(inputs), tensors_of(whole), strict=True):
+        assert torch.equal(taken, tensor[rows])
 
 
 def test_a_dataset_of_several_examples_at_once_is_asked_once() -> None:

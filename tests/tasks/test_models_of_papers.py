@@ -86,19 +86,19 @@ def test_the_softmax_model_starts_without_bias_and_uniform() -> None:
     assert weight.std().item() == pytest.approx(1 / 28 / math.sqrt(3), rel=0.05)
 
 
-def test_outputs_are_probabilities_for_the_softmax_loss() -> None:
-    for name, usual in (("softmax", "logistic"), ("mlp-softmax", "mlp")):
-        plain = made(usual, MNIST, 3)
-        model = made(name, MNIST, 3)
-        plain.load_state_dict(model.state_dict())
-        images = torch.randn(5, *MNIST)
-        labels = torch.tensor([0, 1, 2, 0, 1])
-        outputs = model(images)
-        torch.testing.assert_close(outputs, plain(images).softmax(1))
-        torch.testing.assert_close(
-            cross_entropy(outputs, labels),
-            -outputs.exp().div(outputs.exp().sum(1, keepdim=True)).log()[range(5), labels].mean(),
-        )
+@pytest.mark.parametrize(("name", "usual"), [("softmax", "logistic"), ("mlp-softmax", "mlp")])
+def test_outputs_are_probabilities_for_the_softmax_loss(name: str, usual: str) -> None:
+    plain = made(usual, MNIST, 3)
+    model = made(name, MNIST, 3)
+    plain.load_state_dict(model.state_dict())
+    images = torch.randn(5, *MNIST)
+    labels = torch.tensor([0, 1, 2, 0, 1])
+    outputs = model(images)
+    torch.testing.assert_close(outputs, plain(images).softmax(1))
+    torch.testing.assert_close(
+        cross_entropy(outputs, labels),
+        -outputs.exp().div(outputs.exp().sum(1, keepdim=True)).log()[range(5), labels].mean(),
+    )
 
 
 # ResNet-18 ----------------------------------------------------------------------------------------

@@ -211,20 +211,18 @@ def test_a_test_set_is_dealt_whole(
         )
 
 
-def test_a_client_is_tested_on_the_classes_that_it_trains_on() -> None:
+@pytest.mark.parametrize("kind", ["shards", "classes", "dirichlet"])
+def test_a_client_is_tested_on_the_classes_that_it_trains_on(kind: str) -> None:
     labels = np.arange(5000) % 10
     tested = np.arange(1000) % 10
-    for kind in ("shards", "classes", "dirichlet"):
-        for seed in range(3):
-            own = setup(10, kind, seed=seed, shards_per_client=2, classes_per_client=2)
-            for part in deal(labels, own, tested):
-                ours, theirs = (
-                    np.bincount(each, minlength=10)
-                    for each in (labels[part.examples], tested[part.tested])
-                )
-                np.testing.assert_allclose(
-                    theirs, ours / 5, atol=1.0 if kind != "dirichlet" else 3.0
-                )
+    for seed in range(3):
+        own = setup(10, kind, seed=seed, shards_per_client=2, classes_per_client=2)
+        for part in deal(labels, own, tested):
+            ours, theirs = (
+                np.bincount(each, minlength=10)
+                for each in (labels[part.examples], tested[part.tested])
+            )
+            np.testing.assert_allclose(theirs, ours / 5, atol=1.0 if kind != "dirichlet" else 3.0)
 
 
 def test_each_client_has_an_example_of_a_test_set(subtests: pytest.Subtests) -> None:

@@ -96,26 +96,26 @@ def test_the_digits_are_those_of_scikit_learn() -> None:
 # What clients train on and are tested on ----------------------------------------------------------
 
 
+@pytest.mark.parametrize("partition", ["iid", "shards", "dirichlet", "class"])
 @pytest.mark.parametrize(("test", "count"), [("merged", 84), ("train", 60), ("official", 84)])
-def test_every_image_is_with_one_client_once(test: str, count: int) -> None:
-    for partition in ("iid", "shards", "dirichlet", "class"):
-        clients = 0 if partition == "class" else 4
-        made_of = task(test=test, partition=partition, clients=clients, validation_share=0.1)
-        seen: Counter[int] = Counter()
-        for name in made_of.clients:
-            splits = made_of.splits(name)
-            assert splits.validation is not None
-            for split in (splits.train, splits.test, splits.validation):
-                images, labels = everything(split)
-                seen.update(numbers(images))
-                for number, label in zip(numbers(images), labels.tolist(), strict=True):
-                    official = number >= 10_000
-                    assert label == (
-                        TESTED[(number - 10_000) // 32] if official else LABELS[number // 32]
-                    )
-                    assert test != "official" or official == (split is splits.test)
-        assert set(seen.values()) == {1}
-        assert len(seen) == count
+def test_every_image_is_with_one_client_once(test: str, count: int, partition: str) -> None:
+    clients = 0 if partition == "class" else 4
+    made_of = task(test=test, partition=partition, clients=clients, validation_share=0.1)
+    seen: Counter[int] = Counter()
+    for name in made_of.clients:
+        splits = made_of.splits(name)
+        assert splits.validation is not None
+        for split in (splits.train, splits.test, splits.validation):
+            images, labels = everything(split)
+            seen.update(numbers(images))
+            for number, label in zip(numbers(images), labels.tolist(), strict=True):
+                official = number >= 10_000
+                assert label == (
+                    TESTED[(number - 10_000) // 32] if official else LABELS[number // 32]
+                )
+                assert test != "official" or official == (split is splits.test)
+    assert set(seen.values()) == {1}
+    assert len(seen) == count
 
 
 def test_a_server_reads_no_image_and_clients_share_one_copy(subtests: pytest.Subtests) -> None:
@@ -167,8 +167,9 @@ def test_classes_that_are_none_are_refused(subtests: pytest.Subtests) -> None:
 # Pixels -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("classes", ["", "0,1"])
 @pytest.mark.parametrize("test", ["merged", "train", "official"])
-def test_pixels_are_standardised_by_all_official_training_images(test: str) -> None:
+def test_pixels_are_standardised_by_all_official_training_images(test: str, classes: str) -> None:
     images = IMAGES.astype(np.float64)
     expected = {
         "none": IMAGES / SHAPES.white,
@@ -180,19 +181,18 @@ def test_pixels_are_standardised_by_all_official_training_images(test: str) -> N
         number: row for row, number in enumerate(numbers(torch.from_numpy(IMAGES / SHAPES.white)))
     }
     # of all classes: the published numbers of three of Fashion-MNIST have it so
-    for classes in ("", "0,1"):
-        plain = task(classes=classes, test=test)
-        for standardise, wanted in expected.items():
-            made_of = task(classes=classes, test=test, standardise=standardise)
-            for name in made_of.clients:
-                order = [
-                    rows.get(number) for number in numbers(everything(plain.splits(name).train)[0])
-                ]
-                got, _ = everything(made_of.splits(name).train)
-                assert got.dtype == torch.float32
-                for row, image in zip(order, got.numpy(), strict=True):
-                    if row is not None:
-                        np.testing.assert_allclose(image, wanted[row], rtol=1e-4, atol=1e-5)
+    plain = task(classes=classes, test=test)
+    for standardise, wanted in expected.items():
+        made_of = task(classes=classes, test=test, standardise=standardise)
+        for name in made_of.clients:
+            order = [
+                rows.get(number) for number in numbers(everything(plain.splits(name).train)[0])
+            ]
+            got, _ = everything(made_of.splits(name).train)
+            assert got.dtype == torch.float32
+            for row, image in zip(order, got.numpy(), strict=True):
+                if row is not None:
+                    np.testing.assert_allclose(image, wanted[row], rtol=1e-4, atol=1e-5)
 
 
 # Turned ones --------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ MESSAGES: list[tuple[str, dict[str, Any]]] = [
 WORK = {key: each.kind for key, each in work_settings({"task": "digits"}).items()}
 
 
+@pytest.mark.parametrize(("kind", "terms"), MESSAGES)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -45,15 +46,16 @@ WORK = {key: each.kind for key, each in work_settings({"task": "digits"}).items(
         {"digits.rotated-clients": 4},
     ],
 )
-def test_the_short_list_has_all_that_the_work_needs(changes: Any) -> None:
+def test_the_short_list_has_all_that_the_work_needs(
+    changes: Any, kind: str, terms: dict[str, Any]
+) -> None:
     everything = run_config(**changes)
     short = accepted_settings(everything)
     assert set(short) <= {*WORK, FINGERPRINT}
-    for kind, terms in MESSAGES:
-        whole = ask(kind, terms, context(1, everything))
-        device = ask(kind, terms, context(1, short))
-        assert whole.metric_records == device.metric_records
-        assert whole.array_records == device.array_records
+    whole = ask(kind, terms, context(1, everything))
+    device = ask(kind, terms, context(1, short))
+    assert whole.metric_records == device.metric_records
+    assert whole.array_records == device.array_records
 
 
 def test_every_listed_setting_is_one_of_a_run_with_its_type() -> None:

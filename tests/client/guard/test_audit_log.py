@@ -249,14 +249,14 @@ def test_a_reply_leaves_only_once_it_is_in_the_log(
     assert len(synced) == failures + 1 if failures < 40 else 25 < len(synced) <= 40
 
 
+@pytest.mark.parametrize("words", [(), ("--json",)])
 def test_texts_of_a_server_steer_no_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], log: AuditLog
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], log: AuditLog, words: tuple[str, ...]
 ) -> None:
     evil = "x\x1b[2J\x9b31m\u202e\nrun 2, task y"
     log.note(entry(1, sent={evil: {evil: 1}}, task=evil, schema=evil), {"task": evil})
     log.note(entry(1, refused=evil), {"task": evil})
-    for words in ((), ("--json",)):
-        assert fairbloom("client", "log", tmp_path, *words) == 0
-        printed = capsys.readouterr().out
-        assert printed.replace("\n", "").isprintable()
-        assert "\nrun 2" not in printed
+    assert fairbloom("client", "log", tmp_path, *words) == 0
+    printed = capsys.readouterr().out
+    assert printed.replace("\n", "").isprintable()
+    assert "\nrun 2" not in printed

@@ -128,22 +128,22 @@ def test_equally_served_clients_do_not_suffer() -> None:
     assert found["well_performing_change"] == pytest.approx(0.9)
 
 
-def test_conflicts_and_stationarity_by_a_general_solver() -> None:
+@pytest.mark.parametrize("m", [2, 3, 6])
+def test_conflicts_and_stationarity_by_a_general_solver(m: int) -> None:
     rng = np.random.default_rng(3)
-    for m in (2, 3, 6):
-        updates = rng.normal(size=(m, 8))
-        found = measure_conflicts(updates @ updates.T)
-        pairs = [a @ b < 0 for a, b in itertools.combinations(updates, 2)]
-        assert found["conflicts"] == pytest.approx(np.mean(pairs))
-        solved = minimize(
-            lambda x, updates=updates: float(np.sum((x @ updates) ** 2)),
-            np.full(m, 1 / m),
-            bounds=[(0, 1)] * m,
-            constraints={"type": "eq", "fun": lambda x: x.sum() - 1},
-            tol=1e-14,
-        )
-        mean_norm = np.linalg.norm(updates, axis=1).mean()
-        assert found["stationarity"] == pytest.approx(np.sqrt(solved.fun) / mean_norm, abs=1e-5)
+    updates = rng.normal(size=(m, 8))
+    found = measure_conflicts(updates @ updates.T)
+    pairs = [a @ b < 0 for a, b in itertools.combinations(updates, 2)]
+    assert found["conflicts"] == pytest.approx(np.mean(pairs))
+    solved = minimize(
+        lambda x, updates=updates: float(np.sum((x @ updates) ** 2)),
+        np.full(m, 1 / m),
+        bounds=[(0, 1)] * m,
+        constraints={"type": "eq", "fun": lambda x: x.sum() - 1},
+        tol=1e-14,
+    )
+    mean_norm = np.linalg.norm(updates, axis=1).mean()
+    assert found["stationarity"] == pytest.approx(np.sqrt(solved.fun) / mean_norm, abs=1e-5)
 
 
 def test_opposite_updates_are_stationary() -> None:

@@ -139,17 +139,19 @@ def test_too_long_a_path_is_refused(tmp_path: Path, place: str) -> None:
         records(tmp_path / place, settings())
 
 
+@pytest.mark.parametrize("number", [FORMAT - 1, FORMAT + 1])
 @pytest.mark.parametrize("finished", [False, True])
-def test_a_folder_of_another_format_is_refused_unchanged(tmp_path: Path, finished: bool) -> None:
+def test_a_folder_of_another_format_is_refused_unchanged(
+    tmp_path: Path, finished: bool, number: int
+) -> None:
     folder = records(tmp_path, settings())
     if finished:
         folder.finish({"w": np.zeros(3)})
-    for number in (FORMAT - 1, FORMAT + 1):
-        rewrite_config(tmp_path, **{"run-folder-format": number, "not-yet-known": 1})
-        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-        with pytest.raises(RunFolderError, match=f"run-folder-format = {number}"):
-            records(tmp_path, settings())
-        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    rewrite_config(tmp_path, **{"run-folder-format": number, "not-yet-known": 1})
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(RunFolderError, match=f"run-folder-format = {number}"):
+        records(tmp_path, settings())
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
