@@ -696,19 +696,18 @@ def test_buffers_that_are_handed_over_may_be_overwritten() -> None:
     assert contents(stored) == before
 
 
-def test_the_budget_is_for_all_matrices_of_a_round(subtests: pytest.Subtests) -> None:
-    size = 5 * 1000 * 4 / GIGABYTE
-    for gigabytes, of, in_file in (
-        (size, 1, False),
-        (size, 2, True),
-        (2 * size, 2, False),
-        (0.0, 2, False),
-    ):
-        with subtests.test(gigabytes=gigabytes, of=of):
-            assert (
-                isinstance(empty_matrix(5, 1000, np.float32, gigabytes, of=of), np.memmap)
-                == in_file
-            )
+@pytest.mark.parametrize(
+    ("matrices", "of", "in_file"),
+    [
+        (1, 1, False),
+        (1, 2, True),
+        (2, 2, False),
+        (0, 2, False),
+    ],
+)
+def test_the_budget_is_for_all_matrices_of_a_round(matrices: int, of: int, in_file: bool) -> None:
+    gigabytes = matrices * 5 * 1000 * 4 / GIGABYTE
+    assert isinstance(empty_matrix(5, 1000, np.float32, gigabytes, of=of), np.memmap) == in_file
 
 
 def test_the_file_has_no_name_while_it_is_used(

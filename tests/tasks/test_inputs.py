@@ -38,20 +38,22 @@ KINDS: dict[str, Any] = {
 # Inputs -------------------------------------------------------------------------------------------
 
 
-def test_inputs_are_taken_split_and_joined_as_a_tensor_is(subtests: pytest.Subtests) -> None:
-    for whole in KINDS.values():
-        with subtests.test(whole=whole):
-            inputs, targets = Examples(whole, Y, torch.tensor([5, 3, 1, 0]))[torch.tensor([2, 0])]
-            assert targets.tolist() == [1, 1]
-            assert type(inputs) is type(whole)
-            again = combine_inputs(split_inputs(whole, [2, 4]), torch.cat)
-            assert names_of(again) == names_of(whole)
-            for taken, joined, tensor in zip(
-                tensors_of(inputs), tensors_of(again), tensors_of(whole), strict=True
-            ):
-                assert torch.equal(taken, tensor[[1, 5]])
-                assert torch.equal(joined, tensor)
-            assert count_bytes(map_inputs(whole, Tensor.double)) >= count_bytes(whole)
+@pytest.mark.parametrize("whole", KINDS.values())
+def test_inputs_are_taken_split_and_joined_as_a_tensor_is(whole: Any) -> None:
+    inputs, targets = Examples(whole, Y, torch.tensor([5, 3, 1, 0]))[torch.tensor([2, 0])]
+    assert targets.tolist() == [1, 1]
+    assert type(inputs) is type(whole)
+    again = combine_inputs(split_inputs(whole, [2, 4]), torch.cat)
+    assert names_of(again) == names_of(whole)
+    for taken, joined, tensor in zip(
+        tensors_of(inputs), tensors_of(again), tensors_of(whole), strict=True
+    ):
+        assert torch.equal(taken, tensor[[1, 5]])
+        assert torch.equal(joined, tensor)
+    assert count_bytes(map_inputs(whole, Tensor.double)) >= count_bytes(whole)
+
+
+def test_inputs_of_other_names_are_not_joined() -> None:
     with pytest.raises(FairbloomError, match=r"some have \('x',\), others \('y',\)"):
         combine_inputs([{"x": X}, {"y": X}], torch.cat)
 
@@ -74,24 +76,33 @@ def test_a_model_is_called_as_its_inputs_ask_for() -> None:
     ]
 
 
-def test_of_several_outputs_one_is_chosen_or_it_is_said(subtests: pytest.Subtests) -> None:
-    for answer, output, chosen in (
+@pytest.mark.parametrize(
+    ("answer", "output", "chosen"),
+    [
         ({"logits": X, "hidden": Y}, "", X),
         ({"hidden": X, "count": 3}, "", X),
         ({"logits": X, "scores": Y}, "scores", Y),
         (X, "scores", X),
-    ):
-        with subtests.test(answer=answer, output=output):
-            assert choose_output(Answering(answer), answer, output) is chosen
-    for answer, output, words in (
+    ],
+)
+def test_of_several_outputs_one_is_chosen_or_it_is_said(
+    answer: Any, output: str, chosen: Tensor
+) -> None:
+    assert choose_output(Answering(answer), answer, output) is chosen
+
+
+@pytest.mark.parametrize(
+    ("answer", "output", "words"),
+    [
         ({"a": X, "b": Y}, "", r"a, b in training.* Task\(output=...\)"),
         ({"logits": X}, "scores", r"logits in training.*'scores'"),
         ({"loss": 3.0}, "", "no tensor in training"),
         ((X, Y), "", "a tuple in training"),
-    ):
-        with subtests.test(answer=answer, output=output):
-            with pytest.raises(FairbloomError, match=words):
-                outputs_of(Answering(answer), X, output)
+    ],
+)
+def test_without_a_choice_of_outputs_it_is_said(answer: Any, output: str, words: str) -> None:
+    with pytest.raises(FairbloomError, match=words):
+        outputs_of(Answering(answer), X, output)
 
 
 def test_a_loss_of_the_model_cannot_be_called() -> None:

@@ -201,8 +201,9 @@ def test_a_loss_that_is_not_of_each_example_is_said(loss: Any, shape: str) -> No
         assert word in str(refusal.value)
 
 
-def test_clients_classes_and_groups_need_names(subtests: pytest.Subtests) -> None:
-    for wrong, words in (
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
         ({"clients": ()}, "no clients"),
         ({"clients": ("a", "a")}, "'a'"),
         ({"clients": ("a", 3)}, "3"),
@@ -210,10 +211,14 @@ def test_clients_classes_and_groups_need_names(subtests: pytest.Subtests) -> Non
         ({"clients": "ward"}, "clients = 'ward'"),
         ({"class_names": "no"}, "class_names = 'no'"),
         ({"groupings": {"sex": "mf"}}, "groupings['sex'] = 'mf'"),
-    ):
-        with subtests.test(wrong=wrong, words=words):
-            with pytest.raises(FairbloomError, match=re.escape(words)):
-                task_with(Splits(GOOD, GOOD), **wrong)
+    ],
+)
+def test_clients_classes_and_groups_need_names(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(FairbloomError, match=re.escape(words)):
+        task_with(Splits(GOOD, GOOD), **wrong)
+
+
+def test_clients_may_be_a_list() -> None:
     listed = mine.Wards(Setup.of({"clients": 1}))
     listed.clients = ["east"]  # type: ignore[assignment]
     assert guard_task("hers:Wards", Task.of(listed)).clients == ("east",)

@@ -230,9 +230,11 @@ def test_sizes_of_splits_are_shown_by_default() -> None:
     assert describe_data(RunSettings.of(config(task="ones"))) == {"clients": expected}
 
 
-def test_given_clients_are_not_counted_by_a_setting(subtests: pytest.Subtests) -> None:
-    for info in TASKS.values():
-        with subtests.test(info=info):
-            assert info.setup(RunSettings.of({"clients": 7})).clients == (0 if info.reads else 7)
+@pytest.mark.parametrize("info", TASKS.values())
+def test_given_clients_are_not_counted_by_a_setting(info: TaskInfo) -> None:
+    assert info.setup(RunSettings.of({"clients": 7})).clients == (0 if info.reads else 7)
+
+
+def test_clients_and_model_have_defaults() -> None:
     assert TASKS["digits"].setup(RunSettings.of({})).clients == 20
     assert TASKS["csv"].setup(RunSettings.of({})).model == "logistic"

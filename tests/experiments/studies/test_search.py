@@ -72,11 +72,16 @@ def test_a_method_tries_what_is_declared_given_or_written() -> None:
     ]
 
 
-def test_every_method_declares_values_that_it_accepts(subtests: pytest.Subtests) -> None:
-    for name, cls in METHODS.items():
-        for values in itertools.product(*cls.tries.values()):
-            with subtests.test(method=name, values=values):
-                cls(**dict(zip(cls.tries, values, strict=True)))
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        (name, each)
+        for name, cls in METHODS.items()
+        for each in itertools.product(*cls.tries.values())
+    ],
+)
+def test_every_method_declares_values_that_it_accepts(name: str, values: tuple[Any, ...]) -> None:
+    METHODS[name](**dict(zip(METHODS[name].tries, values, strict=True)))
 
 
 @pytest.mark.parametrize(("rounds", "count"), [(50, 20), (300, 140)])
