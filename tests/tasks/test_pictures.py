@@ -150,17 +150,21 @@ def test_classes_that_are_kept_are_renumbered_in_their_order() -> None:
     assert made_of.model()(images).shape == (20, 2)
 
 
-def test_classes_that_are_none_are_refused(subtests: pytest.Subtests) -> None:
-    for classes in ("0", "0,0", "0,3", "-1,0", "0,,1", "circle,square", "0;1", ",", "00,1"):
-        with subtests.test(classes=classes):
-            with pytest.raises(
-                FairbloomError, match=rf"shapes.classes = '{classes}'.* from 0 to 2"
-            ):
-                task(classes=classes)
-    for clients in (1, 2, 4):
-        with subtests.test(clients=clients):
-            with pytest.raises(FairbloomError, match=rf"clients = {clients}: .*3"):
-                task(partition="class", clients=clients)
+@pytest.mark.parametrize(
+    "classes", ["0", "0,0", "0,3", "-1,0", "0,,1", "circle,square", "0;1", ",", "00,1"]
+)
+def test_classes_that_are_none_are_refused(classes: str) -> None:
+    with pytest.raises(FairbloomError, match=rf"shapes.classes = '{classes}'.* from 0 to 2"):
+        task(classes=classes)
+
+
+@pytest.mark.parametrize("clients", [1, 2, 4])
+def test_other_numbers_of_clients_by_class_are_refused(clients: int) -> None:
+    with pytest.raises(FairbloomError, match=rf"clients = {clients}: .*3"):
+        task(partition="class", clients=clients)
+
+
+def test_as_many_clients_as_classes_are_allowed() -> None:
     assert len(task(partition="class", clients=3).clients) == 3
 
 

@@ -145,16 +145,14 @@ def test_a_fault_in_a_recipe_is_told_by_recipe_and_key(
         load_recipe(str(tmp_path / "none.toml"))
 
 
-def test_a_setting_that_cannot_be_is_told_with_the_row(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
-    for settings in ("num-round = 3", "qfedavg.q = 3", "batch-size = -1"):
-        with subtests.test(settings=settings):
-            recipe = recipe_of(tmp_path, f"{HEAD}{MEASURES}{ROW}settings = {{ {settings} }}\n")
-            with pytest.raises(
-                FairbloomError, match=f"recipe mine: row 'FedAvg.*{settings.split()[0]}"
-            ):
-                study_of(recipe, recipe.rows)
+@pytest.mark.parametrize("settings", ["num-round = 3", "qfedavg.q = 3", "batch-size = -1"])
+def test_a_setting_that_cannot_be_is_told_with_the_row(tmp_path: Path, settings: str) -> None:
+    recipe = recipe_of(tmp_path, f"{HEAD}{MEASURES}{ROW}settings = {{ {settings} }}\n")
+    with pytest.raises(FairbloomError, match=f"recipe mine: row 'FedAvg.*{settings.split()[0]}"):
+        study_of(recipe, recipe.rows)
+
+
+def test_a_setting_of_all_rows_that_cannot_be_is_named(tmp_path: Path) -> None:
     recipe = recipe_of(tmp_path, f"{HEAD}{MEASURES}[settings]\nfedmgdaplus.epsilon = 0.1\n{ROW}")
     with pytest.raises(FairbloomError, match=r"fedmgdaplus\.epsilon"):
         study_of(recipe, recipe.rows)
