@@ -131,21 +131,21 @@ def test_a_comparison_that_is_under_way_is_shown_run_by_run(
     assert len(as_json(capsys, "show", "runs/cmp")["unfinished"]) == 1
 
 
-def test_a_figure_is_called_as_asked_and_nothing_else_is_written(
-    there: Path,
-    capsys: pytest.CaptureFixture[str],
-    subtests: pytest.Subtests,
-) -> None:
-    before = sorted(there.rglob("*"))
-    for run, name, magic in (
+@pytest.mark.parametrize(
+    ("run", "name", "magic"),
+    [
         ("runs/a", "drawn.png", b"\x89PNG"),
         ("runs/a", "drawn.SVG", b"<svg "),
         ("runs/cmp", "drawn.v2.pdf", b"%PDF-"),
-    ):
-        with subtests.test(run=run, name=name):
-            assert captured(capsys, "show", run, "--figure", name).out.endswith(f"figure: {name}\n")
-            assert (there / name).read_bytes().startswith(magic)
-            (there / name).unlink()
+    ],
+)
+def test_a_figure_is_called_as_asked_and_nothing_else_is_written(
+    there: Path, capsys: pytest.CaptureFixture[str], run: str, name: str, magic: bytes
+) -> None:
+    before = sorted(there.rglob("*"))
+    assert captured(capsys, "show", run, "--figure", name).out.endswith(f"figure: {name}\n")
+    assert (there / name).read_bytes().startswith(magic)
+    (there / name).unlink()
     assert sorted(there.rglob("*")) == before
 
 
