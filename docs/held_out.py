@@ -1,7 +1,8 @@
 """Whether a fair model is fairer to clients that were not there when it was trained.
 
 `benchmarks.federations.held_out` writes the rows: a fifth of the clients of each federation with
-more than 20 is left out of training, and tested with the final common model.
+more than 20 is left out of training, and tested with the final common model. The arms were chosen
+before, with all clients.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -100,5 +101,5 @@ class HeldOut:
             f"**Clients that were not there:** on {len(self.names)} federations a fifth of the"
             " clients was left out of training. Under the median fair method"
             f" {', and '.join(parts)}. That says nothing of clients from elsewhere: these are of"
-            " the same kind."
+            " the same kind, and arms were chosen with all clients."
         ]

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations, pairwise
+from math import isfinite
 
 from scipy import stats
 
@@ -47,8 +48,8 @@ class Rule:
     labels: tuple[str, ...]
 
     def label(self, properties: Properties) -> str:
-        """Return the label of a federation."""
-        return self.labels[bisect_left(self.thresholds, properties[self.name])]
+        """Return the label of a federation; raise ValueError if its property is not finite."""
+        return self.labels[bisect_left(self.thresholds, finite(properties, self.name))]
 
     def hits(self, federations: Sequence[Properties], known: Sequence[str]) -> int:
         """Return the number of federations whose label is the known one."""
@@ -59,6 +60,14 @@ class Rule:
         ends = [*(f"up to {each:.3g}" for each in self.thresholds), "above"]
         parts = [f"{label} {end}" for label, end in zip(self.labels, ends, strict=True)]
         return f"{self.name}: {', '.join(parts)}" if self.thresholds else f"always {self.labels[0]}"
+
+
+def finite(properties: Properties, name: str) -> float:
+    """Return a property; raise ValueError if it is not finite, as no threshold is beside it."""
+    value = properties[name]
+    if not isfinite(value):
+        raise ValueError(f"{name} = {value}: a rule needs finite properties")
+    return value
 
 
 def label_of(worst: Mapping[str, float]) -> str:
@@ -78,7 +87,7 @@ def learn(federations: Sequence[Properties], known: Sequence[str]) -> Rule:
 
 def rules_of(name: str, federations: Sequence[Properties], known: Sequence[str]) -> Iterator[Rule]:
     """Yield the best rule of each choice of thresholds, midway between values of a property."""
-    values = sorted({each[name] for each in federations})
+    values = sorted({finite(each, name) for each in federations})
     middles = [(low + high) / 2.0 for low, high in pairwise(values)]
     for thresholds in chain.from_iterable(combinations(middles, count) for count in range(3)):
         inside: list[Counter[str]] = [Counter() for _ in range(len(thresholds) + 1)]

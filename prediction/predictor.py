@@ -436,7 +436,14 @@ def find_rows(run: Path, path: Path, client: str, split: str) -> NDArray[np.int6
     Raise FairbloomError if the run's data are no tables.
     """
     settings = settings_in(run)
-    task = load_task({**settings, "schema": schema_in(run, settings), "data-dir": str(path)})
+    task = load_task(
+        {
+            **settings,
+            "schema": schema_in(run, settings),
+            "data-dir": str(path),
+            "held-out-clients": 0.0,  # it may be a client that was not in training
+        }
+    )
     if task.parts is None:
         raise FairbloomError(f"split = {split!r}: only the rows of tables have one: leave it out")
     name = client or client_of(path.name)

@@ -118,10 +118,12 @@ def _score_held_out(folder: Path, settings: RunSettings, method: Method, model: 
         replies.refused.log()
         found[title] = {
             name: {
-                score.name: score.cells([report.get(score.name + ENDINGS[kind])])[0]
+                score.name: score.cells(
+                    [replies.metrics.get(name, {}).get(score.name + ENDINGS[kind])]
+                )[0]
                 for score in (*task.scores, LOSS_SCORE)
             }
-            for name, report in replies.metrics.items()
+            for name in task.held_out
         }
     HELD_OUT.write(folder, found)
 

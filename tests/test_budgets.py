@@ -50,10 +50,10 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 34_893
+WHOLE = 34_895
 """The most statements in all packages."""
 
-TESTS = 41_479
+TESTS = 41_639
 """The most statements in all tests."""
 
 DOCS_WORDS = 36_900

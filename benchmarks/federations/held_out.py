@@ -3,7 +3,7 @@
 For each workload with values of seeds in --tables and more than 20 clients, runs FedAvg and the
 fair methods with a common model by the arms and seeds of these values, with held-out-clients = 0.2,
 and writes `held-out.csv` there: the score of the worst-served tenth of the clients in training, and
-the mean and the worst tenth of the others.
+the mean and the worst tenth of the others. The arms were chosen with all clients.
 """
 
 from collections.abc import Iterator

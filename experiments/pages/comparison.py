@@ -250,14 +250,18 @@ def method_table(comparison: Comparison) -> Table:
         for method, words in comparison.failed.items()
         if method not in comparison.methods
     ]
-    note = plural(seeds, "Gains", f"Mean over {seeds} seeds; gains")
-    note += f" are against {comparison.baseline}, paired by seed"
+    note = (
+        f"{plural(seeds, 'Gains', f'Mean over {seeds} seeds; gains')} are against"
+        f" {comparison.baseline}, paired by seed"
+    )
     if seeds >= FEWEST_SEEDS:
         note += f", with 95 % intervals. {CLEAR} p < 0.05 (paired t test, Holm's correction)"
         if comparison.extended_from:
             note += f", extended from {comparison.extended_from} seeds"
-    note += f".{about_worst(titles[2], seeds)}"
-    note += text_if(comparison.held_out_measures, " Not in training: scores of the common model.")
+    tested = sum(map(bool, comparison.held_out[comparison.baseline]))
+    note += f".{about_worst(titles[2], seeds)}" + text_if(
+        tested, f" Not in training: scores of the common model (seeds: {tested})."
+    )
     return Table(
         "methods",
         f"Final models over clients: test {comparison.score.title}",
@@ -328,7 +332,10 @@ def client_table(comparison: Comparison) -> Table:
     over = (
         ", of the first seed, as each deals the data in its own way"
         if first_only
-        else text_if(seeds > 1, f", mean over {seeds} seeds")
+        else text_if(
+            seeds > 1,
+            f", mean over {text_if(comparison.held_out_measures, 'up to ')}{seeds} seeds",
+        )
     )
     return table_of_clients(
         f"Each client, the worst served under {base} first: test {comparison.score.title}{over}",

@@ -206,7 +206,7 @@ def _measures_table(run: Run) -> Table:
     keys = (*SHOWN, "gap")
     cells = []
     found = scores_of(run)
-    for each in found:
+    for each in (scored for scored in found if scored.values):
         spread = measures(each.values, each.score)
         digits = Digits.of(each.score, (spread[key] for key in keys))
         models = {"global": "", "personal": " (personal models)"}

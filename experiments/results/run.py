@@ -800,10 +800,11 @@ def scores_of(run: Run) -> list[Scored]:
             lacking = dict.fromkeys(run.without(score, model), "not tested in the last round")
             lacking |= {name: undefined for name in lacking if name in tested}
             found.append(Scored(score, model, values, lacking, run.unasked))
+        why = f"not tested, or {undefined}"
         found += [
-            Scored(score, kind, values, {})
-            for kind in HELD_OUT.read(run.folder)
-            if (values := run.held_out(kind, score))
+            Scored(score, kind, values, {name: why for name in every if name not in values})
+            for kind, every in HELD_OUT.read(run.folder).items()
+            for values in [run.held_out(kind, score)]
         ]
     return found
 
@@ -820,7 +821,9 @@ def sentences_of(found: Sequence[Scored]) -> list[str]:
             continue
         seen.append((each.score, each.lacking))
         words = each.score.words
-        of = words if each.model == "global" else f"{words} of personal models"
+        of = {"global": words, "personal": f"{words} of personal models"}.get(
+            each.model, f"{words} of clients {each.model}"
+        )
         over = f"{of} is the mean of {len(each.values)} of {each.clients} clients"
         for reason in dict.fromkeys(each.lacking.values()):
             names = join_names(name for name, why in each.lacking.items() if why == reason)

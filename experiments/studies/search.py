@@ -69,6 +69,7 @@ OTHER_EXAMPLES = {
     "pooled",
     "test-share",
     "validation-share",
+    "held-out-clients",
     "score",
 } | {key for key, setting in SETTINGS.items() if setting.partitions}
 

@@ -154,7 +154,7 @@ REFUSED: list[tuple[list[str], tuple[str, ...]]] = [
     ),
     (
         ["compare", "--set", "adafed.gamma=2"],
-        ("adafed.gamma has no effect with method = 'fedavg'", "'fedlf'"),
+        ("adafed.gamma has no effect with method = 'fedavg'", "'qfedavg'"),
     ),
     (["compare", "--seeds", "0"], ("seeds",)),
     (

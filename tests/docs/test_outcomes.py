@@ -99,6 +99,14 @@ def test_a_value_at_a_threshold_belongs_below_it() -> None:
     assert str(rule) == "clients: fedavg up to 2, fair up to 5, local above"
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_property_that_is_not_finite_is_refused(value: float) -> None:
+    with pytest.raises(ValueError, match=f"clients = {value}"):
+        learn([*STEPS, {**STEPS[0], "clients": value}], [*LABELS[:1]] * 10)
+    with pytest.raises(ValueError, match=f"clients = {value}"):
+        Rule("clients", (2.0,), LABELS[:2]).label({"clients": value})
+
+
 @pytest.mark.parametrize("cuts", [(), (3,), (3, 6)])
 def test_a_planted_rule_is_found_with_as_few_thresholds(cuts: tuple[int, ...]) -> None:
     known = [LABELS[sum(k >= cut for cut in cuts)] for k in range(9)]

@@ -326,6 +326,12 @@ def test_scores_on_held_out_rows_are_those_of_the_run(
             recompute(trained, client, tmp_path, model)
 
 
+def test_a_run_without_some_clients_can_be_recomputed(tmp_path: Path) -> None:
+    run = train(tmp_path, method="fedavg", held_out_clients=0.5)
+    for client in run.final():
+        recompute(run, client, tmp_path)
+
+
 @pytest.mark.parametrize("client", HOSPITALS)
 def test_the_rows_of_all_splits_are_the_clients_rows(
     run: fairbloom.Run, tmp_path: Path, client: str

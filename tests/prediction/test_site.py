@@ -65,6 +65,16 @@ def test_a_new_hospital_is_put_beside_the_runs_clients(there: Path) -> None:
     assert by_file.values == found.values
 
 
+def test_a_client_not_in_training_is_measured_as_in_the_run(there: Path, tmp_path: Path) -> None:
+    out = run_hospitals(there / "hospitals", tmp_path / "run", **{"held-out-clients": 0.5})
+    held_out = fairbloom.load(out).held_out()
+    assert len(held_out) == 2
+    for name, score in held_out.items():
+        for data in (there / "hospitals", there / "hospitals" / f"{name}.csv"):
+            found = fairbloom.evaluate(out, data_dir=data, client=name)
+            assert found.values["accuracy"] == pytest.approx(score)
+
+
 def test_a_file_needs_no_column_that_names_the_site(there: Path, tmp_path: Path) -> None:
     files = sorted((there / "hospitals").iterdir())
     rows = [f"{file.stem},{row}" for file in files for row in file.read_text().splitlines()[1:]]

@@ -131,7 +131,8 @@ def test_training_equals_that_of_the_others_alone(given: dict[str, Any], tmp_pat
     ]
     schemas = [(run / "schema.toml").read_text().split("\n", 1)[1] for run in runs]
     assert schemas[0] == schemas[1]
-    assert held
+    assert HELD_OUT.read(runs[0])["not in training"].keys() == {*held} != set()
+    assert load(runs[0]).held_out() == {}  # each has a category of its own
     assert not any(name in schemas[0] for name in held)
     models = [MODEL.read(run) for run in runs]
     assert all((models[0][name] == array).all() for name, array in models[1].items())

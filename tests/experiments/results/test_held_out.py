@@ -62,12 +62,26 @@ def test_the_verdict_claims_what_is_significant(tmp_path: Path, gain: float, sai
     assert "Ditto significantly improves the mean of clients not" not in verdict
 
 
-def test_pages_show_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pages_show_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "fairbloom.experiments.pages.comparison._first_only", lambda compared: False
+    )
     compared = made(tmp_path, 9.0)
     write_comparison(compared, tmp_path)
-    assert "not in training: worst 10 %" in (tmp_path / "report.html").read_text()
-    run = compared.runs["FedFV"][0]
-    assert "(not in training)" in captured(capsys, "show", run.folder).out
+    report = (tmp_path / "report.html").read_text()
+    assert all(words in report for words in ("not in training: worst 10 %", "(seeds: 4)"))
+    assert "mean over up to 4 seeds" in report
+    run = compared.runs["Ditto"][1]
+    for tested in (11, 0):
+        shown = captured(capsys, "show", run.folder).out
+        assert f"is the mean of {tested} of 12 clients" in shown
+        assert "test accuracy (not tested, or it has no finite value there): h0" in shown
+        written = captured(capsys, "show", run.folder, "--json").out
+        assert ("not in training" in written) == (tested > 0)
+        lacking = {f"h{k}": {"accuracy": None} for k in range(12)}
+        HELD_OUT.write(run.folder, {"not in training": lacking})
     MODEL.path_in(run.folder).unlink()
     assert run.held_out() == {}
 

@@ -465,6 +465,7 @@ FAULTS_OF_SEARCHES = {
     ("--grid", "rat=1"): "grid: rat is not a parameter of FedAvg: did you mean rate?",
     ("--grid", "rate=fast,slow"): "rate = 'fast': [tool.flwr.app.config] of the app has rate = 0.5",
     ("--grid", "clients=3,4"): "arms would be judged by other examples with other values of client",
+    ("--grid", "held-out-clients=0,1"): "with other values of held-out-clients: make a search",
     ("--grid", "seed=1,2"): "grid: a search sets seed run by run",
     (
         "--grid",
