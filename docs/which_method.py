@@ -275,7 +275,7 @@ def gains_table(federations: Sequence[Federation], measure: str) -> Table:
                 cells.append(f"{each.mean(method, measure):.{each.digits}f}{unit}")
             else:
                 found = each.differences.get((method, measure))
-                cells.append(gain(found, each.digits) if found else "–")
+                cells.append(unbroken(gain(found, each.digits)) if found else "–")
         rows.append([title(method), *cells])
     return rows
 
@@ -291,7 +291,7 @@ def federations_table(federations: Sequence[Federation]) -> Table:
         score = {"mae": "MAE"}.get(each.row["score"], each.row["score"].replace("-", " "))
         quantity = each.is_error and each.row["model"] == "logistic"
         model = "linear" if quantity else each.row["model"]
-        cosine = f"{mean} ({low} to {high})"
+        cosine = unbroken(f"{mean} ({low} to {high})")
         rows.append([f"`{each.name}`", *about, sizes, model, score, cosine, spread])
     return rows
 
@@ -315,11 +315,16 @@ def outcome_cells(ranks: Ranks, method: str) -> list[str]:
     found = ranks.outcomes[method]
     return [
         f"{(gains > 0.0).sum()}, {(gains < 0.0).sum()}",
-        f"{found.estimate:+.2f} ({found.low:+.2f} to {found.high:+.2f})",
+        unbroken(f"{found.estimate:+.2f} ({found.low:+.2f} to {found.high:+.2f})"),
         f"{found.differs:.3f}",
         f"{found.equivalent:.3f}",
         found.words,
     ]
+
+
+def unbroken(cell: str) -> str:
+    """Return a cell whose interval stays in one line: many columns make each of them narrow."""
+    return cell.replace(" to ", "\u00a0to\u00a0")
 
 
 def shown(value: float) -> str:
