@@ -25,8 +25,9 @@ GIGABYTE = 1_000_000_000
 # free memory differs from run to run: sums on the card and on the processor differ by rounding.
 SHARE = 1 / 8
 
-# Numbers that are multiplied at once, in a copy in float64.
-CHUNK_NUMBERS = 2**22
+# Numbers that are multiplied at once, in a copy in float64 of 1 GB: a card whose updates fit into
+# SHARE of its memory has room for it.
+CHUNK_NUMBERS = 2**27
 
 
 def empty_matrix(
@@ -118,7 +119,8 @@ class CardRows(DeviceRows):
                     parts.append(block.tensor[:, chunk].double())
                 elif isinstance(block, np.ndarray):  # a row that the method keeps
                     parts.append(move(torch.tensor(block[:, chunk]).double(), self.tensor.device))
-            yield chunk, torch.cat(parts)
+            # one part needs no second copy
+            yield chunk, torch.cat(parts) if parts[1:] else parts[0]
 
 
 def rows_on_card(layouts: Sequence[Layout], rows: int, device: torch.device) -> list[CardRows]:

@@ -117,6 +117,12 @@ def test_sums_on_a_card_are_those_of_numpy(
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize(("rows", "chunks"), [(50, 1), (80, 1), (100, 2)])
+def test_few_chunks_hold_all_numbers(rows: int, chunks: int) -> None:
+    on_card = CardRows(torch.empty(rows, 1_600_000, device="meta"))  # without memory
+    assert len([*on_card._chunks(Vectors((on_card,)))]) == chunks
+
+
 def test_a_reply_on_a_card_that_is_not_finite_is_refused() -> None:
     layout = Layout({"a": np.zeros(3, np.float32), "b": np.zeros(2, np.float32)})
     models = torch.ones(3, 5)
