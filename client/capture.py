@@ -373,7 +373,10 @@ class FindObstacle(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorc
         tensors = [each for each in given if isinstance(each, Tensor)]
         obstacle = len({each.device for each in tensors if each.dim()}) > 1
         obstacle |= WAITS in func.tags
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        names = [each.name for each in func._schema.arguments]
+        # Attention draws only with dropout, 0 where it is not given; its seed is on the processor.
+        draws = "dropout_p" not in names or dict(zip(names, args, strict=False)).get("dropout_p")
+        if draws and torch.Tag.nondeterministic_seeded in func.tags:
             obstacle |= any(isinstance(each, torch.Generator) for each in given)
             obstacle |= any(each.device != self._device for each in tensors)
         if obstacle and not self.found:

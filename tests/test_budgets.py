@@ -50,7 +50,7 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 34_895
+WHOLE = 34_897
 """The most statements in all packages."""
 
 TESTS = 41_639

@@ -16,7 +16,7 @@ from hypothesis import given, strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fairbloom.client.capture import Capture, CudaRecorder
+from fairbloom.client.capture import Capture, CudaRecorder, FindObstacle
 from fairbloom.client.linear import linear_step
 from fairbloom.client.training import fetch_batches, train
 from fairbloom.client.work import LocalWork
@@ -275,6 +275,17 @@ def test_another_learning_rate_is_replayed(
         for array, other in zip(train_clients(model, work, capture), expected, strict=True):
             assert torch.equal(array, other)
     assert recorder.recorded == recorded
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_attention_draws_only_with_dropout(dropout: float) -> None:
+    """Here by a kernel of cards, without numbers; all of its tensors are on another device."""
+    query = torch.empty(1, 2, 4, 8, device="meta")
+    with FindObstacle(torch.device("cpu")) as obstacle:
+        torch.ops.aten._scaled_dot_product_efficient_attention(
+            *[query] * 3, None, False, dropout_p=dropout
+        )
+    assert ("efficient_attention" in obstacle.found) == (dropout > 0.0)
 
 
 def test_corrected_gradients_are_not_recorded() -> None:
