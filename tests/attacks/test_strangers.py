@@ -252,11 +252,7 @@ def test_a_flood_of_calls_ends_neither_the_run_nor_the_server(with_mallory: Depl
             made[0] += 2
 
     before = len(rounds(with_mallory.home / "run"))
-    threads = [threading.Thread(target=flood) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(8, flood)
     wait_for_rounds(with_mallory.home / "run", before + 3)
     rows = rounds(with_mallory.home / "run")[before:]
     assert made[0] > 50

@@ -9,22 +9,15 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-import torch
 
-from fairbloom.client.states import PERSONAL, ClientStates, StateDict, store
+from fairbloom.client.states import PERSONAL, ClientStates, store
 from fairbloom.system import versions
 from fairbloom.system.files import whole_file
 from fairbloom.system.versions import Versions
 
+from .test_states import model_of, value_of
+
 NAMES = ("a", "São Paulo", "../../b", 'c"]', "x\udcff")
-
-
-def model_of(value: float) -> StateDict:
-    return {"weight": torch.full((3, 4), value), "count": torch.tensor(7)}
-
-
-def value_of(state: StateDict | None) -> float | None:
-    return None if state is None else float(state["weight"][0, 0])
 
 
 class Fleet:

@@ -5,7 +5,6 @@ Sentences on clients that gain by the score of fairness and lose by another.
 Gaps between groups in comparisons: rows, tables and sentences agree with the formulas.
 """
 
-import csv
 import dataclasses
 import itertools
 import math
@@ -35,6 +34,7 @@ from fairbloom.server.run_folder.group_rows import Grouped
 from fairbloom.strategies.simplex import measure_conflicts
 from fairbloom.tasks.measures import AUC, BALANCED_ACCURACY
 from tests.originals import needs
+from tests.simulation.helpers import table
 
 from ..helpers import compared_by_hand, compared_by_scores
 
@@ -52,17 +52,12 @@ def compared_measures(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     )
 
 
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_improved_is_the_mean_over_rounds(compared_measures: Comparison) -> None:
-    rows = rows_of(compared_measures.folder / "comparison.csv")
+    rows = table(compared_measures.folder / "comparison.csv")
     runs = itertools.chain(*compared_measures.runs.values())
     means = [
         statistics.fmean(float(each["percent_of_participants_improved"]) for each in of_run)
-        for of_run in [rows_of(run.folder / "rounds.csv") for run in runs]
+        for of_run in [table(run.folder / "rounds.csv") for run in runs]
     ]
     assert [float(row["improved"]) for row in rows] == pytest.approx(means)
 
@@ -70,7 +65,7 @@ def test_improved_is_the_mean_over_rounds(compared_measures: Comparison) -> None
 def test_measures_of_training_are_those_of_the_tables(compared_measures: Comparison) -> None:
     """Two of three rounds are before the last third; the loss is of the last round alone."""
     for run in itertools.chain(*compared_measures.runs.values()):
-        last = [row for row in rows_of(run.folder / "clients.csv") if row["round"] == "3"]
+        last = [row for row in table(run.folder / "clients.csv") if row["round"] == "3"]
         losses = [float(row["train_loss_of_global_model"]) for row in last]
         changed = replace(run)
         changed.rounds["percent_of_participants_improved"] = [10.0, 20.0, 60.0]
@@ -80,7 +75,7 @@ def test_measures_of_training_are_those_of_the_tables(compared_measures: Compari
 
 
 def test_shares_of_suffering_clients_are_counted_by_hand(compared_measures: Comparison) -> None:
-    clients = rows_of(compared_measures.folder / "clients.csv")
+    clients = table(compared_measures.folder / "clients.csv")
     column = "test_accuracy" if "test_accuracy" in clients[0] else "accuracy"
     scores = {(r["method"], r["seed"], r["client"]): float(r[column]) for r in clients}
     base, other = compared_measures.methods
@@ -93,7 +88,7 @@ def test_shares_of_suffering_clients_are_counted_by_hand(compared_measures: Comp
         gains = [scores[other, seed, name] - scores[base, seed, name] for name in low]
         shares.append(100 * sum(gain > 0 for gain in gains) / len(gains))
         changes.append(statistics.fmean(gains))
-    found = {row["measure"]: row for row in rows_of(compared_measures.folder / "differences.csv")}
+    found = {row["measure"]: row for row in table(compared_measures.folder / "differences.csv")}
     assert float(found["suffering_share"]["mean"]) == pytest.approx(statistics.fmean(shares))
     assert float(found["suffering_change"]["mean"]) == pytest.approx(statistics.fmean(changes))
     assert found["suffering_share"]["better"] == ""
