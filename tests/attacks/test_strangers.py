@@ -13,9 +13,8 @@ import contextlib
 import os
 import shutil
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from fairbloom.deploy.fleet.wire_pb2 import Drop, Head, Taken, Working
 from tests.attacks.strangers import PREFACE, Stranger, crowd
 from tests.attacks.unhurried import start_unhurried_client
 from tests.client.hospital import SCHEMA, grouped, write_hospital
+from tests.system.helpers import at_once
 
 pytestmark = pytest.mark.slow
 
@@ -83,14 +83,6 @@ def unharmed(there: Deployment, megabytes: float = ALLOWED_MB) -> Iterator[None]
     assert grown[0] < megabytes
     assert there.server.poll() is None
     assert not any(row["missing"] or row["refused"] for row in rounds(there.home / "run"))
-
-
-def at_once(number: int, attack: Callable[[], None]) -> None:
-    threads = [threading.Thread(target=attack) for _ in range(number)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def test_calls_without_a_certificate_reach_nobody(there: Deployment, stranger: Stranger) -> None:

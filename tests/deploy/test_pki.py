@@ -8,7 +8,6 @@ Enrolment of clients: certificates, bundles and files.
 import shutil
 import ssl
 import stat
-import threading
 from base64 import b64decode, b64encode
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,6 +28,7 @@ from fairbloom.deploy.fleet.enrolment import enroll
 from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.deploy.fleet.members import Member
 from tests.experiments.helpers import captured, fairbloom
+from tests.system.helpers import at_once
 
 from .commands import client_command
 
@@ -259,11 +259,7 @@ def test_of_two_processes_at_once_one_makes_the_key(tmp_path: Path) -> None:
         except DeployError:
             outcomes.append("")
 
-    threads = [threading.Thread(target=make) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(8, make)
     (request,) = filter(None, outcomes)
     assert (tmp_path / "site-a.request").read_text() == request
     key = tmp_path / "key"

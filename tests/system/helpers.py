@@ -1,8 +1,9 @@
-"""Shared by tests of locks: another process that holds one."""
+"""Threads that start together, and another process that holds a lock."""
 
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +15,15 @@ with exclusive_lock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
+
+
+def at_once(number: int, work: Callable[[], None]) -> None:
+    """Do the work in so many threads, and return when all have ended."""
+    threads = [threading.Thread(target=work) for _ in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 @contextmanager

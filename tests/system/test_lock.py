@@ -20,7 +20,7 @@ from fairbloom.system import lock
 from fairbloom.system.files import make_folder, whole_file, write_private, write_public, write_whole
 from fairbloom.system.lock import LockedError, exclusive_lock, is_held, open_locked
 
-from .helpers import held_elsewhere
+from .helpers import at_once, held_elsewhere
 
 
 @pytest.fixture(autouse=True)
@@ -107,11 +107,7 @@ def test_of_many_who_wait_one_at_a_time_has_the_lock(path: Path, seconds: float)
                 os.sched_yield()
                 inside -= 1
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(4, work)
     assert (together, rounds) == (1, 200)
 
 

@@ -1,6 +1,5 @@
 """A user's own task, named by an import string: run, compared, checked."""
 
-import csv
 import json
 import re
 from dataclasses import replace
@@ -21,16 +20,12 @@ from fairbloom.simulation.run import simulate
 from fairbloom.tasks import Examples, Setup, Splits, Task, find_task, load_task
 from fairbloom.tasks.checks import guard_task
 from fairbloom.tasks.task import is_highest
+from tests.simulation.helpers import table
 
 from . import mine
 
 LINE = f"{mine.__name__}:line"
 WARDS = f"{mine.__name__}:Wards"
-
-
-def rows_of(run: Path) -> list[dict[str, str]]:
-    with (run / "clients.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def settings(**given: Any) -> Settings:
@@ -54,8 +49,9 @@ def test_a_functions_settings_are_its_keyword_parameters() -> None:
 
 def test_a_regression_of_ones_own_is_run_by_its_measures(tmp_path: Path) -> None:
     run = simulate(settings(task=LINE, clients=4, out=str(tmp_path / "run"), **{"line.noise": 0.5}))
-    first = rows_of(run)[0]
-    last = rows_of(run)[-1]
+    rows = table(run / "clients.csv")
+    first = rows[0]
+    last = rows[-1]
     assert {"test_mae_of_global_model", "test_r2_of_global_model"} < set(first)
     assert "test_accuracy_of_global_model" not in first
     assert float(first["test_mae_of_global_model"]) > 0.0
@@ -68,7 +64,8 @@ def test_a_regression_of_ones_own_is_run_by_its_measures(tmp_path: Path) -> None
 
 
 def test_a_class_with_a_measure_of_its_own_is_run_by_it(tmp_path: Path) -> None:
-    rows = rows_of(simulate(settings(task=WARDS, out=str(tmp_path / "run"), **{"wards.apart": 4})))
+    run = simulate(settings(task=WARDS, out=str(tmp_path / "run"), **{"wards.apart": 4}))
+    rows = table(run / "clients.csv")
     assert {row["client"] for row in rows} == {"east", "north", "west"}
     assert float(rows[-1]["test_recall_of_global_model"]) > 50.0
 
@@ -240,7 +237,10 @@ def test_one_bad_client_of_an_own_task_is_named(
     run = simulate(
         settings(task=WARDS, seed=5, fraction=1.0, num_rounds=2, out=str(tmp_path / "run"))
     )
-    assert {row["client"] for row in rows_of(run) if row["test_examples"]} == {"east", "north"}
+    assert {row["client"] for row in table(run / "clients.csv") if row["test_examples"]} == {
+        "east",
+        "north",
+    }
     assert "the test examples of client west: inputs hold NaN" in caplog.text
 
 
