@@ -3,7 +3,6 @@
 The tutorial that ends at a prediction on a device: its commands are read from the page.
 """
 
-import csv
 import shlex
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ from benchmarks.flower import SCRIPTS, Flower, flower, listens, wait_for_port
 from fairbloom import load
 from fairbloom.tasks import load_task
 from tests.docs.pages import ROOT, blocks
+from tests.simulation.helpers import table
 
 SECTION = "A federation in six steps"
 COMMANDS = [
@@ -115,8 +115,7 @@ def test_the_tutorial_ends_at_a_prediction_on_a_device(tmp_path: Path) -> None:
         )
         tested = task.splits("north").test.rows.tolist()
         for name, model in (("by-all.csv", "global"), ("by-own.csv", "personal")):
-            with (runtime.home / name).open(newline="") as file:
-                rows = list(csv.DictReader(file))
+            rows = table(runtime.home / name)
             assert len(rows) == len(patients) - 1
             assert set(rows[0]) >= {
                 "age",

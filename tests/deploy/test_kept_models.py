@@ -1,6 +1,5 @@
 """Devices of hospitals with CSV files keep the final model and predict with it."""
 
-import csv
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from fairbloom.server.run_folder.files import CLIENTS, MODEL
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import load_task
 from tests.prediction.hospitals import write_hospitals
+from tests.simulation.helpers import table
 
 pytestmark = pytest.mark.federation
 
@@ -117,8 +117,7 @@ def test_predictions_on_a_device_are_those_measured_in_the_run(
             "--model",
             model,
         )
-        with out.open(newline="") as opened:
-            rows = list(csv.DictReader(opened))
+        rows = table(out)
         config = {**Settings.of(SETTINGS).run_config(), "data-dir": str(file)}
         tested = load_task(config).splits(name).test.rows
         right = [rows[row]["predicted_target"] == rows[row]["target"] for row in tested.tolist()]

@@ -29,18 +29,11 @@ from fairbloom.deploy.fleet.mailbox import (
 from fairbloom.deploy.fleet.messages import CHUNK_BYTES
 from fairbloom.deploy.fleet.wire_pb2 import Taken
 from fairbloom.deploy.fleet.worker import DroppedError, Worker
+from tests.rounds.test_waits import Day as Clock
 
 from .apps import content_of, task_of, write_app, write_version
 
 RUN = 7
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -50,7 +43,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def mailbox(tmp_path: Path, clock: Clock) -> Mailbox:
-    box = Mailbox(MemoryBudget(tmp_path), clock)
+    box = Mailbox(MemoryBudget(tmp_path), clock.monotonic)
     box.begin(RUN)
     return box
 

@@ -5,7 +5,6 @@ The grid that looks for replies often: which it returns, and when it ends.
 """
 
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -379,23 +378,15 @@ def test_ten_times_the_others_median_is_the_most() -> None:
     check_sizes({"a": 100.0, "b": 120.0, "c": 1101.0}, ("c",))
 
 
-class Slow:
-    """Stands for a grid: the reply to message i comes at second i of a clock that only sleeping
-    moves."""
+class Slow(Clock):
+    """Stands for a grid: the reply to message i comes at second i of its own clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
+        super().__init__()
         self.asked = list[set[str]]()
         self.sent = list[str | None]()
         self.offline = dict[int, tuple[float, float]]()
-        started = time.time()
-        clock = SimpleNamespace(
-            monotonic=lambda: self.now, time=lambda: started + self.now, sleep=self.sleep
-        )
-        monkeypatch.setattr(polling, "time", clock)
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
+        monkeypatch.setattr(polling, "time", self)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str | None]:
         self.sent = [
@@ -764,7 +755,7 @@ def test_waits_grow_with_the_round_and_end_at_a_second(
     slow: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits = list[float]()
-    monkeypatch.setattr(polling.time, "sleep", lambda s: (waits.append(s), slow.sleep(s)))
+    monkeypatch.setattr(slow, "sleep", lambda s: (waits.append(s), Clock.sleep(slow, s)))
     replies(slow, 100, timeout=None)
     assert waits[0] == polling.SHORTEST_SECONDS
     assert waits == sorted(waits)
