@@ -50,6 +50,15 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the current folder, which is empty; the terminal is wide and without colours."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("NO_COLOR", "1")
+    return tmp_path
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """Let garbage collection pass over what collection leaves, modules and tests, which stay until

@@ -36,13 +36,6 @@ OURS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependen
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    return tmp_path
-
-
-@pytest.fixture
 def app(here: Path) -> Iterator[Path]:
     assert fairbloom("new", "my-hearts") == 0
     yield here / "my-hearts"

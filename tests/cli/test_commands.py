@@ -29,13 +29,7 @@ from tests.commands import forked
 from tests.experiments.helpers import ROOT, SMALL, as_json, captured, fairbloom
 from tests.simulation.helpers import Outcome, table
 
-
-@pytest.fixture(autouse=True)
-def somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work in an empty folder, on a wide terminal without colours."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv("NO_COLOR", "1")
+pytestmark = pytest.mark.usefixtures("here")
 
 
 # Run ----------------------------------------------------------------------------------------------

@@ -15,15 +15,13 @@ from tests.experiments.helpers import fairbloom
 
 
 @pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def made(here: Path) -> Path:
     """The folder of a federation, in the current folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
     assert (
         fairbloom("deploy", "init", "federation", "--host", "fl.example.org", "--host", "10.0.0.7")
         == 0
     )
-    return tmp_path / "federation"
+    return here / "federation"
 
 
 @pytest.fixture

@@ -13,12 +13,6 @@ from fairbloom.deploy.fleet.federation import Federation
 from tests.experiments.helpers import captured, fairbloom
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def init(*words: str) -> int:
     return fairbloom("deploy", "init", "federation", "--host", "a.org", *words)
 

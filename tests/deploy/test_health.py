@@ -101,10 +101,10 @@ def test_each_second_has_numbers_in_prometheus_format(tmp_path: Path) -> None:
     ("name", "address"),
     [("a@notify", "a@notify"), ("\0a@notify", "@a@notify"), ("a", None), ("a", ""), ("a", "b")],
 )
+@pytest.mark.usefixtures("here")
 def test_systemd_gets_a_state_if_it_waits_for_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, address: str | None
+    monkeypatch: pytest.MonkeyPatch, name: str, address: str | None
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     if address is not None:
         monkeypatch.setenv("NOTIFY_SOCKET", address)

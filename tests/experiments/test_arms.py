@@ -45,11 +45,10 @@ def folders(words: str) -> list[str]:
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own(here: Path) -> None:
     """Two modules with methods of the same name in the current directory."""
     for name in ("own_first", "own_second"):
-        (tmp_path / f"{name}.py").write_text(OWN)
-    monkeypatch.chdir(tmp_path)
+        (here / f"{name}.py").write_text(OWN)
 
 
 def test_the_page_names_what_methods_may_differ_in() -> None:

@@ -196,13 +196,12 @@ class Other(FedAvg):
 
 
 @pytest.fixture
-def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+def modules(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(here)
     for name, source in {"unvalidated": TASK, "misdeclared": METHODS}.items():
         sys.modules.pop(name, None)
         Path(f"{name}.py").write_text(source)
-    return tmp_path
+    return here
 
 
 def read_messages(capsys: pytest.CaptureFixture[str]) -> str:

@@ -49,16 +49,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def there(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Path:
+def there(made: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     """A copy of that folder, which is the current one."""
-    shutil.copytree(made / "runs", tmp_path / "runs")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv("NO_COLOR", "1")
+    shutil.copytree(made / "runs", here / "runs")
     capsys.readouterr()
-    return tmp_path
+    return here
 
 
 # show ---------------------------------------------------------------------------------------------

@@ -242,12 +242,11 @@ class Half(torch.nn.Sequential):
 
 
 @pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def mine(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The file of a user's module, in the current directory."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "points_of_mine.py").write_text(MODULE)
-    yield tmp_path / "points_of_mine.py"
+    monkeypatch.syspath_prepend(here)
+    (here / "points_of_mine.py").write_text(MODULE)
+    yield here / "points_of_mine.py"
     forget_module()
 
 

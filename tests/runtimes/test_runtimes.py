@@ -182,12 +182,9 @@ def test_an_app_without_a_query_function_logs_no_traceback(local: Flower, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_new_app_runs_with_all_clients(
-    local: Flower, tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_new_app_runs_with_all_clients(local: Flower, here: Path, out: Path) -> None:
     assert fairbloom("new", "hearts") == 0
-    run_on_ray(local, {"out": str(out), "num-rounds": 2}, tmp_path / "hearts", clients=8)
+    run_on_ray(local, {"out": str(out), "num-rounds": 2}, here / "hearts", clients=8)
     assert [row["replies_used"] for row in rounds(out)] == ["8", "8"]
     assert {row["client"] for row in table(out / "clients.csv")} == {
         f"client-{i}" for i in range(8)

@@ -235,14 +235,7 @@ Start = Callable[[Method], WorkerClients]
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the working directory of all workers, without any file."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def start(place: Path) -> Iterator[Start]:
+def start(here: Path) -> Iterator[Start]:
     """Return what starts the clients of a method on two workers."""
     begun: list[WorkerClients] = []
 
@@ -284,7 +277,7 @@ def test_rounds_of_changing_cohorts_have_the_bits_of_the_loop(start: Start, meth
     assert not any(replies["refused"] for replies in itertools.chain(*found[0]))
 
 
-def test_a_client_that_fails_is_refused_in_the_words_of_the_loop(start: Start, place: Path) -> None:
+def test_a_client_that_fails_is_refused_in_the_words_of_the_loop(start: Start, here: Path) -> None:
     forget_tasks()  # so that data are read
     method = personal()
     config = config_of(**CONFIG)
@@ -292,12 +285,12 @@ def test_a_client_that_fails_is_refused_in_the_words_of_the_loop(start: Start, p
     loop = LocalClients(method, RunSettings.of(config))
     model = model_of(config)
     terms = method.terms(1)
-    (place / "no-data").touch()
+    (here / "no-data").touch()
     trained, evaluated = both_of(clients, FIVE, model, terms)
     assert [trained, evaluated] == both_of(loop, FIVE, model, terms)
     assert trained["refused"].keys() == {"client-1"}
     assert "OSError: its disk is gone (harmed.py, line" in trained["refused"]["client-1"]
-    (place / "no-data").unlink()
+    (here / "no-data").unlink()
     assert list(clients.train(FIVE, model, replace(terms, server_round=2)).metrics) == FIVE
 
 
@@ -305,7 +298,7 @@ def test_a_client_that_fails_is_refused_in_the_words_of_the_loop(start: Start, p
 
 
 def test_workers_killed_in_and_between_rounds_are_replaced(
-    start: Start, place: Path, said: pytest.LogCaptureFixture
+    start: Start, here: Path, said: pytest.LogCaptureFixture
 ) -> None:
     """Personal models too: each round's are the start of the next one's."""
     method = personal()
@@ -315,7 +308,7 @@ def test_workers_killed_in_and_between_rounds_are_replaced(
     expected = in_the_loop(method, [1, 2, 3, 4])
     for number in (1, 2, 3):
         if number == 2:
-            (place / "die-once").touch()
+            (here / "die-once").touch()
         found.append(both_of(clients, FIVE, model, method.terms(number)))
     (warned,) = {message for message in said.messages if message.startswith("a worker ended")}
     assert re.fullmatch(
@@ -328,19 +321,19 @@ def test_workers_killed_in_and_between_rounds_are_replaced(
     found.append(both_of(clients, FIVE, model, method.terms(4)))
     assert found == expected
     assert len(killed) == 2
-    assert {int(path.stem) for path in place.glob("*.process")} - {os.getpid()} > killed
+    assert {int(path.stem) for path in here.glob("*.process")} - {os.getpid()} > killed
 
 
-def test_a_client_that_ends_workers_is_refused_in_that_round(start: Start, place: Path) -> None:
+def test_a_client_that_ends_workers_is_refused_in_that_round(start: Start, here: Path) -> None:
     method = personal()
     config = config_of(**CONFIG)
     clients = start(method)
     loop = LocalClients(method, RunSettings.of(config))
     model = model_of(config)
     others = [name for name in FIVE if name != "client-3"]
-    (place / "deadly").touch()
+    (here / "deadly").touch()
     trained = all_of(clients.train(FIVE, model, method.terms(1)))
-    (place / "deadly").unlink()
+    (here / "deadly").unlink()
     assert re.fullmatch(
         r"computing it has ended 2 workers \(.+\)", trained["refused"].pop("client-3")
     )
@@ -350,17 +343,17 @@ def test_a_client_that_ends_workers_is_refused_in_that_round(start: Start, place
     )
 
 
-def test_ctrl_c_ends_the_workers_and_their_answers(start: Start, place: Path) -> None:
+def test_ctrl_c_ends_the_workers_and_their_answers(start: Start, here: Path) -> None:
     method = personal()
     expected = in_the_loop(method, [1])
     clients = start(method)
     model = model_of(config_of(**CONFIG))
     clients.train(FIVE, model, Terms(server_round=1))  # all workers are there
-    (place / "stall").touch()
+    (here / "stall").touch()
 
     def interrupt() -> None:
         ends = time.monotonic() + 60.0
-        while len(list(place.glob("*.stalled"))) < 2 and time.monotonic() < ends:
+        while len(list(here.glob("*.stalled"))) < 2 and time.monotonic() < ends:
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -372,8 +365,8 @@ def test_ctrl_c_ends_the_workers_and_their_answers(start: Start, place: Path) ->
             clients.train(FIVE, model, Terms(server_round=2, local_steps=1))
     finally:
         signal.signal(signal.SIGINT, before)
-    stalled = {int(path.stem) for path in place.glob("*.stalled")}
+    stalled = {int(path.stem) for path in here.glob("*.stalled")}
     assert len(stalled) == 2
     assert all(map(is_gone, stalled))
-    (place / "stall").unlink()
+    (here / "stall").unlink()
     assert [both_of(clients, FIVE, model, method.terms(1))] == expected

@@ -317,11 +317,10 @@ number = 3
 
 
 @pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+def mine(here: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
     name = f"dealing_{abs(hash(request.node.nodeid))}"
-    (tmp_path / f"{name}.py").write_text(MINE)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
+    (here / f"{name}.py").write_text(MINE)
+    monkeypatch.syspath_prepend(here)
     return name
 
 

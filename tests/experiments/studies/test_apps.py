@@ -106,16 +106,14 @@ def query(message, context):
 
 
 @pytest.fixture
-def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    (tmp_path / "tiny-app/tiny").mkdir(parents=True)
-    (tmp_path / "tiny-app/pyproject.toml").write_text(PROJECT)
-    (tmp_path / "tiny-app/tiny/__init__.py").touch()
-    (tmp_path / "tiny-app/tiny/server.py").write_text(SERVER)
-    (tmp_path / "tiny-app/tiny/client.py").write_text(CLIENT)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)  # restores the path that a run extends
-    monkeypatch.setenv("COLUMNS", "200")
-    yield tmp_path / "tiny-app"
+def app(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (here / "tiny-app/tiny").mkdir(parents=True)
+    (here / "tiny-app/pyproject.toml").write_text(PROJECT)
+    (here / "tiny-app/tiny/__init__.py").touch()
+    (here / "tiny-app/tiny/server.py").write_text(SERVER)
+    (here / "tiny-app/tiny/client.py").write_text(CLIENT)
+    monkeypatch.syspath_prepend(here)  # restores the path that a run extends
+    yield here / "tiny-app"
     for name in [name for name in sys.modules if name.partition(".")[0] == "tiny"]:
         del sys.modules[name]
 

@@ -78,14 +78,13 @@ SMALL = ("--rounds", "1", "--device", "cpu")
 
 
 @pytest.fixture
-def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+def modules(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(here)
     for name, source in SOURCES.items():
         sys.modules.pop(name, None)
         Path(f"{name}.py").write_text(source)
     importlib.invalidate_caches()
-    return tmp_path
+    return here
 
 
 def edit(module: str) -> None:
@@ -204,8 +203,7 @@ FILES = {"lund": csv_of(30, 1), "oslo": csv_of(30, 2)}
 
 
 @pytest.fixture
-def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
-    monkeypatch.chdir(tmp_path)
+def words(here: Path) -> tuple[str, ...]:
     Path("sites").mkdir()
     for name, text in FILES.items():
         Path("sites", f"{name}.csv").write_text(text)
@@ -278,12 +276,11 @@ def task(setup):
 
 @pytest.mark.parametrize("place", ["", "place"])
 def test_the_same_process_reads_changed_data_anew(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A notebook runs once more after its data have changed, in the folder that data-dir names or
     elsewhere."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(here)
     module = f"shifted{len(place)}"
     Path(f"{module}.py").write_text(OWN_TASK)
     Path("place").mkdir()

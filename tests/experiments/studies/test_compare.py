@@ -134,14 +134,13 @@ def test_runs_in_workers_are_those_of_the_run_command(compared: Path, tmp_path: 
 
 @pytest.mark.slow
 def test_the_number_of_jobs_changes_no_number(
-    tmp_path: Path,
+    here: Path,
     monkeypatch: pytest.MonkeyPatch,
     subtests: pytest.Subtests,
 ) -> None:
     """Each has fewer processors then; alone, this model would be computed by all of them."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "wide_model.py").write_text(
+    monkeypatch.syspath_prepend(here)
+    (here / "wide_model.py").write_text(
         "from torch import nn\n\n\nclass Wide(nn.Sequential):\n    def __init__(self):\n       "
         " layers = (nn.Linear(64, 600), nn.ReLU(), nn.Linear(600, 600), nn.ReLU(), nn.Linear(600,"
         " 10))\n        super().__init__(nn.Flatten(), *layers)\n"
@@ -163,7 +162,7 @@ def test_the_number_of_jobs_changes_no_number(
             assert fairbloom(*words, "--jobs", jobs, "--out", f"jobs{jobs}") == 0
     for run in ("fedavg-seed0", "fedfv-seed0"):
         with subtests.test(run=run):
-            one, two = (Outcome.of(tmp_path / f"jobs{jobs}" / "runs" / run) for jobs in (1, 2))
+            one, two = (Outcome.of(here / f"jobs{jobs}" / "runs" / run) for jobs in (1, 2))
             assert not one.differences(two)
 
 

@@ -41,11 +41,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    return tmp_path
+def here(made: Path, here: Path) -> Path:
+    shutil.copytree(made, here, dirs_exist_ok=True)
+    return here
 
 
 def folders(pattern: str = "*") -> list[Path]:

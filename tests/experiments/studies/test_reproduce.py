@@ -348,15 +348,12 @@ def test_what_is_finished_is_shown(
     assert times_in(folder) == before
 
 
-def test_quick_runs_a_tenth_of_the_rounds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_quick_runs_a_tenth_of_the_rounds(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = SMALL.replace("num-rounds = 3", "num-rounds = 35\nevaluate-every = 10")
-    path = saved(tmp_path, f'{text}[[rows]]\nlabel = "A"\npublished = ["50", "", ""]\n')
+    path = saved(here, f'{text}[[rows]]\nlabel = "A"\npublished = ["50", "", ""]\n')
     printed = captured(capsys, "reproduce", path, "--quick", "--jobs", 1).out
     assert "cut short by --quick: the numbers cannot be compared" in printed
-    (folder,) = (tmp_path / "runs" / "reproduce" / "mine-quick" / "runs").iterdir()
+    (folder,) = (here / "runs" / "reproduce" / "mine-quick" / "runs").iterdir()
     assert not re.search(
         "≠|A row agrees", printed + (folder.parents[1] / "report.html").read_text()
     )

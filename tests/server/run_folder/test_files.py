@@ -343,13 +343,12 @@ def test_long_cells_are_read_and_csvs_limit_is_restored(tmp_path: Path, finished
 
 
 @pytest.fixture
-def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def there(here: Path) -> Path:
     """Return the current folder, which has the data of two clients in `data`."""
-    monkeypatch.chdir(tmp_path)
     Path("data").mkdir()
     for seed, name in enumerate("ab"):
         Path("data", f"{name}.csv").write_text(csv_of(30, seed))
-    return tmp_path
+    return here
 
 
 def run_at(data: str | Path, rounds: int = 1, **more: Any) -> fairbloom.Run:
