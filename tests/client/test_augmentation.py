@@ -13,7 +13,7 @@ from fairbloom.client.training import fetch_batches
 from fairbloom.client.work import LocalWork
 from fairbloom.errors import FairbloomError
 from fairbloom.tasks import Examples
-from tests.simulation.helpers import config_of, run
+from tests.simulation.helpers import config_of, model_bytes, run
 
 HERE = "tests.client.test_augmentation"
 
@@ -80,10 +80,6 @@ def test_batches_are_changed_and_examples_are_not() -> None:
     assert torch.equal(examples.inputs, IMAGES)
 
 
-def model_of(folder: Path) -> bytes:
-    return (folder / "model.safetensors").read_bytes()
-
-
 @pytest.mark.parametrize("augment", ["flip", "crop-flip", f"{HERE}:brighten"])
 def test_loop_and_workers_augment_to_equal_bits(tmp_path: Path, augment: str) -> None:
     changes: dict[str, Any] = {"augment": augment, "num_rounds": 2, "model": "cnn"}
@@ -91,7 +87,7 @@ def test_loop_and_workers_augment_to_equal_bits(tmp_path: Path, augment: str) ->
     workers = run(tmp_path / "workers", engine="workers", **changes)
     again = run(tmp_path / "again", engine="loop", **changes)
     plain = run(tmp_path / "plain", engine="loop", **(changes | {"augment": "none"}))
-    assert model_of(loop) == model_of(workers) == model_of(again) != model_of(plain)
+    assert model_bytes(loop) == model_bytes(workers) == model_bytes(again) != model_bytes(plain)
 
 
 @pytest.mark.parametrize(

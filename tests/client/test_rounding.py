@@ -22,7 +22,7 @@ from fairbloom.protocol.bfloat16 import widen
 from fairbloom.protocol.terms import Terms
 from fairbloom.system.versions import Versions
 from tests.protocol.test_bfloat16 import rounded
-from tests.simulation.helpers import config_of, run, table
+from tests.simulation.helpers import config_of, model_bytes, run, table
 
 from .helpers import ask, context, fresh, run_config
 
@@ -132,10 +132,6 @@ def test_the_flags_of_a_precision_last_as_long_as_a_run(
     assert flags() == before
 
 
-def model_of(folder: Path) -> bytes:
-    return (folder / "model.safetensors").read_bytes()
-
-
 def test_tf32_is_float32_on_a_cpu_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -143,7 +139,7 @@ def test_tf32_is_float32_on_a_cpu_and_says_so(
     with caplog.at_level("WARNING", log.name):
         other = run(tmp_path / "tf32", precision="tf32")
     assert "precision = tf32 is float32 on cpu" in caplog.text
-    assert model_of(other) == model_of(run(tmp_path / "float32"))
+    assert model_bytes(other) == model_bytes(run(tmp_path / "float32"))
     assert 'precision = "tf32"' in (other / "config.toml").read_text()
 
 
@@ -152,7 +148,7 @@ def test_bfloat16_then_float32_leaves_equal_bits(tmp_path: Path, model: str) -> 
     exact = run(tmp_path / "before", model=model, num_rounds=2)
     rough = run(tmp_path / "bfloat16", model=model, num_rounds=2, precision="bfloat16")
     again = run(tmp_path / "after", model=model, num_rounds=2)
-    assert model_of(exact) == model_of(again) != model_of(rough)
+    assert model_bytes(exact) == model_bytes(again) != model_bytes(rough)
 
 
 def test_bfloat16_gives_equal_bits_on_loop_and_workers(tmp_path: Path) -> None:
@@ -160,7 +156,7 @@ def test_bfloat16_gives_equal_bits_on_loop_and_workers(tmp_path: Path) -> None:
         run(tmp_path / engine, engine=engine, model="mlp", precision="bfloat16")
         for engine in ("loop", "workers")
     )
-    assert model_of(loop) == model_of(workers)
+    assert model_bytes(loop) == model_bytes(workers)
 
 
 def test_bfloat16_learns_as_float32_does(tmp_path: Path) -> None:

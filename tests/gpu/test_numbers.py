@@ -46,7 +46,7 @@ from fairbloom.simulation.memory import SHARE, rows_on_card, write_models
 from fairbloom.simulation.run import simulate
 from fairbloom.tasks.models import arrays_of
 from fairbloom.tasks.optimizers import OF_PYTORCH
-from tests.simulation.helpers import ROOT, Outcome, rounds, run, small, table
+from tests.simulation.helpers import ROOT, Outcome, model_bytes, rounds, run, small, table
 
 ENGINES = ("loop", "stacked")
 TOLERANCE = 1e-4
@@ -153,10 +153,6 @@ def test_dropout_draws_by_the_seed(device: str, tmp_path: Path) -> None:
     assert "model" in one.differences(Outcome.of(run(tmp_path / "other", seed=2, **plain)))
 
 
-def model_of(folder: Path) -> bytes:
-    return (folder / "model.safetensors").read_bytes()
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("engine", ENGINES)
@@ -185,7 +181,7 @@ def test_float32_keeps_its_bits_after_another_precision(
         run(tmp_path / name, device="cuda", engine=engine, model="cnn", precision=chosen)
         for name, chosen in (("a", "float32"), ("b", precision), ("c", "float32"))
     ]
-    first, rough, again = map(model_of, folders)
+    first, rough, again = map(model_bytes, folders)
     assert first == again != rough
     assert not torch.backends.cudnn.benchmark
 

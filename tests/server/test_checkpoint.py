@@ -363,53 +363,46 @@ def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "run"
-
-
-@pytest.fixture
-def holder(folder: Path) -> Iterator[subprocess.Popen[str]]:
+def holder(out: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that writes to the folder until its input ends."""
-    folder.mkdir()
-    with held_elsewhere(folder / ".lock") as process:
+    out.mkdir()
+    with held_elsewhere(out / ".lock") as process:
         yield process
 
 
 def test_the_second_process_names_the_first_and_changes_nothing(
-    folder: Path, holder: subprocess.Popen[str], said: pytest.LogCaptureFixture
+    out: Path, holder: subprocess.Popen[str], said: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(RunFolderError) as refusal, locked_folder(folder):
+    with pytest.raises(RunFolderError) as refusal, locked_folder(out):
         pass
     who = f"process {holder.pid} on {socket.gethostname()}"
     assert (
         str(refusal.value)
-        == f"{folder} is written by {who}: wait for it to end, or choose another folder (--out)"
+        == f"{out} is written by {who}: wait for it to end, or choose another folder (--out)"
     )
     waiting = [*dict.fromkeys(words for words in said.messages if "written by" in words)]
-    assert waiting == [f"{folder} is written by {who}: waiting up to a minute for it to end"]
-    assert [path.name for path in folder.iterdir()] == [".lock"]
+    assert waiting == [f"{out} is written by {who}: waiting up to a minute for it to end"]
+    assert [path.name for path in out.iterdir()] == [".lock"]
 
 
-def test_two_runs_at_once_in_one_process_do_not_write_together(folder: Path) -> None:
+def test_two_runs_at_once_in_one_process_do_not_write_together(out: Path) -> None:
     refused: list[str] = []
 
     def second(recorded: object) -> None:
         with pytest.raises(RunFolderError, match=f"is written by process {os.getpid()} on"):
-            simulate(small(folder, num_rounds=2))
+            simulate(small(out, num_rounds=2))
         refused.append("refused")
 
-    simulate(small(folder, num_rounds=2), second)
+    simulate(small(out, num_rounds=2), second)
     assert refused == ["refused", "refused"]
-    assert not Outcome.of(folder).differences(
-        Outcome.of(run(folder.with_name("alone"), num_rounds=2))
-    )
+    assert not Outcome.of(out).differences(Outcome.of(run(out.with_name("alone"), num_rounds=2)))
 
 
-def test_a_finished_run_in_an_unlockable_folder_is_shown(folder: Path) -> None:
-    run(folder, num_rounds=2)
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    with locked_folder(folder):
-        assert simulate(small(folder, num_rounds=2)) == folder
+def test_a_finished_run_in_an_unlockable_folder_is_shown(out: Path) -> None:
+    run(out, num_rounds=2)
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    with locked_folder(out):
+        assert simulate(small(out, num_rounds=2)) == out
     assert {path: path.stat().st_mtime_ns for path in before if path.is_file()} == {
         path: time for path, time in before.items() if path.is_file()
     }

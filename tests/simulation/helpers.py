@@ -79,6 +79,10 @@ def assert_same_model(folder: Path, other: Path) -> None:
         np.testing.assert_allclose(model[name], array, rtol=0, atol=1e-5)
 
 
+def model_bytes(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
 def without_seconds(path: Path) -> list[dict[str, str]]:
     """Return the rows of a table without the seconds, which no two runs share."""
     return [{key: value for key, value in row.items() if key != "seconds"} for row in table(path)]

@@ -82,7 +82,6 @@ class AsPython2(pickle._Pickler):  # type: ignore[name-defined,misc]
     strings."""
 
     def save(self, item: Any, save_persistent_id: bool = True) -> None:
-        """Write one thing."""
         if isinstance(item, str | bytes):
             content = item.encode("latin1") if isinstance(item, str) else item
             self.write(pickle.BINSTRING + len(content).to_bytes(4, "little") + content)

@@ -17,7 +17,6 @@ ORIGINALS = needs("adult/adult.data")
 
 
 def line_of(education: str = "HS-grad", income: str = "<=50K", **others: str) -> str:
-    """Return a line of adult.data."""
     chosen = (
         {name: known[0] for name, known in CATEGORIES.items()} | {"education": education} | others
     )

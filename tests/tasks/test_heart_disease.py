@@ -49,7 +49,6 @@ twice, and so on."""
 
 
 def line_of(**values: str) -> str:
-    """Return a line of a file."""
     usual = dict.fromkeys(COLUMNS, "1.0") | {"age": "63.0", "num": "0"}
     return ",".join((usual | values).values())
 

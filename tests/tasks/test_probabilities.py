@@ -33,7 +33,6 @@ class Net(nn.Module):
         self.end = end
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs."""
         return self.end(self.layer(x))
 
 

@@ -113,7 +113,6 @@ def test_limits_reach_the_worker(bundle: Path) -> None:
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
-    """The bundle of a client."""
     return enroll(Federation.init(tmp_path / "made", ["localhost"], 1), "lund")
 
 
