@@ -14,6 +14,19 @@ from tests.simulation.helpers import table
 
 from .helpers import SMALL, as_json, captured, fairbloom
 
+COMPARED = (
+    "--methods",
+    "fedavg,qfedavg(q=1)",
+    "--seeds",
+    1,
+    "--clients",
+    5,
+    "--rounds",
+    2,
+    "--jobs",
+    1,
+)
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -32,19 +45,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         == 0
     )
-    words = (
-        "--methods",
-        "fedavg,qfedavg(q=1)",
-        "--seeds",
-        1,
-        "--clients",
-        5,
-        "--rounds",
-        2,
-        "--jobs",
-        1,
-    )
-    assert fairbloom("compare", *words, "--out", folder / "runs" / "cmp") == 0
+    assert fairbloom("compare", *COMPARED, "--out", folder / "runs" / "cmp") == 0
     return folder
 
 
@@ -92,19 +93,7 @@ def test_the_engine_that_computed_a_run_is_told_with_the_reason(
 
 @pytest.mark.usefixtures("there")
 def test_a_comparison_is_shown_as_when_it_ended(capsys: pytest.CaptureFixture[str]) -> None:
-    words = (
-        "--methods",
-        "fedavg,qfedavg(q=1)",
-        "--seeds",
-        1,
-        "--clients",
-        5,
-        "--rounds",
-        2,
-        "--jobs",
-        1,
-    )
-    compared = captured(capsys, "compare", *words, "--out", "runs/cmp").out
+    compared = captured(capsys, "compare", *COMPARED, "--out", "runs/cmp").out
     assert captured(capsys, "show", "runs/cmp").out == compared
     shown = as_json(capsys, "show", "runs/cmp")
     assert [row["method"] for row in shown["methods"]] == ["FedAvg", "QFedAvg (q=1)"]
