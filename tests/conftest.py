@@ -54,7 +54,7 @@ def out(tmp_path: Path) -> Path:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the current folder, which is empty; the terminal is wide and without colours."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "1000")
     monkeypatch.setenv("NO_COLOR", "1")
     return tmp_path
 

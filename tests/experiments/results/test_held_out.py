@@ -80,8 +80,9 @@ def test_pages_show_them(
         assert "test accuracy (not tested, or it has no finite value there): h0" in shown
         written = captured(capsys, "show", run.folder, "--json").out
         assert ("not in training" in written) == (tested > 0)
-        lacking = {f"h{k}": {"accuracy": None} for k in range(12)}
-        HELD_OUT.write(run.folder, {"not in training": lacking})
+        HELD_OUT.write(
+            run.folder, {"not in training": {f"h{k}": {"accuracy": None} for k in range(12)}}
+        )
     MODEL.path_in(run.folder).unlink()
     assert run.held_out() == {}
 
