@@ -414,7 +414,16 @@ KINDS: Mapping[str, Kind] = {
             {"column": Score(each["name"]).column(), **only(*SCORES[0])(each)} for each in structure
         ],
     ),
-    "the groups": Kind("groups.json", GROUPED, as_json, in_json(files.GROUPED)),
+    "the groups": Kind(
+        "groups.json",
+        GROUPED,
+        as_json,
+        in_json(files.GROUPED),
+        lambda structure: {  # older folders have no unit of a score
+            **structure,
+            "scores": [{"measured_in": "", **each} for each in structure["scores"]],
+        },
+    ),
     "a preprocessing": Kind(
         "preprocessing.json",
         json.loads(PREPROCESSING.encode()),
