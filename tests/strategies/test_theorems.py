@@ -412,16 +412,19 @@ def distance_after(method: FedMGDA, seed: int, rounds: int) -> float:
     return squared_distance(clients, w)
 
 
-@pytest.mark.parametrize("method", [FedMGDA, FedMGDAPlus])
-def test_fedmgda_theorem_2_the_distance_vanishes(method: Callable[..., FedMGDA]) -> None:
+@pytest.mark.parametrize(
+    ("method", "many"),
+    [(FedMGDA, 300), pytest.param(FedMGDAPlus, 1_000, marks=pytest.mark.slow)],
+)
+def test_fedmgda_theorem_2_the_distance_vanishes(method: Callable[..., FedMGDA], many: int) -> None:
     """With curvatures from c = 0.5 to 2. A constant step, and one that freezes, keep the bound
     itself in most seeds, and stay further away."""
     inverse = method(server_schedule="inverse", server_lr=2.0)
     ends = {
         name: np.mean([distance_after(each, seed, rounds) for seed in range(8)])
         for name, each, rounds in (
-            ("inverse", inverse, 1_000),
-            ("constant", method(server_lr=1.0 / CURVATURE), 1_000),
+            ("inverse", inverse, many),
+            ("constant", method(server_lr=1.0 / CURVATURE), many),
             ("frozen", inverse, 2),
         )
     }
