@@ -123,6 +123,7 @@ def test_a_run_is_not_taken_up_with_other_code(
     assert fairbloom("run", *words, "--rounds", "2") == 0
 
 
+@pytest.mark.slow
 def test_a_comparison_has_no_rows_of_two_algorithms(
     modules: Path,
     capsys: pytest.CaptureFixture[str],

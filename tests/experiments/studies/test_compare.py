@@ -211,6 +211,7 @@ def test_tables_have_the_methods_named_now_and_repeat_no_run(
     assert api.load(out).values["FedAvg"] == api.load(compared).values["FedAvg"]
 
 
+@pytest.mark.slow
 def test_a_comparison_with_more_seeds_says_how_many_it_had(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
 ) -> None:

@@ -348,6 +348,7 @@ def test_what_is_finished_is_shown(
     assert times_in(folder) == before
 
 
+@pytest.mark.slow
 def test_quick_runs_a_tenth_of_the_rounds(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = SMALL.replace("num-rounds = 3", "num-rounds = 35\nevaluate-every = 10")
     path = saved(here, f'{text}[[rows]]\nlabel = "A"\npublished = ["50", "", ""]\n')

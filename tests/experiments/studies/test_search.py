@@ -232,6 +232,7 @@ def test_runs_of_a_search_may_stop_early(tmp_path: Path) -> None:
     assert all("of the worst 10 % of clients" in each for each in stopped)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "judged"), [([40, 10, 40], [0, 2]), ([10, 10, 10], [0, 1, 2])], ids=["one", "all"]
 )
