@@ -412,10 +412,8 @@ def distance_after(method: FedMGDA, seed: int, rounds: int) -> float:
     return squared_distance(clients, w)
 
 
-@pytest.mark.parametrize(
-    ("method", "many"),
-    [(FedMGDA, 300), pytest.param(FedMGDAPlus, 1_000, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "many"), [(FedMGDA, 300), (FedMGDAPlus, 1_000)])
 def test_fedmgda_theorem_2_the_distance_vanishes(method: Callable[..., FedMGDA], many: int) -> None:
     """With curvatures from c = 0.5 to 2. A constant step, and one that freezes, keep the bound
     itself in most seeds, and stay further away."""

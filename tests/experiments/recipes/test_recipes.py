@@ -371,6 +371,7 @@ def write(folder: Path, text: str) -> str:
     return str(file)
 
 
+@pytest.mark.slow
 def test_claims_hold_or_do_not_hold_here(tmp_path: Path) -> None:
     """By their difference, paired by seed, with its interval from three seeds on."""
     text = RECIPE.replace("learning-rate = 0.0", "learning-rate = 1e-9").replace("=0)", "=1e-09)")

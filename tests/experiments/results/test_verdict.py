@@ -284,6 +284,7 @@ def test_a_common_model_has_a_row_if_it_is_its_own(shift: float, common: tuple[s
     assert {method for method, _ in comparison.claims} == {*common, "Ditto (personal)"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("baseline", ["fedavg", "fedavg(personal-parameters=head)"])
 def test_a_head_that_is_not_trained_has_no_row(baseline: str, tmp_path: Path) -> None:
     found = api.compare(

@@ -551,6 +551,7 @@ def test_a_study_of_ones_own_needs_no_paper(
 # Folders ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_no_study_writes_into_the_folder_of_another_kind(
     done: Reproduction,
     tmp_path: Path,
