@@ -804,6 +804,7 @@ def scores_of(run: Run) -> list[Scored]:
         found += [
             Scored(score, kind, values, {name: why for name in every if name not in values})
             for kind, every in HELD_OUT.read(run.folder).items()
+            if run.finished  # a continued run has those of its former end
             for values in [run.held_out(kind, score)]
         ]
     return found

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fairbloom.experiments.api import load
+from fairbloom.experiments.results import verdict
 from fairbloom.experiments.results.comparison import Comparison
 from fairbloom.experiments.studies.compare import write_comparison
 from fairbloom.server.run_folder.files import HELD_OUT, MODEL
@@ -54,12 +55,23 @@ def test_numbers_are_those_of_the_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("gain", "said"), [(9.0, "improves"), (-9.0, "worsens"), (0.0, "")])
-def test_the_verdict_claims_what_is_significant(tmp_path: Path, gain: float, said: str) -> None:
-    verdict = str(made(tmp_path, gain).verdict)
-    assert (f"FedFV significantly {said} the mean of clients not in training by 9" in verdict) == (
+def test_the_verdict_claims_what_is_significant(
+    tmp_path: Path, gain: float, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Costs and contradictions are asked as if no gain of other clients had been claimed.
+    monkeypatch.setattr(verdict, "_costs", lambda *_: ", at a cost")
+    monkeypatch.setattr(
+        verdict,
+        "find_contradictions",
+        lambda _, methods: ["FedFV is asked."] * ("FedFV" in methods),
+    )
+    words = str(made(tmp_path, gain).verdict)
+    assert (f"FedFV significantly {said} the mean of clients not in training by 9" in words) == (
         gain != 0.0
     )
-    assert "Ditto significantly improves the mean of clients not" not in verdict
+    assert "Ditto significantly improves the mean of clients not" not in words
+    assert "at a cost" not in words
+    assert "FedFV is asked." in words
 
 
 def test_pages_show_them(
@@ -71,20 +83,24 @@ def test_pages_show_them(
     compared = made(tmp_path, 9.0)
     write_comparison(compared, tmp_path)
     report = (tmp_path / "report.html").read_text()
-    assert all(words in report for words in ("not in training: worst 10 %", "(seeds: 4)"))
-    assert "mean over up to 4 seeds" in report
+    assert all(
+        words in report
+        for words in ("not in training: worst 10 %", "(seeds: 4)", "mean over up to 4 seeds")
+    )
     run = compared.runs["Ditto"][1]
     for tested in (11, 0):
         shown = captured(capsys, "show", run.folder).out
         assert f"is the mean of {tested} of 12 clients" in shown
         assert "test accuracy (not tested, or it has no finite value there): h0" in shown
-        written = captured(capsys, "show", run.folder, "--json").out
-        assert ("not in training" in written) == (tested > 0)
+        assert ("not in training" in captured(capsys, "show", run.folder, "--json").out) == (
+            tested > 0
+        )
         HELD_OUT.write(
             run.folder, {"not in training": {f"h{k}": {"accuracy": None} for k in range(12)}}
         )
     MODEL.path_in(run.folder).unlink()
     assert run.held_out() == {}
+    assert "not in training" not in captured(capsys, "show", run.folder).out
 
 
 def test_without_the_setting_nothing_is_shown(tmp_path: Path) -> None:
