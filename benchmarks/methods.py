@@ -11,6 +11,7 @@ models. `shakespeare` is one seed of four methods.
 Finished runs are not run again. FAIRBLOOM_DATA has the files of all workloads but the digits.
 """
 
+import argparse
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from fairbloom.protocol.settings import Value
 from fairbloom.strategies import METHODS
 
 from .federations.prepare import ACS, FLIGHTS, data_of
-from .tables import Row, parser_of, print_machine, print_table, write_csv
+from .tables import Row, parser_of, print_machine, print_table, read_csv, write_csv
 
 BASELINE = "fedavg"
 
@@ -246,10 +247,7 @@ def compare_given(given: Arms, out: Path, jobs: int) -> list[Row]:
 
 def main() -> None:
     """Run the missing runs, and write the tables."""
-    parser = parser_of(__doc__, [*WORKLOADS, *GIVEN])
-    parser.add_argument("--out", type=Path, default=Path("runs/methods"))
-    parser.add_argument("--tables", type=Path, default=Path("runs/methods/tables"))
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    parser = parser_with_folders(__doc__, [*WORKLOADS, *GIVEN], Path("runs/methods/tables"))
     chosen = parser.parse_args()
     print_machine()
     for name in chosen.workloads:
@@ -266,6 +264,17 @@ def main() -> None:
                 write_rows(chosen.tables / f"{name}-gaps.csv", gaps_of(found.comparison))
         print_table(name, rows, as_csv=chosen.csv)
         write_rows(chosen.tables / f"{name}.csv", rows)
+
+
+def parser_with_folders(
+    doc: str | None, workloads: Sequence[str], tables: Path
+) -> argparse.ArgumentParser:
+    """Return a parser of workloads, of where runs and tables are, and of the runs at a time."""
+    parser = parser_of(doc, workloads)
+    parser.add_argument("--out", type=Path, default=Path("runs/methods"))
+    parser.add_argument("--tables", type=Path, default=tables)
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    return parser
 
 
 def search_workload(workload: Workload, out: Path, jobs: int) -> Search:
@@ -342,6 +351,13 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         write_csv(file, rows)
+
+
+def replace_rows(path: Path, workload: str, rows: Sequence[Row]) -> None:
+    """Write a workload's rows into a table of several, in place of its former ones."""
+    kept = [row for row in read_csv(path, optional=True) if row["workload"] != workload]
+    order = [*WORKLOADS]
+    write_rows(path, sorted([*kept, *rows], key=lambda row: order.index(str(row["workload"]))))
 
 
 def rows_of(tested: Comparison) -> Iterator[Row]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean, median
 
-from .outcomes import POINTS, SHARE, hodges_lehmann, p_different
+from .outcomes import bound_of, hodges_lehmann, p_different
 
 BASELINE = "fedavg"
 
@@ -59,7 +59,8 @@ class HeldOut:
         """Return a method's gain over FedAvg in units of what would matter; see `outcomes`."""
         base = self.worst(name, BASELINE, column)
         gained = self.worst(name, method, column) - base
-        return -gained / (SHARE * base) if name in self.errors else gained / POINTS
+        is_error = name in self.errors
+        return (-gained if is_error else gained) / bound_of(base, is_error=is_error)
 
     @cached_property
     def gains(self) -> dict[str, list[float]]:

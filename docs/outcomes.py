@@ -1,7 +1,7 @@
 """What many data sets say of a method: it differs from FedAvg, it is equivalent, or neither.
 
 Each data set gives one number a method: its gain of the worst-served tenth over FedAvg, divided by
-the gain that would matter on it (`BOUND`). A method *differs* if Wilcoxon's signed ranks say so,
+the gain that would matter on it (`bound_of`). A method *differs* if Wilcoxon's signed ranks say so,
 and is *equivalent* if two one-sided tests (Schuirmann 1987) with signed ranks show that the gain is
 above -1 and below +1; each with Holm's correction over methods. An equivalent method may differ.
 All of it is about the middle of the gains: on single data sets they may be large.
@@ -26,6 +26,11 @@ SHARE = 0.02
 
 Gains = Sequence[float] | NDArray[np.float64]
 """Gains of one method over FedAvg on each data set, in units of the bound."""
+
+
+def bound_of(score: float, *, is_error: bool) -> float:
+    """Return the gain over a score of FedAvg that would matter: of an error, or of a percentage."""
+    return SHARE * score if is_error else POINTS
 
 
 @dataclass(frozen=True)

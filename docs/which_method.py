@@ -30,7 +30,7 @@ from fairbloom.tasks import TASKS
 
 from .figures import svg_of, themed
 from .held_out import HeldOut
-from .outcomes import LEVEL, POINTS, SHARE, Outcome, outcomes
+from .outcomes import LEVEL, Outcome, bound_of, outcomes
 from .rule import PROPERTIES, Properties, label_of, leave_one_out, mcnemar, wilson
 
 DATA = Path(__file__).parent / "data"
@@ -122,7 +122,7 @@ class Federation:
     @property
     def bound(self) -> float:
         """The gain of the worst tenth that would matter; see `outcomes`."""
-        return SHARE * self.mean(BASELINE, "worst_10") if self.is_error else POINTS
+        return bound_of(self.mean(BASELINE, "worst_10"), is_error=self.is_error)
 
     def gain(self, method: str) -> float:
         """Return a method's gain of the worst tenth over FedAvg, in units of `bound`."""

@@ -17,8 +17,8 @@ from fairbloom.experiments.studies.search import VALIDATION_SHARE
 from fairbloom.rounds.aggregation import COSINES
 from fairbloom.tasks import load_task
 
-from ..methods import BASELINE, WORKLOADS, Workload, write_rows
-from ..tables import Row, parser_of, read_csv
+from ..methods import BASELINE, WORKLOADS, Workload, parser_with_folders, replace_rows
+from ..tables import Row, read_csv
 from .prepare import FLIGHTS
 
 TABLE = "federations.csv"
@@ -86,17 +86,12 @@ def sizes_of(run: Run) -> list[int]:
 
 def main() -> None:
     """Run FedAvg where it is missing, and write the table."""
-    parser = parser_of(__doc__, [*WORKLOADS])
-    parser.add_argument("--out", type=Path, default=Path("runs/methods"))
-    parser.add_argument("--tables", type=Path, default=Path("docs/data/tuned"))
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
-    chosen = parser.parse_args()
-    rows = []
+    chosen = parser_with_folders(__doc__, [*WORKLOADS], Path("docs/data/tuned")).parse_args()
     for name in chosen.workloads:
         seeds = read_csv(chosen.tables / f"{name}-seeds.csv", optional=True)
         if found := [row for row in seeds if row["method"] == BASELINE]:
-            rows.append(describe(name, WORKLOADS[name], found, chosen.out, chosen.jobs))
-            write_rows(chosen.tables / TABLE, rows)
+            row = describe(name, WORKLOADS[name], found, chosen.out, chosen.jobs)
+            replace_rows(chosen.tables / TABLE, name, [row])
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from fairbloom import compare
 from fairbloom.experiments.results.run import measures
 from fairbloom.experiments.studies.search import VALIDATION_SHARE
 
-from ..methods import MANY, WORKLOADS, Workload, write_rows
-from ..tables import Row, parser_of, read_csv
+from ..methods import MANY, WORKLOADS, Workload, parser_with_folders, replace_rows
+from ..tables import Row, read_csv
 
 TABLE = "held-out.csv"
 
@@ -67,19 +67,14 @@ def hold_out(
 
 def main() -> None:
     """Run what is missing, and write the table."""
-    parser = parser_of(__doc__, [*WORKLOADS])
-    parser.add_argument("--out", type=Path, default=Path("runs/methods"))
-    parser.add_argument("--tables", type=Path, default=Path("docs/data/tuned"))
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
-    chosen = parser.parse_args()
-    rows = list[Row]()
+    chosen = parser_with_folders(__doc__, [*WORKLOADS], Path("docs/data/tuned")).parse_args()
     for about in read_csv(chosen.tables / "federations.csv"):
         name = about["workload"]
         if name in chosen.workloads and int(about["clients"]) >= FEWEST:
             seeds = read_csv(chosen.tables / f"{name}-seeds.csv")
             known = [row for method in METHODS for row in seeds if row["method"] == method]
-            rows += hold_out(name, WORKLOADS[name], known, chosen.out, chosen.jobs)
-            write_rows(chosen.tables / TABLE, rows)
+            rows = [*hold_out(name, WORKLOADS[name], known, chosen.out, chosen.jobs)]
+            replace_rows(chosen.tables / TABLE, name, rows)
 
 
 if __name__ == "__main__":

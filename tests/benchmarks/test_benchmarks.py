@@ -25,6 +25,7 @@ from benchmarks.methods import (
     Arms,
     Workload as MethodWorkload,
     arms_of,
+    replace_rows,
     rows_of,
     search_workload,
     seeds_of,
@@ -33,6 +34,7 @@ from benchmarks.methods import (
 from benchmarks.networks import Transformer, pfl_cnn
 from benchmarks.plain import train_round
 from benchmarks.research import Research
+from benchmarks.tables import read_csv
 from benchmarks.workloads import Workload
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.arms import parse_arms
@@ -43,6 +45,12 @@ from fairbloom.simulation.run import simulate
 from fairbloom.strategies import METHODS
 from fairbloom.tasks import load_task
 from tests.checkout import ROOT
+
+
+def test_rows_of_a_workload_take_the_place_of_its_former_ones(tmp_path: Path) -> None:
+    for name, x in (("shards", "1"), ("digits", "2"), ("shards", "3")):
+        replace_rows(tmp_path / "a.csv", name, [{"workload": name, "x": x}])
+    assert [row["x"] for row in read_csv(tmp_path / "a.csv")] == ["2", "3"]
 
 
 def test_the_plain_loop_and_a_run_end_with_the_same_model(
