@@ -181,6 +181,7 @@ def test_only_the_last_layer_may_differ(tmp_path: Path, caplog: pytest.LogCaptur
             {"0.weight": torch.zeros(2, 1, 3, 3) / 0.0, "0.bias": torch.zeros(2)},
             "its 0.weight is not finite",
         ),
+        (dict(net().state_dict()) | {"2.scale": torch.ones(1)}, "of another model: it has 2.scale"),
     ],
 )
 def test_a_file_of_something_else_is_named(tmp_path: Path, content: object, words: str) -> None:
