@@ -280,10 +280,9 @@ def test_another_learning_rate_is_replayed(
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_attention_draws_only_with_dropout(dropout: float) -> None:
     """Here by a kernel of cards, without numbers; all of its tensors are on another device."""
-    query = torch.empty(1, 2, 4, 8, device="meta")
     with FindObstacle(torch.device("cpu")) as obstacle:
         torch.ops.aten._scaled_dot_product_efficient_attention(
-            *[query] * 3, None, False, dropout_p=dropout
+            *torch.empty(3, 1, 2, 4, 8, device="meta"), None, False, dropout_p=dropout
         )
     assert ("efficient_attention" in obstacle.found) == (dropout > 0.0)
 

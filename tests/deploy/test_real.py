@@ -489,8 +489,7 @@ def test_an_expected_end_is_one_sentence_for_everybody(
     said = there.log(there.submitted)
     sentence = "the run has learned nothing for 1 rounds: in round 1, 3 of 3 replies were refused"
     assert f"the run ends: {sentence}" in said
-    run = there.submitted_run()
-    assert f"run {run}: failed (exit status 1)" in said.splitlines()[-1]
+    assert f"run {there.submitted_run()}: failed (exit status 1)" in said.splitlines()[-1]
     there.wait_for_words(there.server, f"the run ends: {sentence}")
     for words in ("Traceback", "Exit Code", "\x1b"):
         with subtests.test(words=words):

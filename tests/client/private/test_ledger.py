@@ -229,8 +229,7 @@ def test_changed_rows_stay_under_their_account(device: Device, harm: str) -> Non
 
 
 def test_another_schema_is_refused_for_nothing(device: Device) -> None:
-    answer = device.ask(schema=SCHEMA.replace("20.0", "21.0"))
-    assert "schema is not the one" in str(answer)
+    assert "schema is not the one" in str(device.ask(schema=SCHEMA.replace("20.0", "21.0")))
     assert device.left == (450, 1)
 
 

@@ -95,8 +95,9 @@ def test_the_same_figure_twice_is_the_same_file(tmp_path: Path, count: int) -> N
         != (tmp_path / f"two.v1.{ending}").read_bytes()
     ] == []
     assert (tmp_path / "one.v1.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    drawn = ElementTree.fromstring((tmp_path / "one.v1.svg").read_text())  # noqa: S314 (our own figure)
-    assert drawn.tag.endswith("svg")
+    assert ElementTree.fromstring(  # noqa: S314 (our own figure)
+        (tmp_path / "one.v1.svg").read_text()
+    ).tag.endswith("svg")
 
 
 def test_a_pdf_has_its_fonts(tmp_path: Path) -> None:

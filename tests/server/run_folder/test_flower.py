@@ -157,8 +157,9 @@ def test_a_metric_that_no_client_has_as_a_number_is_named(
     def odd(message: Message, context: Context) -> Message:
         reply = app(message, context)
         if message.metadata.message_type == "evaluate":
-            count = {"num-examples": 2} if metrics else {}
-            reply.content["metrics"] = MetricRecord(count | metrics)
+            reply.content["metrics"] = MetricRecord(
+                ({"num-examples": 2} if metrics else {}) | metrics
+            )
         return reply
 
     arrays = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
@@ -356,8 +357,7 @@ def stopping(hook: str, *, first: bool) -> FairStrategy:
             inner(*given, **named)
         raise StopRun("plateau")
 
-    Stopping = type("Stopping", (FedAvg,), {hook: raising})  # a class
-    return Stopping()
+    return type("Stopping", (FedAvg,), {hook: raising})()
 
 
 # Before super(), aggregate_train has not aggregated the replies: see the next test.
