@@ -108,8 +108,10 @@ def no_module_of_ours_has_two_names() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="module")
 def modules_of_users_are_forgotten(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Files of tests write users' modules of the same names, my_task say, which one process
-    imports."""
+    imports, and from folders that commands put on the path."""
+    path = [*sys.path]
     yield
+    sys.path[:] = path
     written = str(tmp_path_factory.getbasetemp())
     for name, module in list(sys.modules.items()):
         if str(getattr(module, "__file__", None)).startswith(written):

@@ -140,7 +140,6 @@ def test_predictor_in_python_takes_trusted_modules(
     foreign: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(foreign)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     run = library.load("run")
     with pytest.raises(FairbloomError, match="trust=True"):
         run.predictor()
@@ -179,7 +178,6 @@ def test_only_imported_modules_need_no_trust(
 ) -> None:
     (tmp_path / "evil.py").write_text(EVIL)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     with only_trusted_imports(False):
         for name in (
             "evil:net",
