@@ -16,9 +16,9 @@ environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 _here = Path(__file__).parent
 if not (_here / "strategies").is_dir():
-    # A wheel has the packages inside this one, and a checkout has links there. The bundle that
-    # Flower makes of a checkout has no links, as has a checkout on a system without them: the
-    # packages lie next to this one.
+    # A wheel has all packages inside this one, and a checkout has links to the four beside it. The
+    # bundle that Flower makes of a checkout has no links, nor has a checkout on a system without
+    # them, or an archive of sources: the four packages lie next to this one.
     __path__.append(str(_here.parent))
 
 __all__ = [

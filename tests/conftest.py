@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from .checkout import PACKAGES
+from .checkout import BESIDE
 
 # typer's, about click, when imported
 with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
@@ -102,7 +102,7 @@ def no_module_of_ours_has_two_names() -> Iterator[None]:
     """A checkout lies on the path, so that `import strategies` would make everything a second
     time."""
     yield
-    assert not PACKAGES & {name.partition(".")[0] for name in sys.modules}
+    assert not BESIDE & {name.partition(".")[0] for name in sys.modules}
 
 
 @pytest.fixture(autouse=True, scope="module")

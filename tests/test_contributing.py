@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkout import PACKAGES, ROOT
+from tests.checkout import BESIDE, ROOT
 
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 
@@ -48,9 +48,10 @@ def test_the_files_that_are_named_exist(subtests: pytest.Subtests) -> None:
 
 def test_a_method_needs_the_two_files_that_are_named(tmp_path: Path) -> None:
     own, registry = rows()["a method"][:2]
-    for package in PACKAGES:
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=lambda *_: ["__pycache__"])
-    shutil.copytree(ROOT / "fairbloom", tmp_path / "fairbloom", symlinks=True)
+    ignored = shutil.ignore_patterns("__pycache__")
+    for package in BESIDE:
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=ignored)
+    shutil.copytree(ROOT / "fairbloom", tmp_path / "fairbloom", symlinks=True, ignore=ignored)
     (tmp_path / own.replace("<name>", "plainmean")).write_text(METHOD)
     changed = (ROOT / registry).read_text()
     changed = changed.replace(

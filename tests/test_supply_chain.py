@@ -217,7 +217,7 @@ def files_of(module: str) -> Iterator[Path]:
 def test_the_extra_client_names_all_imports_of_a_deployed_client() -> None:
     started = [
         file
-        for room in ("client", "deploy/device", "deploy/fleet", "tasks")
+        for room in ("client", "deploy/device", "deploy/fleet", "fairbloom/tasks")
         for file in (ROOT / room).rglob("*.py")
     ]
     waiting = [*started, ROOT / "fairbloom" / "clientapp.py"]
@@ -236,7 +236,7 @@ def test_the_extra_client_names_all_imports_of_a_deployed_client() -> None:
                     waiting += files_of(name)
                 else:
                     others.add(name.partition(".")[0])
-    assert ROOT / "protocol" / "settings.py" in seen
+    assert ROOT / "fairbloom" / "protocol" / "settings.py" in seen
     # several packages share google; protobuf's part is imported; torchvision need not be installed
     owners = {
         **packages_distributions(),

@@ -24,8 +24,8 @@ NAMELESS = (
     "client/training.py",
     "client/work.py",
     *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("client/fair/*.py")),
-    *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("simulation/stacked/*.py")),
-    "simulation/clients.py",
+    *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("fairbloom/simulation/stacked/*.py")),
+    "fairbloom/simulation/clients.py",
 )
 """The files that compute clients."""
 

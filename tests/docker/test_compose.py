@@ -32,11 +32,11 @@ from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.errors import FairbloomError
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
+from tests.checkout import BESIDE, INSIDE, ROOT
 from tests.experiments.helpers import fairbloom
 from tests.simulation.helpers import assert_same_model, table
 from tests.test_supply_chain import locked
 
-ROOT = Path(__file__).parents[2]
 CLIENTS = 4
 SETTINGS: dict[str, Any] = {"method": "fedfv", "num-rounds": 5, "smallest-batch": 5}
 CLIENT_LIMIT_GB = 1.45
@@ -422,16 +422,20 @@ def test_wheel_bundle_and_images_have_every_package() -> None:
         "docs",
         "docker",
     }
-    assert {
-        link.name: str(link.readlink())
-        for link in (ROOT / "fairbloom").iterdir()
-        if link.is_symlink()
-    } == {name: f"../{name}" for name in packages - {"fairbloom"}}
-    # the packages that the server and the clients of a run need
+    assert packages == {"fairbloom", *BESIDE}
+    links = {path for path in (ROOT / "fairbloom").iterdir() if path.is_symlink()}
+    assert {link.name: str(link.readlink()) for link in links} == {
+        name: f"../{name}" for name in BESIDE
+    }
+    sources = tool["hatch"]["build"]["targets"]["wheel"]["sources"]
+    assert sources == {name: f"fairbloom/{name}" for name in BESIDE}
+    # all but what is for commands and comparisons: what the server and the clients of a run need
     others = {"prediction", "simulation", "deploy", "experiments", "checks", "scaffold", "cli"}
     assert set(tool["flwr"]["app"]["fab-include"]) == {
-        *(f"{name}/**/*.py" for name in packages - others),
-        "tasks/**/*.toml",
+        "fairbloom/*.py",
+        *(f"fairbloom/{name}/**/*.py" for name in INSIDE - others),
+        *(f"{name}/**/*.py" for name in BESIDE - others),
+        "fairbloom/tasks/**/*.toml",
     }
     dockerfile = (DOCKER / "Dockerfile").read_text()
     assert set(re.findall(r"^COPY (\w+) \1$", dockerfile, re.M)) == packages

@@ -17,13 +17,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from email.parser import Parser
 from functools import cache
 from importlib.metadata import packages_distributions
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.checkout import ROOT
+from tests.checkout import BESIDE, ROOT
 from tests.docs.pages import PAGES, blocks
 from tests.runtimes.wheel import installed_wheel
 
@@ -47,20 +48,81 @@ def names_in(wheel: Path) -> set[str]:
         return set(archive.namelist())
 
 
-def test_the_sources_make_the_same_wheel(built: Path, tmp_path: Path) -> None:
+def tracked_files() -> set[str]:
+    """The files that git knows of the packages, by their paths in a wheel."""
+    listed = subprocess.run(
+        ["git", "ls-files", "fairbloom", *BESIDE], cwd=ROOT, capture_output=True, check=True
+    )
+    files = [Path(name) for name in listed.stdout.decode().splitlines()]
+    return {
+        str(path if path.parts[0] == "fairbloom" else Path("fairbloom", path))
+        for path in files
+        if not (ROOT / path).is_symlink()
+    }
+
+
+def copy_of_checkout(folder: Path) -> Path:
+    """Copy what git knows, with a text file in place of each link, as pip does from a zip."""
+    whole = subprocess.run(
+        ["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True
+    ).stdout
+    with tarfile.open(fileobj=BytesIO(whole)) as archive:
+        archive.extractall(folder, filter="data")
+    for name in BESIDE:
+        (folder / "fairbloom" / name).unlink()
+        (folder / "fairbloom" / name).write_text(f"../{name}")
+    return folder
+
+
+def unpacked_sources(built: Path, folder: Path) -> Path:
+    """Unpack the archive of sources."""
     (sources,) = built.glob("*.tar.gz")
     with tarfile.open(sources) as archive:
-        archive.extractall(tmp_path, filter="data")
-    (folder,) = tmp_path.iterdir()
+        archive.extractall(folder, filter="data")
+    return folder / sources.name.removesuffix(".tar.gz")
+
+
+def modules_in(wheel: Path) -> set[str]:
+    """The files of a wheel without its own."""
+    return {name for name in names_in(wheel) if ".dist-info/" not in name}
+
+
+def test_a_wheel_of_a_checkout_has_every_tracked_file(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    files = tracked_files()
+    assert len(files) > 400
+    assert modules_in(wheel) == files
+
+
+def test_the_archive_of_sources_has_each_file_once(built: Path, tmp_path: Path) -> None:
+    folder = unpacked_sources(built, tmp_path)
+    found = [path for room in ("fairbloom", *BESIDE) for path in (folder / room).rglob("*")]
+    assert sum(path.is_file() for path in found) == len(tracked_files())
+
+
+@pytest.mark.parametrize("source", ["a zip without links", "the archive of sources"])
+def test_other_sources_make_the_same_wheel(built: Path, tmp_path: Path, source: str) -> None:
+    if source == "the archive of sources":
+        folder = unpacked_sources(built, tmp_path)
+    else:
+        folder = copy_of_checkout(tmp_path / "zip")
     subprocess.run(
         [*BUILD, "-t", "wheel", "-d", tmp_path], cwd=folder, check=True, capture_output=True
     )
     (here,) = built.glob("*.whl")
     (there,) = tmp_path.glob("*.whl")
     assert names_in(here) == names_in(there)
-    assert {
-        f"fairbloom/{package}/__init__.py" for package in ("strategies", "tasks", "deploy")
-    } <= names_in(here)
+
+
+def test_a_checkout_without_links_is_imported(tmp_path: Path) -> None:
+    folder = copy_of_checkout(tmp_path / "zip")
+    done = subprocess.run(
+        [sys.executable, "-c", "import fairbloom.server as found; print(found.__file__)"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == str(folder / "server" / "__init__.py"), done.stderr
 
 
 def test_twine_finds_nothing_wrong(built: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.deployment import Deployment, federation, names
 from benchmarks.flower import flower
-from tests.checkout import PACKAGES
+from tests.checkout import BESIDE, INSIDE
 
 from .wheel import installed_wheel
 
@@ -62,7 +62,7 @@ def test_the_wheel_puts_one_name_on_the_path(tmp_path: Path, scripts: Path) -> N
         "import importlib.util, sys; print(*[name for name in sys.argv[1:] if"
         " importlib.util.find_spec(name)])"
     )
-    command = [scripts / "python", "-c", code, "fairbloom", *PACKAGES]
+    command = [scripts / "python", "-c", code, "fairbloom", *BESIDE, *INSIDE]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.split() == ["fairbloom"]
 

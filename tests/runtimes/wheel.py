@@ -7,16 +7,16 @@ import sys
 from pathlib import Path
 
 from fairbloom.protocol.version import PROTOCOL
-from tests.checkout import ROOT
+from tests.checkout import BESIDE, ROOT
 
 FLOWER = importlib.metadata.distribution("flwr")
 
 
 def changed_source(folder: Path, version: str, protocol: int) -> Path:
     """Copy the sources of a wheel, changed to this version and protocol."""
-    shutil.copytree(
-        ROOT / "fairbloom", folder / "fairbloom", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in ("fairbloom", *BESIDE):
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     here = importlib.metadata.version("fairbloom")
