@@ -133,13 +133,14 @@ def main(grid: Grid, context: Context) -> None:
                 min_clients=settings.min_clients,
                 patience=settings.wait_for_clients,
             )
-            method.min_available_nodes = quorum.fewest
+            method.adapt(min_available_nodes=quorum.fewest)
             # Only real devices report their own counts, and have privacy accounts. A continued run
             # does not ask: a device keeps one reply, and this one would take a round's place.
             if os.environ.get(CLIENTS_FOLDER) and not ROUNDS.read(folder):
                 # These first counts bound the counts of later replies.
-                method.progress.first_counts = dict(clients.sizes(clients.online(0)))
-                check_sizes(method.progress.first_counts, method.enrolled_sizes)
+                sizes = clients.sizes(clients.online(0))
+                check_sizes(sizes, method.enrolled_sizes)
+                method.enter(method.run_state.enrolled(sizes))
             return clients
 
         # A grid may keep the replies of a round until it is saved.
@@ -191,9 +192,11 @@ def send_final_model(folder: Path, settings: Settings, grid: Grid) -> None:
 def declare_arrays(method: FairStrategy, module: Module) -> None:
     """Tell a method which arrays of a model are buffers, shared, or never sent in updates."""
     own = personal_arrays(module, method.personal_parameters)
-    method.buffers = tuple(name for name in float_buffers(module) if name not in own)
-    method.shared = shared_parameters(module)
-    method.frozen = (*frozen_parameters(module), *own)
+    method.adapt(
+        buffers=tuple(name for name in float_buffers(module) if name not in own),
+        shared=shared_parameters(module),
+        frozen=(*frozen_parameters(module), *own),
+    )
 
 
 def federate(
@@ -236,7 +239,7 @@ def federate(
     method = settings.strategy()
     clients = clients_of(method)
     settings = settings.decide_fraction(clients.online(1), CONFIG.read(path).settings)
-    method.fraction_train = settings.fraction_train
+    method.adapt(fraction_train=settings.fraction_train)
     choice: Mapping[str, object] = {}
     if engine is not None:
         clients, choice = engine(method)

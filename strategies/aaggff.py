@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Unpack
 
 import numpy as np
 
-from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
+from fairbloom.rounds.method import Cohort, Decision, FloatArray, Options
 from fairbloom.rounds.ranges import Choices
 
 from .simplex import min_norm_weights
@@ -92,21 +92,14 @@ class AAggFF(FairStrategy):
         self.cdf = cdf
         self.requires = frozenset({"roster"}) if rule == "ftrl" else frozenset()
 
-    def weigh(self, cohort: Cohort) -> FloatArray:
+    def weigh(self, cohort: Cohort) -> Decision:
         """Return the decision after this round's losses on the participants, renormalised."""
-        decide = newton_weights if self.rule == "ons" else leader_weights
-        return decide(self._after(cohort), cohort)
-
-    def remember(
-        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
-    ) -> Mapping[Kept, FloatArray]:
-        """Add the round's losses to the memory."""
-        self.memory = self._after(cohort)
-        return {}
-
-    def _after(self, cohort: Cohort) -> dict[str, Any]:
-        learn = newton_memory if self.rule == "ons" else leader_memory
-        return learn(self.memory, cohort, responses(cohort.losses, self.cdf))
+        rho = responses(cohort.losses, self.cdf)
+        if self.rule == "ons":
+            memory = newton_memory(cohort.past.memory, cohort, rho)
+            return Decision(newton_weights(memory, cohort), memory)
+        memory = leader_memory(cohort.past.memory, cohort, rho)
+        return Decision(leader_weights(memory, cohort), memory)
 
 
 def responses(losses: FloatArray, cdf: str) -> FloatArray:

@@ -5,7 +5,7 @@ from typing import ClassVar, Unpack
 
 import numpy as np
 
-from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
+from fairbloom.rounds.method import Cohort, Decision, Options
 from fairbloom.rounds.ranges import NonNegative
 
 from .simplex import project
@@ -55,39 +55,23 @@ class AFL(FairStrategy):
         super().__init__(**options)
         self.gamma = gamma
 
-    def weigh(self, cohort: Cohort) -> FloatArray:
-        """Return λ on the participants, renormalised."""
-        weights = self._weights(cohort)
+    def weigh(self, cohort: Cohort) -> Decision:
+        """Return λ on the participants, renormalised; λ then ascends by their losses."""
+        past = cohort.past.memory
+        counts = dict(zip(cohort.names, cohort.counts.tolist(), strict=True))
+        examples = {**past.get("examples", {}), **counts}
+        shares = self.prior_weights_of([*examples], [*examples.values()]).tolist()
+        weights = enter_clients(past.get("weights", {}), dict(zip(examples, shares, strict=True)))
         c = np.array([weights[name] for name in cohort.names])
         if self.draw == "examples":
             # a client's share of the draws has its examples already: the mean weight is λ
             c = c * cohort.draws / cohort.counts
         total = c.sum()
-        return np.asarray(c / total) if total > 0.0 else cohort.prior
-
-    def remember(
-        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
-    ) -> Mapping[Kept, FloatArray]:
-        """Ascend λ by the participants' losses."""
         with np.errstate(over="ignore"):
             gains = dict(zip(cohort.names, (self.gamma * cohort.losses).tolist(), strict=True))
-        self.memory = {
-            "weights": ascend(self._weights(cohort), gains),
-            "examples": self._examples(cohort),
-        }
-        return {}
-
-    def _examples(self, cohort: Cohort) -> dict[str, float]:
-        return {
-            **self.memory.get("examples", {}),
-            **dict(zip(cohort.names, cohort.counts.tolist(), strict=True)),
-        }
-
-    def _weights(self, cohort: Cohort) -> dict[str, float]:
-        examples = self._examples(cohort)
-        shares = self.prior_weights_of([*examples], [*examples.values()]).tolist()
-        return enter_clients(
-            self.memory.get("weights", {}), dict(zip(examples, shares, strict=True))
+        return Decision(
+            np.asarray(c / total) if total > 0.0 else cohort.prior,
+            {"weights": ascend(weights, gains), "examples": examples},
         )
 
 

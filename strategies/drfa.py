@@ -2,14 +2,14 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Annotated, ClassVar, Unpack
+from typing import Annotated, Any, ClassVar, Unpack
 
 import numpy as np
 
 from fairbloom.protocol.names import SNAPSHOT
 from fairbloom.protocol.streams import generator
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
+from fairbloom.rounds.method import Cohort, FloatArray, Options, Past, Probed
 from fairbloom.rounds.ranges import NonNegative, Range
 from fairbloom.rounds.sampling import sample_by
 
@@ -74,7 +74,7 @@ class DRFA(FairStrategy):
 
     def choose(self, names: Collection[str], wanted: int, server_round: int) -> list[str]:
         """Draw clients by λ, with replacement."""
-        weights = self._weights(names)
+        weights = weights_of(self.past, names)
         ascending = sorted(names)
         shares = np.array([weights[name] for name in ascending])
         if shares.sum() <= 0.0:
@@ -91,15 +91,14 @@ class DRFA(FairStrategy):
         """Return the coefficients of the mean snapshot, at which clients report their loss."""
         return coefficients
 
-    def remember(
-        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
-    ) -> Mapping[Kept, FloatArray]:
+    def learn(self, past: Past, cohort: Cohort, probed: Probed) -> Mapping[str, Any]:
         """Ascend λ by the losses of a uniform sample at the mean snapshot."""
         factor = self.local_steps * self.gamma * len(cohort.online) / max(len(probed), 1)
         gains = {name: factor * loss for name, loss in probed.items()}
-        self.memory = {"weights": ascend(self._weights(cohort.online), gains)}
-        return {}
+        return {"weights": ascend(weights_of(past, cohort.online), gains)}
 
-    def _weights(self, names: Collection[str]) -> dict[str, float]:
-        known = self.memory.get("weights", {})
-        return enter_clients(known, dict.fromkeys([*known, *sorted(names)], 1.0))
+
+def weights_of(past: Past, names: Collection[str]) -> dict[str, float]:
+    """Return λ of all clients known so far and of newcomers."""
+    known = past.memory.get("weights", {})
+    return enter_clients(known, dict.fromkeys([*known, *sorted(names)], 1.0))

@@ -6,7 +6,7 @@ from typing import ClassVar, Unpack
 import numpy as np
 
 from fairbloom.protocol.names import ACCURACY_BEFORE, HITS, POSITIVES
-from fairbloom.rounds.method import NEGATIVE_WEIGHTS, Cohort, FloatArray, Kept, Options, Probed
+from fairbloom.rounds.method import NEGATIVE_WEIGHTS, Cohort, Decision, FloatArray, Options
 from fairbloom.rounds.ranges import NonNegative
 
 from .strategy import FairStrategy, Tries
@@ -64,26 +64,19 @@ class FairFed(FairStrategy):
         super().__init__(**options)
         self.beta = beta
 
-    def weigh(self, cohort: Cohort) -> FloatArray:
-        """Return ω of the participants, renormalised."""
-        weights = self._moved(cohort)
-        weights = weights if weights.sum() > 0.0 else cohort.counts
-        return np.asarray(weights / weights.sum())
+    def weigh(self, cohort: Cohort) -> Decision:
+        """Return ω of the participants, renormalised; the ω of absent clients stays."""
+        before = cohort.past.memory.get("weights", {})
+        moved = self._moved(cohort, before)
+        weights = moved if moved.sum() > 0.0 else cohort.counts
+        after = dict(zip(cohort.names, moved.tolist(), strict=True))
+        return Decision(np.asarray(weights / weights.sum()), {"weights": {**before, **after}})
 
-    def remember(
-        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
-    ) -> Mapping[Kept, FloatArray]:
-        """Keep ω; the ω of absent clients stays."""
-        moved = zip(cohort.names, self._moved(cohort).tolist(), strict=True)
-        self.memory = {"weights": {**self.memory.get("weights", {}), **dict(moved)}}
-        return {}
-
-    def _moved(self, cohort: Cohort) -> FloatArray:
-        """Return the participants' ω after the round, shape (m,)."""
+    def _moved(self, cohort: Cohort, weights: Mapping[str, float]) -> FloatArray:
+        """Return the participants' ω after the round, shape (m,), from all `weights` before it."""
         known = {name: size for name, size in cohort.roster.items() if size > 0.0}
         sizes = {**dict(zip(cohort.names, cohort.counts.tolist(), strict=True)), **known}
         total = sum(sizes.values())
-        weights = self.memory.get("weights", {})
         before = np.array([weights.get(name, sizes[name] / total) for name in cohort.names])
         distances = distances_of(cohort)
         return np.asarray(before - self.beta * (distances - distances.mean()))

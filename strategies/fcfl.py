@@ -9,7 +9,7 @@ import numpy as np
 from fairbloom.logs import log
 from fairbloom.protocol.names import ARRAYS_DISPARITY, DISPARITY, LEARNING_RATE, LOSS_BEFORE
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
+from fairbloom.rounds.method import Cohort, Decision, FloatArray, Options
 from fairbloom.rounds.ranges import Choices, NonNegative, Pairs, Positive, Range, amounts_in
 
 from .simplex import GRAM_REPORTS, steepest_common_weights
@@ -133,72 +133,77 @@ class FCFL(FairStrategy):
             disparity_sharpness=10.0,  # σ(10 z) replaces the decision 1[z ≥ 0]: it has a gradient
         )
 
-    def weigh(self, cohort: Cohort) -> FloatArray:
-        """Return the weights of the 2m gradients, the losses' first, times η/η_k."""
-        stage = self._stage1 if cohort.round <= self.stage1_rounds else self._stage2
-        return np.asarray(stage(cohort) * np.tile(rate_shares(cohort), 2))
+    def weigh(self, cohort: Cohort) -> Decision:
+        """Return the weights of the 2m gradients, the losses' first, times η/η_k.
 
-    def _stage1(self, cohort: Cohort) -> FloatArray:
-        g = self._maxima(cohort)
-        (p, q), (_, s) = g @ gradient_products(cohort) @ g.T
-        x = share_of_loss(p, q, s, within_budgets=self._excess(cohort).max() <= 0.0)
-        return np.asarray(x * g[0] + (1.0 - x) * g[1])
-
-    def _stage2(self, cohort: Cohort) -> FloatArray:
-        K = gradient_products(cohort)
-        _, g_g = self._maxima(cohort)
-        m = cohort.size
-        R = np.eye(m, 2 * m)
-        if self._excess(cohort).max() >= 0.0 and g_g @ K @ g_g > 0.0:
-            R = np.vstack([R, g_g])
-        products = R @ K @ R.T
-        return np.asarray(steepest_common_weights(products, products[:, :m].mean(axis=1)) @ R)
-
-    def remember(
-        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
-    ) -> Mapping[Kept, FloatArray]:
-        """Let the temperatures of stage 1 decay if their gradients are short."""
+        The temperatures of stage 1 decay if their gradients are short.
+        """
+        memory = cohort.past.memory
         unknown = [name for name in self.budgets if name not in cohort.online]
-        if unknown and not self.memory:
+        if unknown and not memory:
             log.warning(
                 "budgets names %s, but no client online has this name: correct it",
                 ", ".join(unknown),
             )
-        deltas = self._deltas
+        deltas = np.array([memory.get(name, self.delta) for name in TEMPERATURES])
+        excess = self._excess(cohort)
+        g = maxima_of(cohort.losses, excess, deltas)
+        K = gradient_products(cohort)
         if cohort.round <= self.stage1_rounds:
-            maxima = self._maxima(cohort)
-            eta = cohort.metrics[LEARNING_RATE].min()
-            squares = np.diag(maxima @ gradient_products(cohort) @ maxima.T)
-            norms = np.sqrt(np.maximum(squares, 0.0))  # of the gradients times eta
-            decays = (deltas > self.delta_min) & (self.delta_factor * norms <= deltas * eta)
-            lower = np.maximum(self.delta_decay * deltas, np.finfo(np.float64).tiny)
-            deltas = np.where(decays, lower, deltas)
-        self.memory = dict(zip(TEMPERATURES, deltas.tolist(), strict=True))
-        return {}
+            products = g @ K @ g.T
+            weights = stage1_weights(g, products, within_budgets=excess.max() <= 0.0)
+            deltas = self._decayed(deltas, np.diag(products), cohort.metrics[LEARNING_RATE].min())
+        else:
+            weights = stage2_weights(g[1], K, is_at_budget=excess.max() >= 0.0)
+        return Decision(
+            np.asarray(weights * np.tile(rate_shares(cohort), 2)),
+            dict(zip(TEMPERATURES, deltas.tolist(), strict=True)),
+        )
+
+    def _decayed(self, deltas: FloatArray, squares: FloatArray, eta: float) -> FloatArray:
+        """Return the temperatures after a round; `squares` are those of their gradients times η."""
+        norms = np.sqrt(np.maximum(squares, 0.0))
+        decays = (deltas > self.delta_min) & (self.delta_factor * norms <= deltas * eta)
+        lower = np.maximum(self.delta_decay * deltas, np.finfo(np.float64).tiny)
+        return np.where(decays, lower, deltas)
 
     def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
         """Return the number of clients that exceed their budgets, and the updates' conflicts."""
         over = float((self._excess(cohort) > 0.0).sum())
         return {"over-budget": over, **super().own_metrics(cohort, coefficients)}
 
-    @property
-    def _deltas(self) -> FloatArray:
-        return np.array([self.memory.get(name, self.delta) for name in TEMPERATURES])
-
     def _excess(self, cohort: Cohort) -> FloatArray:
         """Return v_k = |Δ_k| − ε_k, shape (m,)."""
         budgets = np.array([self.budgets.get(name, self.budget) for name in cohort.names])
         return np.asarray(np.abs(cohort.metrics[DISPARITY]) - budgets)
 
-    def _maxima(self, cohort: Cohort) -> FloatArray:
-        """Return g_l and g_g, the slopes of both softmaxes, as weights of the 2m gradients.
 
-        The shape is (2, 2m).
-        """
-        delta_l, delta_g = self._deltas
-        losses = softmax(cohort.losses, delta_l)
-        excess = softmax(self._excess(cohort), delta_g)
-        return np.block([[losses, np.zeros(cohort.size)], [np.zeros(cohort.size), excess]])
+def maxima_of(losses: FloatArray, excess: FloatArray, deltas: FloatArray) -> FloatArray:
+    """Return g_l and g_g, the slopes of both softmaxes, as weights of the 2m gradients.
+
+    `deltas` are the temperatures. The shape is (2, 2m).
+    """
+    of_losses = softmax(losses, deltas[0])
+    of_excess = softmax(excess, deltas[1])
+    zeros = np.zeros(len(losses))
+    return np.block([[of_losses, zeros], [zeros, of_excess]])
+
+
+def stage1_weights(g: FloatArray, products: FloatArray, *, within_budgets: bool) -> FloatArray:
+    """Return d as weights of the 2m gradients; `products` are the inner products of g_l and g_g."""
+    (p, q), (_, s) = products
+    x = share_of_loss(p, q, s, within_budgets=within_budgets)
+    return np.asarray(x * g[0] + (1.0 - x) * g[1])
+
+
+def stage2_weights(g_g: FloatArray, K: FloatArray, *, is_at_budget: bool) -> FloatArray:
+    """Return the steepest common direction of the losses, and of g_g at a budget, as weights."""
+    m = len(g_g) // 2
+    R = np.eye(m, 2 * m)
+    if is_at_budget and g_g @ K @ g_g > 0.0:
+        R = np.vstack([R, g_g])
+    products = R @ K @ R.T
+    return np.asarray(steepest_common_weights(products, products[:, :m].mean(axis=1)) @ R)
 
 
 def share_of_loss(p: float, q: float, s: float, *, within_budgets: bool) -> float:

@@ -7,7 +7,7 @@ import numpy as np
 
 from fairbloom.protocol.names import CONTROL, STEP_SUM
 from fairbloom.rounds.aggregation import COSINES
-from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
+from fairbloom.rounds.method import Cohort, Decision, FloatArray, Kept, Options
 from fairbloom.rounds.options import CHANGING
 
 from .strategy import FairStrategy
@@ -41,9 +41,10 @@ class FedAvg(FairStrategy):
         if self.control_variates:
             self._use_control_variates()
 
-    def weigh(self, cohort: Cohort) -> FloatArray:
+    def weigh(self, cohort: Cohort) -> FloatArray | Decision:
         """Return the prior; kept control variates are not part of the step."""
-        return np.concatenate([cohort.prior, np.zeros(len(cohort.memory))])
+        c = np.concatenate([cohort.prior, np.zeros(len(cohort.memory))])
+        return Decision(c, keep=self._control(cohort)) if self.control_variates else c
 
     # Control variates: see SCAFFOLD ---------------------------------------------------------------
 
@@ -56,19 +57,15 @@ class FedAvg(FairStrategy):
 
     def sends(self) -> Mapping[str, tuple[Kept, float]]:
         """Return the server's control variate c = C / Σ n_k, over the roster, if there is one."""
-        kept = next(iter(self.progress.kept), None)
-        if not self.control_variates or kept is None:
+        if not self.control_variates or not self.past.kept:
             return {}
-        roster = self.progress.roster
+        (kept,) = self.past.kept
+        roster = self.past.roster
         total = float(self.prior_weights_of([*roster], [*roster.values()]).sum())
         return {CONTROL: (kept, 1.0 / total)}
 
-    def remember(
-        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
-    ) -> Mapping[Kept, FloatArray]:
+    def _control(self, cohort: Cohort) -> Mapping[Kept, FloatArray]:
         """Keep C + Σ n_k (u_k / H_k − c), over the clients that took a step, with the sent c."""
-        if not self.control_variates:
-            return {}
         H = cohort.metrics[STEP_SUM]
         sizes = [cohort.roster[name] for name in cohort.names]
         n = self.prior_weights_of(cohort.names, sizes) * (H > 0.0)

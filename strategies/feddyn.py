@@ -1,13 +1,12 @@
 """The average of clients with losses that are regularised to agree with the mean loss."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar, Unpack
 
 import numpy as np
 
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
+from fairbloom.rounds.method import Cohort, Decision, Kept, Options
 from fairbloom.rounds.ranges import Positive
 
 from .strategy import FairStrategy, Tries
@@ -62,14 +61,8 @@ class FedDyn(FairStrategy):
         """Return the common terms, with the strength of the regularizer."""
         return replace(super().terms(server_round), dynamic_alpha=self.alpha)
 
-    def weigh(self, cohort: Cohort) -> FloatArray:
-        """Return 1/m + 1/N for each update, and 1/N for R."""
+    def weigh(self, cohort: Cohort) -> Decision:
+        """Return 1/m + 1/N for each update, and 1/N for R; keep R + Σ u_k."""
         of_total = np.full(cohort.size + len(cohort.memory), 1.0 / len(cohort.roster))
         of_total[: cohort.size] += 1.0 / cohort.size
-        return of_total
-
-    def remember(
-        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
-    ) -> Mapping[Kept, FloatArray]:
-        """Keep R + Σ u_k."""
-        return {Kept("total", cohort.round): np.ones_like(coefficients)}
+        return Decision(of_total, keep={Kept("total", cohort.round): np.ones_like(of_total)})

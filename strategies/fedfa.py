@@ -1,13 +1,12 @@
 """Fairness by accuracy and participation, with momentum on both sides."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Unpack
 
 import numpy as np
 
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
+from fairbloom.rounds.method import Cohort, Decision, FloatArray, Kept, Options
 from fairbloom.rounds.ranges import NonNegative, Range
 
 from .strategy import FairStrategy
@@ -77,29 +76,25 @@ class FedFa(FairStrategy):
         """Return the common terms, with the clients' momentum."""
         return replace(super().terms(server_round), client_momentum=self.client_momentum)
 
-    def weigh(self, cohort: Cohort) -> FloatArray:
-        """Return c, and the server's momentum for the velocity, if there is one."""
-        momentum = np.full(len(cohort.memory), self.server_momentum)
-        return np.concatenate([self._shares(cohort), momentum])
+    def weigh(self, cohort: Cohort) -> Decision:
+        """Return c, and the server's momentum for the velocity, if there is one.
 
-    def _shares(self, cohort: Cohort) -> FloatArray:
+        The participants' rounds are counted, and the step is kept as the velocity.
+        """
+        rounds = cohort.past.memory.get("rounds", {})
+        counted = {name: int(rounds.get(name, 0)) + 1 for name in cohort.names}
+        n = np.array([*counted.values()], np.float64)
+        momentum = np.full(len(cohort.memory), self.server_momentum)
+        c = np.concatenate([self._shares(cohort, n), momentum])
+        velocity = Kept("velocity", cohort.round)
+        return Decision(c, {"rounds": {**rounds, **counted}}, {velocity: c})
+
+    def _shares(self, cohort: Cohort, n: FloatArray) -> FloatArray:
+        """Return the shares of the updates, of clients with n rounds up to this one."""
         if cohort.size == 1:
             return np.ones(1)
         A = np.maximum(cohort.metrics["accuracy-after"], SMALLEST_ACCURACY)
-        n = np.array([self._rounds(name) + 1 for name in cohort.names], np.float64)
         a = -np.log2(A / A.sum())
         f = -np.log2(1.0 - n / n.sum())
         c = self.alpha * a / a.sum() + self.beta * f / f.sum()
         return np.asarray(c / c.sum())
-
-    def _rounds(self, name: str) -> int:
-        """Return the number of earlier rounds with a usable reply of a client."""
-        return int(self.memory.get("rounds", {}).get(name, 0))
-
-    def remember(
-        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
-    ) -> Mapping[Kept, FloatArray]:
-        """Count the participants; keep the step as the velocity."""
-        counted = {name: self._rounds(name) + 1 for name in cohort.names}
-        self.memory = {"rounds": {**self.memory.get("rounds", {}), **counted}}
-        return {Kept("velocity", cohort.round): coefficients}

@@ -1,13 +1,12 @@
 """Fair averaging without conflicts between clients."""
 
-from collections.abc import Mapping
 from typing import Annotated, ClassVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.protocol.streams import generator
-from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
+from fairbloom.rounds.method import Cohort, Decision, FloatArray, Kept, Options
 from fairbloom.rounds.ranges import Choices, Range
 
 from .descent import CommonDescent
@@ -95,7 +94,17 @@ class FedFV(CommonDescent):
         self.order = order
         self.rescale = rescale
 
-    def weigh(self, cohort: Cohort) -> FloatArray:
+    def weigh(self, cohort: Cohort) -> Decision:
+        """Return c over the updates and the kept ones; a client's latest is kept for τ rounds."""
+        rows = np.eye(cohort.size + len(cohort.memory))
+        latest = {
+            **dict(zip(cohort.memory, rows[cohort.size :], strict=True)),
+            **{Kept(name, cohort.round): rows[i] for i, name in enumerate(cohort.names)},
+        }
+        recent = {kept: row for kept, row in latest.items() if kept.round > cohort.round - self.tau}
+        return Decision(self._coefficients(cohort), keep=recent)
+
+    def _coefficients(self, cohort: Cohort) -> FloatArray:
         """Return c over the updates and the kept ones.
 
         Vectors are rows of coefficients; inner products go through G.
@@ -152,14 +161,3 @@ class FedFV(CommonDescent):
             if con @ products < 0.0 and squared_norm > 0.0:
                 g = g - (con @ products) / squared_norm * con
         return g
-
-    def remember(
-        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
-    ) -> Mapping[Kept, FloatArray]:
-        """Keep every client's latest update for tau rounds."""
-        rows = np.eye(cohort.size + len(cohort.memory))
-        latest = {
-            **dict(zip(cohort.memory, rows[cohort.size :], strict=True)),
-            **{Kept(name, cohort.round): rows[i] for i, name in enumerate(cohort.names)},
-        }
-        return {kept: row for kept, row in latest.items() if kept.round > cohort.round - self.tau}

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
-from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
+from fairbloom.rounds.method import Cohort, Decision, FloatArray, Kept, Options
 from fairbloom.rounds.ranges import Choices, Pairs, Positive, pairs_in
 
 from .descent import CommonDescent
@@ -102,11 +102,29 @@ class FedLF(CommonDescent):
                     f" {group!r}"
                 )
 
-    def weigh(self, cohort: Cohort) -> FloatArray:
+    def weigh(self, cohort: Cohort) -> Decision:
         """Return c for each array, over the updates and the kept ones.
 
-        Vectors are rows of coefficients.
+        The names of the clients seen are remembered, and the last updates that a later round may
+        need are kept.
         """
+        c = self._coefficients(cohort)
+        if not self.history:
+            return Decision(c)
+        seen = cohort.past.memory.get("seen", {}) | dict.fromkeys(cohort.names, cohort.round)
+        # ⌊M/m⌋ is at most the number of known clients.
+        oldest = cohort.round + 1 - len({*seen, *cohort.online})
+        keep: dict[Kept, FloatArray | None] = {
+            kept: None
+            for kept in cohort.past.kept
+            if kept.key not in cohort.names and kept.round >= oldest
+        }
+        rows = np.eye(cohort.rows)
+        latest = {Kept(name, cohort.round): rows[k] for k, name in enumerate(cohort.names)}
+        return Decision(c, {"seen": seen}, keep | latest)
+
+    def _coefficients(self, cohort: Cohort) -> FloatArray:
+        """Return c for each array; vectors are rows of coefficients."""
         grams = cohort.grams
         m = cohort.size
         groups = []
@@ -130,27 +148,8 @@ class FedLF(CommonDescent):
         self, kept: Collection[Kept], names: Collection[str], server_round: int
     ) -> Collection[Kept]:
         """Return the rows of the last ⌊M/m⌋ rounds, of absent clients."""
-        oldest = server_round - len(self.memory.get("seen", {})) // len(names)
+        oldest = server_round - len(self.past.memory.get("seen", {})) // len(names)
         return [each for each in super().recalls(kept, names, server_round) if each.round >= oldest]
-
-    def remember(
-        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
-    ) -> Mapping[Kept, FloatArray | None]:
-        """Keep the names of the clients seen, and the last updates that a later round may need."""
-        if not self.history:
-            return {}
-        seen = self.memory.get("seen", {}) | dict.fromkeys(cohort.names, cohort.round)
-        self.memory = {"seen": seen}
-        # ⌊M/m⌋ is at most the number of known clients.
-        oldest = cohort.round + 1 - len({*seen, *cohort.online})
-        absent = (
-            kept
-            for kept in self.progress.kept
-            if kept.key not in cohort.names and kept.round >= oldest
-        )
-        rows = np.eye(cohort.rows)
-        latest: dict[Kept, FloatArray | None] = dict.fromkeys(absent)
-        return latest | {Kept(name, cohort.round): rows[k] for k, name in enumerate(cohort.names)}
 
 
 # The layers of a model, as groups of its arrays, and a common descent direction in each -----------

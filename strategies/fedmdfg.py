@@ -1,12 +1,11 @@
 """Common descent with guidance towards equal losses, which respects absent clients."""
 
-from collections.abc import Mapping
 from typing import Annotated, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbloom.rounds.method import Cohort, FloatArray, Kept, Options, Probed
+from fairbloom.rounds.method import Cohort, Decision, FloatArray, Kept, Options
 from fairbloom.rounds.ranges import Choices, Positive, Range
 
 from .descent import CommonDescent
@@ -81,15 +80,26 @@ class FedMDFG(CommonDescent):
         self.guidance = guidance
         self.server_lr = server_lr
 
-    def weigh(self, cohort: Cohort) -> FloatArray:
+    def weigh(self, cohort: Cohort) -> Decision:
         """Return c over the updates and the kept ones.
 
-        Vectors are rows of coefficients; inner products go through G.
+        The updates that are not zero are kept; if all are zero, the kept rows stay.
         """
-        G = cohort.gram
+        memory = {**cohort.past.memory, **self._expectations(cohort)}
         live = self._live(cohort)
         if not live.size:
-            return np.zeros(len(G))
+            keep = dict.fromkeys(cohort.past.kept)
+            return Decision(np.zeros(len(cohort.gram)), memory, keep)
+        rows = np.eye(len(cohort.gram))
+        return Decision(
+            self._coefficients(cohort, live),
+            {**memory, "length": self._mean_norm(cohort)},
+            {Kept(cohort.names[k], cohort.round): rows[k] for k in live if self.history},
+        )
+
+    def _coefficients(self, cohort: Cohort, live: NDArray[np.intp]) -> FloatArray:
+        """Return c; vectors are rows of coefficients, and inner products go through G."""
+        G = cohort.gram
         v = self._scaled(cohort)
         rows = np.vstack([v[live], self._guidance_row(cohort, v), v[cohort.size :]])
         shortest = shortest_combination(rows, G)
@@ -112,7 +122,7 @@ class FedMDFG(CommonDescent):
         """Return v of every update and kept row; a kept row gets the s of its round."""
         norms = np.sqrt(np.diag(cohort.gram))
         wanted = np.full(len(norms), self._mean_norm(cohort))
-        wanted[cohort.size :] = self.memory.get("length", 0.0)
+        wanted[cohort.size :] = cohort.past.memory.get("length", 0.0)
         return np.diag(np.divide(wanted, norms, out=np.zeros_like(norms), where=norms > 0.0))
 
     def _guidance_row(self, cohort: Cohort, v: FloatArray) -> FloatArray:
@@ -129,33 +139,20 @@ class FedMDFG(CommonDescent):
 
     def _is_forced(self, cohort: Cohort) -> bool:
         """Return whether the losses of some clients, but not of all, are higher than expected."""
-        expected = self.memory.get("expected", {})
+        expected = cohort.past.memory.get("expected", {})
         rose = [
             loss > expected.get(name, loss)
             for name, loss in zip(cohort.names, cohort.losses, strict=True)
         ]
         return any(rose) and not all(rose)
 
-    def remember(
-        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
-    ) -> Mapping[Kept, FloatArray | None]:
-        """Update the expected losses, and keep the updates that are not zero.
-
-        If all are zero, the kept rows stay.
-        """
-        expected = dict(self.memory.get("expected", {}))
-        joined = dict(self.memory.get("joined", {}))
+    def _expectations(self, cohort: Cohort) -> dict[str, dict[str, float]]:
+        """Return the expected losses after the round, and each client's number of rounds."""
+        expected = dict(cohort.past.memory.get("expected", {}))
+        joined = dict(cohort.past.memory.get("joined", {}))
         for name, loss in zip(cohort.names, cohort.losses.tolist(), strict=True):
             mean = expected.get(name, loss)
             rounds = joined.get(name, 0)
             expected[name] = mean + (min(loss, mean) - mean) / (rounds + 1)
             joined[name] = rounds + 1
-        self.memory = self.memory | {"expected": expected, "joined": joined}
-        live = self._live(cohort)
-        if not live.size:
-            return dict.fromkeys(self.progress.kept)
-        self.memory["length"] = self._mean_norm(cohort)
-        if not self.history:
-            return {}
-        rows = np.eye(len(cohort.gram))
-        return {Kept(cohort.names[k], cohort.round): rows[k] for k in live}
+        return {"expected": expected, "joined": joined}

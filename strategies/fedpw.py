@@ -1,11 +1,10 @@
 """Weights by the losses and by how far updates agree, smoothed over the rounds."""
 
-from collections.abc import Mapping
 from typing import Annotated, ClassVar, Unpack
 
 import numpy as np
 
-from fairbloom.rounds.method import NEGATIVE_WEIGHTS, Cohort, FloatArray, Kept, Options, Probed
+from fairbloom.rounds.method import NEGATIVE_WEIGHTS, Cohort, Decision, FloatArray, Options
 from fairbloom.rounds.ranges import Range
 
 from .strategy import FairStrategy, Tries
@@ -70,33 +69,35 @@ class FedPW(FairStrategy):
         super().__init__(**options)
         self.beta = beta
 
-    def weigh(self, cohort: Cohort) -> FloatArray:
-        """Return the mean of p and q, weighted by their deviations over the round's clients."""
-        weights = self._moved(cohort)[0]
+    def weigh(self, cohort: Cohort) -> Decision:
+        """Return the mean of p and q, weighted by their deviations over the round's clients.
+
+        The participants' p, q, δ and ε are remembered, and the means of the first round.
+        """
+        signals = signals_of(cohort)
+        known = cohort.past.memory.get("states", {})
+        first = cohort.past.memory.get("first", signals.mean(axis=1).tolist())
+        before = np.array([known.get(name, np.zeros(4)) for name in cohort.names])
+        moved = self._moved(before.T.reshape(2, 2, cohort.size), signals, np.array(first))
+        weights = moved[0]
         # Not a sample's deviations, which a single client lacks: their ratio is the same.
         deviations = weights.std(axis=1, keepdims=True)
-        return np.asarray((shares_of(deviations.T) @ weights)[0])
+        numbers = moved.reshape(4, cohort.size).T.tolist()
+        return Decision(
+            np.asarray((shares_of(deviations.T) @ weights)[0]),
+            {
+                "first": first,
+                "states": {**known, **dict(zip(cohort.names, numbers, strict=True))},
+            },
+        )
 
-    def remember(
-        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
-    ) -> Mapping[Kept, FloatArray]:
-        """Keep the participants' p, q, δ and ε, and the means of the first round."""
-        numbers = self._moved(cohort).reshape(4, cohort.size).T.tolist()
-        known = self.memory.get("states", {})
-        self.memory = {
-            "first": self.memory.get("first", signals_of(cohort).mean(axis=1).tolist()),
-            "states": {**known, **dict(zip(cohort.names, numbers, strict=True))},
-        }
-        return {}
+    def _moved(self, before: FloatArray, signals: FloatArray, first: FloatArray) -> FloatArray:
+        """Return (p, q) and (δ, ε) of the participants after the round, shape (2, 2, m).
 
-    def _moved(self, cohort: Cohort) -> FloatArray:
-        """Return (p, q) and (δ, ε) of the participants after the round, shape (2, 2, m)."""
-        known = self.memory.get("states", {})
-        before = np.array([known.get(name, np.zeros(4)) for name in cohort.names])
-        weights, means = before.T.reshape(2, 2, cohort.size)
-        signals = signals_of(cohort)
+        `before` has them before it, `signals` F and r, and `first` the means of the first round.
+        """
+        weights, means = before
         now = signals.mean(axis=1)
-        first = np.array(self.memory.get("first", now))
         change = np.divide(now, first, out=np.zeros(2), where=first != 0.0)
         beta = np.minimum(1.0, self.beta * change)[:, None]
         means = (1.0 - beta) * means + beta * shares_of(signals)

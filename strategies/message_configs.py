@@ -14,7 +14,7 @@ class ChangingConfig:
         self._config = config
         self._given = {**config}
 
-    def state_dict(self) -> dict[str, Any]:
+    def changes(self) -> dict[str, Any]:
         """Return the changes, {} if there are none; bytes become a mapping with their hex text."""
         changed = {
             key: _encode_bytes(value)
@@ -24,12 +24,12 @@ class ChangingConfig:
         removed = [key for key in self._given if key not in self._config]
         return {} if not changed and not removed else {"changed": changed, "removed": removed}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Repeat the changes that `state_dict` returned."""
+    def repeat(self, changes: Mapping[str, Any]) -> None:
+        """Repeat the changes that `changes` returned."""
         self._config.update(
-            {key: _decode_bytes(value) for key, value in state.get("changed", {}).items()}
+            {key: _decode_bytes(value) for key, value in changes.get("changed", {}).items()}
         )
-        for key in state.get("removed", ()):
+        for key in changes.get("removed", ()):
             self._config.pop(key, None)
 
 

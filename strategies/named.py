@@ -105,11 +105,12 @@ def strategy_of(
         strategy = build(method, arguments)
     except ValueError as error:  # the constructor refused a value
         raise SettingsError(f"method = {text!r}: {error}") from error
-    strategy.run_folder_options = {
+    found = {
         key: SETTINGS[key].checked(run_config[key])
         for key in RUN_FOLDER_OPTIONS
         if run_config.get(key, SETTINGS[key].default) != SETTINGS[key].default
     }
+    strategy.adapt(run_folder_options=found)
     return strategy
 
 

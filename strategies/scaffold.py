@@ -2,8 +2,10 @@
 
 from typing import Unpack
 
+import numpy as np
+
 from fairbloom.protocol.names import STEP_SUM
-from fairbloom.rounds.method import Cohort, FloatArray, Options
+from fairbloom.rounds.method import Cohort, Decision, Options
 from fairbloom.rounds.ranges import Positive
 
 from .fedavg import FedAvg
@@ -58,6 +60,7 @@ class SCAFFOLD(FedAvg):
         self.server_lr = server_lr
         self._use_control_variates()
 
-    def weigh(self, cohort: Cohort) -> FloatArray:
+    def weigh(self, cohort: Cohort) -> Decision:
         """Return the prior, times the server's learning rate."""
-        return self.server_lr * super().weigh(cohort)
+        c = np.concatenate([cohort.prior, np.zeros(len(cohort.memory))])
+        return Decision(self.server_lr * c, keep=self._control(cohort))

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Unpack
+from types import MappingProxyType
+from typing import Any, ClassVar, Self, Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -30,6 +31,7 @@ from fairbloom.rounds.options import Aggregate, Options
 from fairbloom.rounds.ranges import whole, within
 from fairbloom.rounds.records import model_of, record_of
 from fairbloom.rounds.round import Round, StopRun
+from fairbloom.rounds.run_state import RunState
 from fairbloom.rounds.screening import check_model
 from fairbloom.strategies.message_configs import ChangingConfig
 
@@ -51,10 +53,6 @@ ShouldStop = Callable[[int, Result], bool]
 Timeout = float | None | Callable[[int], float | None]
 
 
-# The key, in a state, of the clients whose contexts have a state.
-WITH_STATE = "with-state"
-
-
 class FairStrategy(Method, Strategy):
     """A method as a Flower strategy; parameters are those of `Options`.
 
@@ -70,16 +68,9 @@ class FairStrategy(Method, Strategy):
 
     def __init__(self, **options: Unpack[Options]) -> None:
         super().__init__(**options)
-        self._flower = FlowerClients(self)
-        self._loop = Rounds(self, self._flower)
-        self._outer: Strategy = self
-        self._configs: Mapping[str, ChangingConfig] = {}
-        self._recording: Recording | None = None
+        self._session = Session.of(self, self, FlowerClients(self))
         # Settings that `from_config` found in a run config, for RunFolder.
         self.run_folder_options: Mapping[str, Value] = {}
-        # What our own hooks have returned of the round, in case that another one raises StopRun.
-        self._trained: tuple[ArrayRecord | None, MetricRecord | None] = (None, None)
-        self._evaluated: MetricRecord | None = None
 
     def _advise_on(self, name: str, value: object) -> str:
         """Return what to write in place of an argument, such as one of Flower's strategies."""
@@ -164,38 +155,37 @@ class FairStrategy(Method, Strategy):
         train_config = train_config or ConfigRecord()
         evaluate_config = evaluate_config or ConfigRecord()
         check_keys({"train_config": train_config, "evaluate_config": evaluate_config})
-        if self._recording is None and self.run_folder_options:
+        recording = self._session.recording
+        if recording is None and self.run_folder_options:
             raise FairbloomError(
                 f"{' and '.join(self.run_folder_options)} of the run config: a run folder does"
                 " this: start the strategy by RunFolder(path).start(strategy, …)"
             )
-        recording = self._recording or Recording(
+        recording = recording or Recording(
             wrapper or self,
             on_round,
             resume,
             all_evaluate_last=all_evaluate_last,
         )
-        self._recording = None
         initial_arrays = recording.arrays or initial_arrays
-        self.reset()
-        self._outer = outer = recording.outer
-        self._configs = {
-            "train": ChangingConfig(train_config),
-            "evaluate": ChangingConfig(evaluate_config),
-        }
-        self._flower = FlowerClients(self, grid, keys=recording.keys)
-        if recording.resume is not None:
-            self.load_state_dict(recording.resume)
-            self._flower.with_state = set(recording.resume.get(WITH_STATE, ()))
-            if recording.loses_states:
-                self._flower.lost_states = frozenset(self._flower.with_state)
-        self._loop = Rounds(
+        outer = recording.outer
+        clients = FlowerClients(self, grid, keys=recording.keys)
+        session = Session.of(
             self,
-            self._flower,
-            whole(0, num_rounds=num_rounds),
+            outer,
+            clients,
+            {"train": ChangingConfig(train_config), "evaluate": ChangingConfig(evaluate_config)},
+            num_rounds=whole(0, num_rounds=num_rounds),
             all_evaluate_last=recording.all_evaluate_last,
             scores=recording.scores,
         )
+        vars(self)["_session"] = session
+        self.reset()
+        if recording.resume is not None:
+            self.load_state_dict(recording.resume)
+            session.restore(self.run_state)
+            if recording.loses_states:
+                clients.lost_states = self.run_state.with_state
         check_model(self, model_of(initial_arrays))
         log.info("Starting %s strategy:", type(outer).__name__)
         log_start(num_rounds, initial_arrays, {"train": train_config, "evaluate": evaluate_config})
@@ -206,12 +196,12 @@ class FairStrategy(Method, Strategy):
         with steps.stopping():
             outer.summary()
         began = time.monotonic()
-        if evaluate_fn and not self.progress.finished_rounds and steps.stopped is None:
+        if evaluate_fn and not self.run_state.finished_rounds and steps.stopped is None:
             steps.evaluate_centrally(evaluate_fn, 0, initial_arrays)
             log.info(
                 "Initial global evaluation results: %s", result.evaluate_metrics_serverapp.get(0)
             )
-        rounds = self._loop.run_by(steps.train, steps.evaluate, initial_arrays)
+        rounds = session.rounds.run_by(steps.train, steps.evaluate, initial_arrays)
         for finished in rounds if steps.stopped is None else ():
             with steps.stopping():
                 if recording.on_round is not None:
@@ -222,7 +212,9 @@ class FairStrategy(Method, Strategy):
                 break
         log_result(result, time.monotonic() - began)
         recording.result = result
-        recording.stopped = self._loop.stopped if steps.stopped is None else steps.stopped.reason
+        recording.stopped = (
+            session.rounds.stopped if steps.stopped is None else steps.stopped.reason
+        )
         return result
 
     def initialize_parameters(self, client_manager: object) -> None:
@@ -231,43 +223,22 @@ class FairStrategy(Method, Strategy):
 
     def record_by(self, recording: "Recording") -> None:
         """Record the next `start` by `recording`."""
-        self._recording = recording
+        self._session.recording = recording
 
     def _note_skipped(self, number: int, replies: Collection[Message]) -> None:
         """Count a round as skipped if a wrapper has not passed its replies on.
 
         Flower's wrappers do this after an error.
         """
-        if self.progress.finished_rounds < number:
-            trained = self._flower.read_train_replies(replies)
+        if self.run_state.finished_rounds < number:
+            session = self._session
+            trained = session.clients.read_train_replies(replies)
             reason = (
-                f"{type(self._outer).__name__} has passed no replies on, as wrappers do where one"
+                f"{type(session.outer).__name__} has passed no replies on, as wrappers do where one"
                 " is an error"
             )
             trained.refuse(dict.fromkeys(trained.names, reason))
-            self._loop.aggregate_train(number, trained)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the method, of its wrappers, and the hooks' changes to configs."""
-        configs = {
-            name: changes
-            for name, config in self._configs.items()
-            if (changes := config.state_dict())
-        }
-        added = {
-            "configs": configs,
-            "wrappers": [plain_values(layer) for layer in layers(self._outer)[:-1]],
-            WITH_STATE: sorted(self._flower.with_state),
-        }
-        return super().state_dict() | {name: value for name, value in added.items() if value}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned."""
-        super().load_state_dict(state)
-        for name, config in self._configs.items():
-            config.load_state_dict(state.get("configs", {}).get(name, {}))
-        for layer, values in zip(layers(self._outer)[:-1], state.get("wrappers", ()), strict=False):
-            vars(layer).update(values)
+            session.rounds.aggregate_train(number, trained)
 
     def summary(self) -> None:
         """Log the options that Flower's strategies log, and all others with changed values."""
@@ -276,8 +247,7 @@ class FairStrategy(Method, Strategy):
         changed = {
             name: value
             for name, value in public.items()
-            if name not in ("memory", "progress", *FLOWER_OPTIONS)
-            and (name not in defaults or value != defaults[name])
+            if name not in FLOWER_OPTIONS and (name not in defaults or value != defaults[name])
         }
         if "frozen" in changed:  # a large model has hundreds
             changed["frozen"] = f"{len(self.frozen)} arrays"
@@ -296,16 +266,17 @@ class FairStrategy(Method, Strategy):
             has_scalars = any(not each.shape and "float" in each.dtype for each in arrays.values())
             for caller in {id(each): each for each in callers}.values():
                 check_noise(self, caller, has_scalars)
-        self._flower.grid = grid
-        if self._recording is not None:
-            raise LoopOfOwnError(self._recording.outer)
+        session = self._session
+        session.clients.grid = grid
+        if session.recording is not None:
+            raise LoopOfOwnError(session.recording.outer)
         measure, others = _split_config(config)
-        current = self._loop.configure_train(server_round, model_of(arrays), measure, others)
+        current = session.rounds.configure_train(server_round, model_of(arrays), measure, others)
         names = list(current.draws)
         log.info(
-            "configure_train: Sampled %s nodes (out of %s)", len(names), len(self._loop.online)
+            "configure_train: Sampled %s nodes (out of %s)", len(names), len(session.rounds.online)
         )
-        return self._flower.write_train_messages(names, arrays, current.terms, current.vectors)
+        return session.clients.write_train_messages(names, arrays, current.terms, current.vectors)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -316,11 +287,12 @@ class FairStrategy(Method, Strategy):
         """
         replies = list(replies)
         log_replies("aggregate_train", replies)
-        trained = self._flower.read_train_replies(replies)
-        model, metrics = self._loop.aggregate_train(server_round, trained)
+        session = self._session
+        trained = session.clients.read_train_replies(replies)
+        model, metrics = session.rounds.aggregate_train(server_round, trained)
         after = None if model is None else record_of(model)
         # Behind a wrapper, as for differential privacy, this is not yet the model of the round.
-        self._trained = (after if self._outer is self else None, MetricRecord(metrics))
+        session.trained = (after if session.outer is self else None, MetricRecord(metrics))
         if self.train_metrics_aggr_fn is not None:
             metrics = self._replace_means(self.train_metrics_aggr_fn, metrics, trained, replies)
         return after, MetricRecord(metrics)
@@ -332,31 +304,34 @@ class FairStrategy(Method, Strategy):
 
         If models are averaged, `arrays` are added to the mean, which the clients get.
         """
-        self._flower.grid = grid
-        if not self.progress.steps:  # a wrapper withholds all replies if one of them is an error
+        session = self._session
+        session.clients.grid = grid
+        if not self.run_state.steps:  # a wrapper withholds all replies if one of them is an error
             log.warning(
                 "up to round %d no step was taken; a wrapper that is started without RunFolder"
                 " returns no arrays then",
                 server_round,
             )
         measure, others = _split_config(config)
-        names, terms, _ = self._loop.configure_evaluate(
+        names, terms, _ = session.rounds.configure_evaluate(
             server_round, model_of(arrays), measure, others
         )
         if names:
             log.info(
                 "configure_evaluate: Sampled %s nodes (out of %s)",
                 len(names),
-                len(self._loop.online),
+                len(session.rounds.online),
             )
             arrays = self._mean_arrays(arrays)
-        return self._flower.write_evaluate_messages(
-            names, arrays, terms, self._loop.current.participants
+        return session.clients.write_evaluate_messages(
+            names, arrays, terms, session.rounds.current.participants
         )
 
     def _mean_arrays(self, arrays: ArrayRecord) -> ArrayRecord:
         """Return the mean of all global models if they are averaged, else `arrays`, the last."""
-        return record_of(self._loop.mean_model(model_of(arrays))) if self.average_models else arrays
+        if not self.average_models:
+            return arrays
+        return record_of(self._session.rounds.mean_model(model_of(arrays)))
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -364,11 +339,12 @@ class FairStrategy(Method, Strategy):
         """Return the clients' mean metrics, weighted by examples; None if no client was asked."""
         replies = list(replies)
         log_replies("aggregate_evaluate", replies)
-        evaluated = self._flower.read_evaluate_replies(replies)
-        metrics = self._loop.aggregate_evaluate(evaluated)
+        session = self._session
+        evaluated = session.clients.read_evaluate_replies(replies)
+        metrics = session.rounds.aggregate_evaluate(evaluated)
         if metrics is None:
             return None
-        self._evaluated = MetricRecord(metrics)
+        session.evaluated = MetricRecord(metrics)
         if self.evaluate_metrics_aggr_fn is not None:
             metrics = self._replace_means(
                 self.evaluate_metrics_aggr_fn, metrics, evaluated, replies
@@ -385,9 +361,64 @@ class FairStrategy(Method, Strategy):
         averaged = average_metrics(used.metrics, self.weighted_by_key)
         others = {name: value for name, value in metrics.items() if name not in averaged}
         return {
-            **aggregate(self._flower.contents(replies, weighted), self.weighted_by_key),
+            **aggregate(self._session.clients.contents(replies, weighted), self.weighted_by_key),
             **others,
         }
+
+
+@dataclass
+class Session:
+    """What a strategy has while it runs; nothing of it is in a checkpoint.
+
+    Attributes
+    ----------
+    outer
+        The strategy that is started: the FairStrategy, or one that wraps it.
+    clients, rounds
+        The clients, and the rounds with them.
+    configs
+        The user's configs of messages, by message.
+    recording
+        What records the next `start`.
+    trained, evaluated
+        What our own hooks have returned of the round, in case that another one raises StopRun.
+    """
+
+    outer: Strategy
+    clients: FlowerClients
+    rounds: Rounds
+    configs: Mapping[str, ChangingConfig] = field(default_factory=dict)
+    recording: "Recording | None" = None
+    trained: tuple[ArrayRecord | None, MetricRecord | None] = (None, None)
+    evaluated: MetricRecord | None = None
+
+    @classmethod
+    def of(
+        cls,
+        method: FairStrategy,
+        outer: Strategy,
+        clients: FlowerClients,
+        configs: Mapping[str, ChangingConfig] = MappingProxyType({}),
+        **rounds: Any,
+    ) -> Self:
+        """Return a session with `Rounds` of these keywords."""
+        return cls(outer, clients, Rounds(method, clients, **rounds), configs)
+
+    def restore(self, state: RunState) -> None:
+        """Repeat what the hooks of a run had changed: configs, and the values of wrappers."""
+        for name, config in self.configs.items():
+            config.repeat(state.configs.get(name, {}))
+        for layer, values in zip(layers(self.outer)[:-1], state.wrappers, strict=False):
+            vars(layer).update(values)
+        self.clients.with_state = set(state.with_state)
+
+    def note_hooks(self) -> None:
+        """Enter into the run's state what hooks have changed."""
+        configs = {
+            name: changes for name, config in self.configs.items() if (changes := config.changes())
+        }
+        wrappers = [plain_values(layer) for layer in layers(self.outer)[:-1]]
+        self.rounds.note_hooks(configs, wrappers, self.clients.with_state)
 
 
 @dataclass
@@ -420,42 +451,45 @@ class _HookedSteps:
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Call the hooks of training; return the model, None if unchanged, and mean metrics."""
         strategy = self.strategy
-        outer = strategy._outer
+        session = strategy._session
         log.info("")
-        log.info("[ROUND %s/%s]", number, strategy._loop.num_rounds)
-        strategy._trained = (None, None)
+        log.info("[ROUND %s/%s]", number, session.rounds.num_rounds)
+        session.trained = (None, None)
         try:
-            strategy._flower.timeout = timeout_of(self.timeout, number)
-            messages = outer.configure_train(number, arrays, self.train_config, self.grid)
-            replies = strategy._flower.deliver(messages)
-            strategy._trained = outer.aggregate_train(number, replies)
+            session.clients.timeout = timeout_of(self.timeout, number)
+            messages = session.outer.configure_train(number, arrays, self.train_config, self.grid)
+            replies = session.clients.deliver(messages)
+            session.trained = session.outer.aggregate_train(number, replies)
             strategy._note_skipped(number, replies)
         except StopRun as stop:
-            if strategy.progress.finished_rounds < number:
+            if strategy.run_state.finished_rounds < number:
                 raise  # before the replies were aggregated: the round does not count
             self.stopped = stop
-        _, metrics = strategy._trained
+        session.note_hooks()
+        _, metrics = session.trained
         if metrics is not None:
             log.info(AGGREGATED, metrics)
             self.result.train_metrics_clientapp[number] = metrics
-        return strategy._trained
+        return session.trained
 
     def evaluate(self, number: int, arrays: ArrayRecord) -> Evaluation:
         """Call the hooks of evaluation, and the user's function."""
         strategy = self.strategy
-        outer = strategy._outer
-        strategy._evaluated = None
+        session = strategy._session
+        outer = session.outer
+        session.evaluated = None
         with self.stopping():
             messages = outer.configure_evaluate(number, arrays, self.evaluate_config, self.grid)
-            replies = strategy._flower.deliver(messages)
+            replies = session.clients.deliver(messages)
             try:
-                strategy._evaluated = outer.aggregate_evaluate(number, replies)
+                session.evaluated = outer.aggregate_evaluate(number, replies)
             except StopRun:
-                if strategy._loop.current.evaluation.refused.round != number:
+                if session.rounds.current.evaluation.refused.round != number:
                     # it was raised before our own hook
                     FairStrategy.aggregate_evaluate(strategy, number, replies)
                 raise
-        metrics = strategy._evaluated
+        session.note_hooks()
+        metrics = session.evaluated
         if metrics is not None:
             log.info(AGGREGATED, metrics)
             self.result.evaluate_metrics_clientapp[number] = metrics

@@ -707,7 +707,7 @@ class Course:
     @property
     def used_states(self) -> dict[str, FloatArray]:
         """Each client's state as the server knows it: that after its last reply that was used."""
-        numbers = self.method.progress.states.of(self.clients)
+        numbers = self.method.run_state.states.of(self.clients)
         return {name: client.state(numbers[name]) for name, client in self.clients.items()}
 
     def inconsistency(self) -> float:
@@ -716,14 +716,15 @@ class Course:
         Of FedDyn that is Σ h_k − alpha R; else Σ n_k (c − c_k) / Σ n_k over all clients that the
         server has known.
         """
-        rows = [np.asarray(row.blocks[0][0]) for row in self.method.progress.kept.values()]
+        rows = [np.asarray(row.blocks[0][0]) for row in self.method.run_state.kept.values()]
         states = self.used_states
         kept = rows[0] if rows else np.zeros(1)
         if isinstance(self.method, FedDyn):
             return float(np.abs(sum(states.values()) - self.method.alpha * kept).max())
         by_examples = self.method.weighting == "examples"
         n = {
-            name: size if by_examples else 1.0 for name, size in self.method.progress.roster.items()
+            name: size if by_examples else 1.0
+            for name, size in self.method.run_state.roster.items()
         }
         total = sum(n.values()) or 1.0
         return float(

@@ -546,7 +546,7 @@ def test_a_whole_checkpoint_of_another_content_is_refused(
                 "strategy": {key: each for key, each in state["strategy"].items() if key != left},
             },
         )
-        for left in ("method", "round", "steps", "rows", "memory", "first-counts", "lengths")
+        for left in ("method", "round", "steps", "rows", "memory", "first-counts", "used-norms")
     ]
     name, array = next(iter(model.items()))
     others += [

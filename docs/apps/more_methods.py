@@ -4,7 +4,7 @@ from typing import Annotated
 
 import numpy as np
 
-from fairbloom.rounds.cohort import Kept
+from fairbloom.rounds.cohort import Decision, Kept
 from fairbloom.rounds.ranges import Range
 from fairbloom.strategies import FairStrategy
 
@@ -52,13 +52,11 @@ class Heading(FairStrategy):
     """FedAvg that tells its clients where its last step went."""
 
     def weigh(self, cohort):
-        return np.append(cohort.prior, np.zeros(len(cohort.memory)))
-
-    def remember(self, cohort, coefficients, probed):
-        return {Kept("heading", cohort.round): coefficients}
+        c = np.append(cohort.prior, np.zeros(len(cohort.memory)))
+        return Decision(c, keep={Kept("heading", cohort.round): c})
 
     def sends(self):
-        return {row.key: (row, 1.0) for row in self.progress.kept}
+        return {row.key: (row, 1.0) for row in self.past.kept}
 
 
 class Following:

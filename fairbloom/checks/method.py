@@ -250,14 +250,14 @@ def check_memory(subject: MethodUnderTest) -> str:
             name: number for name in has if name not in changed and has[name] != had.get(name)
         }
         if number in (1, ROUNDS // 2, ROUNDS):  # a file takes milliseconds to reach the disk
-            sizes[number] = _saved_size(method), len(method.progress.kept)
+            sizes[number] = _saved_size(method), len(method.past.kept)
     _check_weigh_changes_nothing(subject, method, number=ROUNDS + 2)
     if changed:
         name, number = next(iter(changed.items()))
         raise Remark(
-            f"self.{name} changes in round {number}, but checkpoints hold only self.memory: a run"
-            " that is continued begins without it. Keep it in self.memory if weigh, terms or"
-            " remember use it.",
+            f"self.{name} changes in round {number}, but checkpoints hold only what a Decision"
+            " remembers: a run that is continued begins without it. Return it as the memory of a"
+            " Decision if weigh, terms or learn use it.",
         )
     bytes_then, rows_then = sizes[ROUNDS // 2]
     bytes_now, rows_now = sizes[ROUNDS]
@@ -281,6 +281,7 @@ def _check_weigh_changes_nothing(
         for name in ("counts", "prior", "draws", "gram", "grams", "squared_norms")
     }
     arrays |= {f"cohort.metrics[{metric!r}]": values for metric, values in cohort.metrics.items()}
+    arrays["cohort.past.memory"] = cohort.past.memory
     before, had = (
         {name: bits(value) for name, value in each.items()} for each in (arrays, vars(method))
     )
@@ -293,13 +294,13 @@ def _check_weigh_changes_nothing(
     if changed := [name for name, value in vars(method).items() if bits(value) != had.get(name)]:
         raise Failure(
             f"weigh changes self.{changed[0]}. It may be called for a round without a step:"
-            " change self.memory in remember, which comes after the step."
+            " return what it remembers as Decision(coefficients, memory)."
         )
 
 
 def _own_attributes(method: FairStrategy) -> dict[str, object]:
     """Return what a method has outside its memory, in a form that shows whether it has changed."""
-    of_base = ("memory", "progress", "_flower", "_loop", "_outer")  # which FairStrategy keeps
+    of_base = ("_run", "_session")  # which FairStrategy keeps
     return {name: bits(value) for name, value in vars(method).items() if name not in of_base}
 
 
@@ -308,15 +309,16 @@ def _saved_size(method: FairStrategy) -> int:
 
     Raise Failure where it comes back as something else.
     """
-    wrong = f"self.memory = {method.memory!r} comes back from a checkpoint as something else."
+    memory = method.run_state.memory
+    wrong = f"the memory {memory!r} comes back from a checkpoint as something else."
     with TemporaryDirectory() as folder:
         file = Path(folder) / "memory.safetensors"
         try:
-            save_checkpoint(file, {}, {"memory": method.memory})
-            if bits(load_checkpoint(file)[1]["memory"]) == bits(method.memory):
+            save_checkpoint(file, {}, {"memory": memory})
+            if bits(load_checkpoint(file)[1]["memory"]) == bits(memory):
                 return file.stat().st_size
         except Exception as error:  # whatever an object in it raises
-            wrong = f"self.memory = {method.memory!r} cannot be saved in a checkpoint ({error})."
+            wrong = f"the memory {memory!r} cannot be saved in a checkpoint ({error})."
     raise Failure(
         f"{wrong} A checkpoint keeps dicts by str, lists, str, int, float, bool, None and NumPy"
         " arrays of numbers."
@@ -331,8 +333,8 @@ def check_resume(subject: MethodUnderTest) -> str:
 
     said = subject.check_resumed(
         create,
-        "A checkpoint holds self.memory and the kept rows: what weigh uses of earlier rounds must"
-        " be in self.memory, or in the rows that remember returns.",
+        "A checkpoint holds what a Decision remembers and keeps: what weigh uses of earlier rounds"
+        " must be in its memory, or in its rows.",
     )
     method = subject.create()
     replies = ordinary_replies(5)

@@ -21,14 +21,15 @@ from fairbloom.client.metrics import OF_TRAINING, WORK_METRICS
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.settings import Value
-from fairbloom.rounds.aggregation import build_cohort, compute_coefficients, update_kept_rows
+from fairbloom.rounds.aggregation import Weighting, build_cohort, decide, remember
 from fairbloom.rounds.arrays import FloatArray, Model
 from fairbloom.rounds.clients import TrainReplies
-from fairbloom.rounds.cohort import Cohort, Kept
+from fairbloom.rounds.cohort import Cohort, Decision
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.refusals import Refusals
 from fairbloom.rounds.round import Round
+from fairbloom.rounds.run_state import Remembered
 from fairbloom.rounds.updates import Updates
 from fairbloom.rounds.vectors import Vectors
 from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
@@ -122,7 +123,7 @@ class Subject:
                 f"Fairbloom's clients do not report {', '.join(unknown)}, so no round can be run"
                 " with them."
             )
-        method.update_limit = math.inf
+        method.adapt(update_limit=math.inf)
         with self.explain_errors("In rounds with real clients, "):
             clients = real_clients(method, **self.work, **work)
             loop = Rounds(method, clients, ROUNDS).run(
@@ -131,7 +132,7 @@ class Subject:
                 measure_after=(),
             )
             finished = list(islice(loop, rounds))
-            clients.keep(since=method.progress.finished_rounds)
+            clients.keep(since=method.run_state.finished_rounds)
         for name, reason in (refusal for each in finished for refusal in each.refused.items()):
             raise Failure(
                 f"In rounds with real clients, the reply of {name} was refused: {reason}."
@@ -259,12 +260,7 @@ class MethodUnderTest(Subject):
     def create(self, **options: Any) -> FairStrategy:
         """Return a new instance of the method, with its arguments and these common options."""
         with self.explain_errors("When it was made, "):
-            method = self.factory(**self.arguments, **options)
-        if "progress" not in vars(method):
-            raise Failure(
-                "Its __init__ does not call super().__init__(**options): call that first."
-            )
-        return method
+            return self.factory(**self.arguments, **options)
 
     def show(self, method: FairStrategy, replies: Replies, number: int = 1) -> Seen:
         """Return what the method sees of replies, made by the code that makes it in a run."""
@@ -286,18 +282,14 @@ class MethodUnderTest(Subject):
             )
         trained.screen()
         if "roster" in method.requires:
-            known = {
-                **method.progress.roster,
-                ABSENT: 20.0,
-                **dict(zip(names, counts.tolist(), strict=True)),
-            }
-            method.progress.roster = dict(sorted(known.items()))
+            known = {ABSENT: 20.0, **dict(zip(names, counts.tolist(), strict=True))}
+            method.enter(method.run_state.drawn(known))
         with self.explain_errors(f"Given {replies.description}, "):
             sends = method.sends()
-            if unknown := [row for row, _ in sends.values() if row not in method.progress.kept]:
+            if unknown := [row for row, _ in sends.values() if row not in method.past.kept]:
                 raise Failure(
                     f"sends returned {sends!r}, and no row is kept as {unknown[0]}: it must return"
-                    " {record: (row of self.progress.kept, factor)}."
+                    " {record: (row of self.past.kept, factor)}."
                 )
             cohort, vectors = build_cohort(
                 method,
@@ -310,10 +302,14 @@ class MethodUnderTest(Subject):
             )
         return Seen(cohort, vectors, trained.updates)
 
-    def weigh(self, method: FairStrategy, cohort: Cohort, description: str) -> FloatArray:
-        """Return the coefficients of a cohort, by the code that asks for them in a run."""
+    def decide(self, method: FairStrategy, cohort: Cohort, description: str) -> Decision:
+        """Return the decision on a cohort, by the code that asks for it in a run."""
         with self.explain_errors(f"Given {description}, "):
-            return compute_coefficients(method, cohort).copy()
+            return decide(method, cohort)
+
+    def weigh(self, method: FairStrategy, cohort: Cohort, description: str) -> FloatArray:
+        """Return the coefficients of a cohort."""
+        return self.decide(method, cohort, description).coefficients.copy()
 
     def weigh_fresh(self, replies: Replies, **options: Any) -> tuple[FloatArray, FloatArray]:
         """Return the coefficients that a new instance gives to replies, and the step.
@@ -338,29 +334,17 @@ class MethodUnderTest(Subject):
             cohort = seen.cohort
             kept = text_if(cohort.memory, f" and {len(cohort.memory)} kept rows")
             description = f"{cohort.size} ordinary clients{kept} in round {number}"
-            coefficients = self.weigh(method, cohort, description)
+            decision = self.decide(method, cohort, description)
             yield cohort
             with self.explain_errors(f"Given {description}, "):
-                asked = method.probe(cohort, coefficients) is not None
+                asked = method.probe(cohort, decision.coefficients) is not None
                 losses = np.linspace(0.5, 1.5, cohort.size).tolist() if asked else ()
-                rows = method.remember(
-                    cohort, coefficients, dict(zip(cohort.names, losses, strict=False))
-                )
-                if not isinstance(rows, Mapping) or not all(
-                    isinstance(key, Kept)
-                    and (
-                        row is None
-                        or (np.shape(row) == (cohort.rows,) and bool(np.isfinite(row).all()))
-                    )
-                    for key, row in rows.items()
-                ):
-                    raise Failure(
-                        f"remember returned {rows!r}: it must return {{Kept(key, cohort.round):"
-                        " row}, where a row has one finite number for each update and kept row,"
-                        f" shape {(cohort.rows,)}, and {{}} to keep none."
-                    )
-                method.progress.kept = update_kept_rows(method, rows, seen.vectors)
-            method.progress.finished_rounds = number
+                probed = dict(zip(cohort.names, losses, strict=False))
+                weighting = Weighting(decision.coefficients, decision, cohort)
+                memory, rows = remember(method, weighting, seen.vectors, probed)
+            state = method.run_state
+            remembered = Remembered(memory=memory, kept=rows, moments=None, norms=state.norms)
+            method.enter(state.stepped(number, remembered))
 
 
 def as_arrays(flat: FloatArray) -> Model:

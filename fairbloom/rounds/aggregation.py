@@ -1,7 +1,9 @@
 """From the replies of a round to the model after its step."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -11,12 +13,13 @@ from fairbloom.text import text_if
 
 from .arrays import FloatArray, Model, norm
 from .clients import Metrics, Replies, TrainReplies
-from .cohort import Cohort, Kept, MethodError, Needed, Probed
-from .compatibility import EXACT_GRAM, GRAM, GRAM_BY_ARRAY, ROSTER
+from .cohort import Cohort, Decision, Kept, MethodError, Needed, Probed
+from .compatibility import EXACT_GRAM, GRAM, GRAM_BY_ARRAY
 from .defences import mixed, trimmed_mean
 from .layout import Layout
 from .method import Method
 from .round import Contribution
+from .run_state import Remembered
 from .sampling import sample
 from .screening import NormBounds, check_step, out_of_proportion
 from .server_optimizer import Moments
@@ -98,8 +101,9 @@ def build_cohort(
     updates = replies.updates
     counts = replies.column(method.weighted_by_key)
     kept = recall_rows(method, replies, server_round)
-    if method.progress.moments is not None:
-        check_row(method, "a server momentum", method.progress.moments.first.size, updates.layout)
+    moments = method.run_state.moments
+    if moments is not None:
+        check_row(method, "a server momentum", moments.first.size, updates.layout)
     second = (
         [replies.second.vectors] if method.has_second_rows and replies.second is not None else []
     )
@@ -129,7 +133,7 @@ def build_cohort(
             type(method).__name__, {metric: replies.column(metric) for metric in method.needs}
         ),
         memory=tuple(kept),
-        declared_roster=method.progress.roster if ROSTER in method.requires else None,
+        past=method.past,
         second=bool(second),
         sent=sent,
         arrays=updates.layout.trainable,
@@ -142,7 +146,7 @@ def build_cohort(
 
 def recall_rows(method: Method, replies: TrainReplies, server_round: int) -> dict[Kept, Vectors]:
     """Return the kept rows that the method weighs together with a round's replies."""
-    kept = method.progress.kept
+    kept = method.run_state.kept
     names = frozenset(replies.names)
     needed = method.recalls(kept.keys(), names, server_round) if names else ()
     recalled = {key: kept[key] for key in needed}
@@ -183,8 +187,9 @@ class Weighting:
     ----------
     coefficients
         Those of the rows as they came: `weights` times the mixing matrix.
-    weights
-        Those of the rows that the method saw, which a defence may have mixed.
+    decision
+        The method's decision on the rows that it saw, which a defence may have mixed; None if a
+        defence weighs the updates in its place.
     cohort
         The cohort that the method saw.
     mixing_matrix
@@ -192,28 +197,33 @@ class Weighting:
     """
 
     coefficients: FloatArray
-    weights: FloatArray
+    decision: Decision | None
     cohort: Cohort
-    mixing_matrix: FloatArray | None
+    mixing_matrix: FloatArray | None = None
 
 
 def weigh_rows(method: Method, cohort: Cohort) -> Weighting:
     """Return the coefficients of the method, or of a defence that replaces them.
 
-    Errors are those of `compute_coefficients`.
+    Errors are those of `decide`.
     """
     defence = method.defence
-    mixing_matrix = defence.mixing(cohort) if defence else None
-    mixed_cohort = cohort if mixing_matrix is None else mixed(cohort, mixing_matrix)
     weights = defence.weights(cohort) if defence else None
-    if weights is None:
-        weights = compute_coefficients(method, mixed_cohort)
-    coefficients = weights if mixing_matrix is None else weights @ mixing_matrix
-    return Weighting(coefficients, weights, mixed_cohort, mixing_matrix)
+    if weights is not None:
+        return Weighting(weights, None, cohort)
+    mixing_matrix = defence.mixing(cohort) if defence else None
+    if mixing_matrix is None:
+        decision = decide(method, cohort)
+        return Weighting(decision.coefficients, decision, cohort)
+    seen = mixed(cohort, mixing_matrix)
+    decision = decide(method, seen)
+    return Weighting(decision.coefficients @ mixing_matrix, decision, seen, mixing_matrix)
 
 
-def compute_coefficients(method: Method, cohort: Cohort) -> FloatArray:
-    """Return the method's coefficients, all finite: one for each row, or a row for each array.
+def decide(method: Method, cohort: Cohort) -> Decision:
+    """Return the method's decision; coefficients alone are one that keeps the memory and no row.
+
+    The coefficients are finite: one for each row, or a row for each array.
 
     Raises
     ------
@@ -222,7 +232,12 @@ def compute_coefficients(method: Method, cohort: Cohort) -> FloatArray:
     NoStepError
         When a client reports a number so large that inner products or coefficients are not finite.
     """
-    coefficients = np.asarray(method.weigh(cohort))
+    decided = method.weigh(cohort)
+    if isinstance(decided, Decision):
+        check_remembered(method, decided, cohort)
+    else:
+        decided = Decision(decided)
+    coefficients = np.asarray(decided.coefficients)
     expected = (cohort.rows,), (len(cohort.arrays), cohort.rows)
     name = f"{type(method).__name__}.weigh, in round {cohort.round},"
     if coefficients.shape not in expected or coefficients.dtype.kind not in "fiu":
@@ -242,7 +257,29 @@ def compute_coefficients(method: Method, cohort: Cohort) -> FloatArray:
         raise MethodError(
             f"{name} returned coefficients that are not finite{of}: correct the method"
         )
-    return coefficients.astype(np.float64, copy=False)
+    return replace(decided, coefficients=coefficients.astype(np.float64, copy=False))
+
+
+def check_remembered(method: Method, decision: Decision, cohort: Cohort) -> None:
+    """Raise MethodError if a decision's memory is no mapping, or if what it keeps is no row."""
+    name = f"{type(method).__name__}.weigh, in round {cohort.round},"
+    for what, value in (("memory", decision.memory), ("keep", decision.keep)):
+        if not isinstance(value, Mapping | None) or (value is None and what == "keep"):
+            raise MethodError(
+                f"{name} returned a Decision with {what} = {value!r}, which is no mapping"
+            )
+    if not {*map(type, decision.keep)} <= {Kept}:
+        raise MethodError(f"{name} keeps {[*decision.keep]}: a label is Kept(key, cohort.round)")
+    rows = [mix for mix in decision.keep.values() if mix is not None]
+    try:
+        stacked = np.array(rows, np.float64).reshape(len(rows), -1)
+    except ValueError:  # rows of several shapes
+        stacked = np.full((1, 1), np.nan)
+    if rows and (stacked.shape[1] != cohort.rows or not np.isfinite(stacked).all()):
+        raise MethodError(
+            f"{name} keeps {rows}: each row has one finite number for each update and kept row,"
+            f" shape {(cohort.rows,)}"
+        )
 
 
 def find_absurd_metric(cohort: Cohort) -> str:
@@ -281,16 +318,16 @@ def aggregate(
     cohort: Cohort,
     vectors: Vectors,
     evaluate_probe: Callable[[Model], Replies],
-) -> tuple[Model, Step]:
-    """Weigh a round's rows, take the step, and store what the method keeps in its progress.
+) -> tuple[Model, Step, Remembered]:
+    """Weigh a round's rows and take the step.
 
-    Return the model after the step, and what is known of the step.
+    Return the model after the step, what is known of the step, and what the run remembers of it.
     `evaluate_probe` makes a second sample of clients report their loss at a model.
 
     Raises
     ------
     NoStepError
-        When the step is beyond the range of numbers; then nothing is stored.
+        When the step is beyond the range of numbers.
     """
     defence = method.defence
     weighting = weigh_rows(method, cohort)
@@ -311,26 +348,53 @@ def aggregate(
         raise NoStepError(
             f"{reason}; the largest part of it is that of client {client}"
         ) from reason
-    # From here on, the step is taken. The probe comes first: `remember` gets its losses.
+    # From here on, the step is taken.
     losses = _probe(method, replies, weighting, evaluate_probe)
-    remembered = method.remember(weighting.cohort, weighting.weights, losses)
+    memory, kept = remember(method, weighting, vectors, losses)
+    remembered = Remembered(
+        memory=memory,
+        kept=kept,
+        moments=moments,
+        norms=method.run_state.norms.plus(cohort.round, norms / norm_bounds.allowances, step_norm),
+    )
     mixing_matrix = weighting.mixing_matrix
-    if mixing_matrix is not None:
-        remembered = {
-            key: None if mix is None else mix @ mixing_matrix for key, mix in remembered.items()
-        }
-    progress = method.progress
-    progress.kept = update_kept_rows(method, remembered, vectors)
-    progress.moments = moments
-    progress.norms = progress.norms.plus(cohort.round, norms / norm_bounds.allowances, step_norm)
     of_clients = average_over_arrays(cohort, coefficients)[: cohort.size]
-    return model, Step(
+    step = Step(
         metrics=method.own_metrics(cohort, coefficients),
         coefficients=dict(zip(cohort.names, of_clients.tolist(), strict=True)),
         contributions=measure_contributions(cohort.names, norms, of_clients, summed),
         cosines=measure_cosines(method, cohort.round, replies.updates),
         left_out=defence.left_out(cohort.names, mixing_matrix, of_clients) if defence else (),
     )
+    return model, step, remembered
+
+
+def remember(
+    method: Method, weighting: Weighting, vectors: Vectors, probed: Probed
+) -> tuple[Mapping[str, Any], dict[Kept, Vectors]]:
+    """Return the memory and the rows that a method's decision keeps, and `learn` then changes.
+
+    Where a defence weighs in the method's place, there is no decision: nothing is kept.
+    """
+    state = method.run_state
+    decision = weighting.decision
+    if decision is None:
+        return state.memory, {}
+    kept = dict[Kept, Vectors]()
+    mixing_matrix = weighting.mixing_matrix
+    for key, mix in decision.keep.items():
+        if mix is not None:
+            kept[key] = combine(mix if mixing_matrix is None else mix @ mixing_matrix, vectors)
+        elif key in state.kept:
+            kept[key] = state.kept[key]
+        else:
+            raise MethodError(
+                f"{type(method).__name__}.weigh, in round {weighting.cohort.round}, keeps {key}"
+                " without a row: with None, only one of cohort.past.kept stays as it is"
+            )
+    memory = state.memory if decision.memory is None else decision.memory
+    past = replace(weighting.cohort.past, memory=MappingProxyType({**memory}), kept=tuple(kept))
+    return {**method.learn(past, weighting.cohort, probed)}, kept
 
 
 def _apply_step(
@@ -368,7 +432,8 @@ def _apply_step(
     if method.server_optimizer is None:
         flat = layout.flat - direction
         return updates.model_with(flat, cohort.prior, cohort.counts), step_norm, None, measured
-    flat, moments = method.server_optimizer.step(layout.flat, direction, method.progress.moments)
+    before = method.run_state.moments
+    flat, moments = method.server_optimizer.step(layout.flat, direction, before)
     return updates.model_with(flat, cohort.prior, cohort.counts), step_norm, moments, measured
 
 
@@ -436,7 +501,8 @@ def _probe(
     Snapshots are mixed as the updates are. Unusable answers are refused.
     """
     cohort = weighting.cohort
-    mix = method.probe(cohort, weighting.weights)
+    decision = weighting.decision
+    mix = None if decision is None else method.probe(cohort, decision.coefficients)
     snapshots = replies.second if method.second == SNAPSHOT else None
     if mix is None or snapshots is None:
         return {}
@@ -460,18 +526,3 @@ def _probe(
     for name, words in reasons.items():
         replies.refused.add(name, f"loss at the snapshot: {words}")
     return {name: report[TRAIN_LOSS] for name, report in losses.items() if name not in too_large}
-
-
-def update_kept_rows(
-    method: Method, remembered: Mapping[Kept, FloatArray | None], vectors: Vectors
-) -> dict[Kept, Vectors]:
-    """Return the rows that a method keeps after a round: `remembered` is from its `remember`."""
-    kept = method.progress.kept
-    if missing := [key for key, mix in remembered.items() if mix is None and key not in kept]:
-        raise MethodError(
-            f"{type(method).__name__}.remember returned None for {missing[0]}, which is no kept"
-            " row: only one that is in self.progress.kept can stay as it is"
-        )
-    return {
-        key: kept[key] if mix is None else combine(mix, vectors) for key, mix in remembered.items()
-    }

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import LOSS_BEFORE
@@ -26,6 +27,64 @@ class Kept:
 
     key: str
     round: int
+
+
+@dataclass(frozen=True)
+class Past:
+    """What a method knows of the rounds before this one; nothing of it may be changed in place.
+
+    Attributes
+    ----------
+    memory
+        The memory of its last `Decision`.
+    kept
+        The labels of all rows that it keeps.
+    declared_roster
+        The value of `roster`; None if the method does not require it.
+    """
+
+    memory: Mapping[str, Any] = field(default_factory=dict)
+    kept: tuple[Kept, ...] = ()
+    declared_roster: Mapping[str, float] | None = None
+
+    @property
+    def roster(self) -> Mapping[str, float]:
+        """n_k of every training client known so far, online or not, by name in ascending order.
+
+        Each number is the first that the server knew, and 0 if it knows none yet.
+
+        Raises
+        ------
+        MethodError
+            If "roster" is not in `Method.requires`.
+        """
+        if self.declared_roster is None:
+            raise MethodError(
+                "the method reads cohort.roster, which it does not require: write requires = "
+                'frozenset({"roster"}) in the class'
+            )
+        return self.declared_roster
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a method decides on a round.
+
+    Attributes
+    ----------
+    coefficients
+        c: one number per update, then one per kept row, shape (m + r,); or a row for each array.
+    memory
+        What it remembers of this round: str, numbers, None, arrays, lists and dicts only. None: its
+        memory stays as it is.
+    keep
+        The rows to keep, each as a combination of shape (m + r,), or None for a kept row that stays
+        unchanged, even if this round did not recall it. All others are dropped.
+    """
+
+    coefficients: FloatArray
+    memory: Mapping[str, Any] | None = None
+    keep: Mapping[Kept, FloatArray | None] = field(default_factory=dict)
 
 
 class MethodError(FairbloomError):
@@ -75,9 +134,9 @@ class Cohort:
     metrics
         The metrics that the method needs, by their name on the wire, each of shape (m,).
     memory
-        The labels of the rows that the method kept, r of them.
-    declared_roster
-        The value of `roster`; None if the method does not require it.
+        The labels of the kept rows that the round recalls, r of them.
+    past
+        What the method knows of earlier rounds.
     second
         Whether each reply has a second update (`Method.second`), which is also a row.
     sent
@@ -106,7 +165,7 @@ class Cohort:
     online: tuple[str, ...] = ()
     metrics: Mapping[str, FloatArray] = field(default_factory=dict)
     memory: tuple[Kept, ...] = ()
-    declared_roster: Mapping[str, float] | None = None
+    past: Past = field(default_factory=Past)
     second: bool = False
     sent: Mapping[str, float] = field(default_factory=dict)
     arrays: tuple[str, ...] = ()
@@ -141,21 +200,8 @@ class Cohort:
 
     @property
     def roster(self) -> Mapping[str, float]:
-        """n_k of every training client known so far, online or not, by name in ascending order.
-
-        Each number is the first that the server knew, and 0 if it knows none yet.
-
-        Raises
-        ------
-        MethodError
-            If "roster" is not in `Method.requires`.
-        """
-        if self.declared_roster is None:
-            raise MethodError(
-                "the method reads cohort.roster, which it does not require: write requires = "
-                'frozenset({"roster"}) in the class'
-            )
-        return self.declared_roster
+        """n_k of every known training client; see `Past.roster`."""
+        return self.past.roster
 
     @property
     def losses(self) -> FloatArray:

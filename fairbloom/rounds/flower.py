@@ -51,7 +51,7 @@ from .records import (
     record_of,
     size_of,
 )
-from .refusals import Refusals
+from .refusals import Refusals, read_error
 from .screening import usable_evaluation, usable_metrics
 
 # Seconds between two queries of the nodes online while too few clients are.
@@ -645,7 +645,8 @@ class Exchange:
             else:
                 self.answered.add(name)
                 if reply.has_error():
-                    refused.add(name, f"error {reply.error.code}: {reply.error.reason}")
+                    error = read_error(reply.error.reason, f"error {reply.error.code}: ")
+                    refused.add(name, error)
                 else:
                     contents[name] = reply.content
         return sorted(contents.items())

@@ -29,9 +29,9 @@ class NothingLearnedError(FairbloomError):
 
 
 class Watcher:
-    """Counts rounds in which a method learns nothing; raises NothingLearnedError after too many.
+    """Raises NothingLearnedError after too many rounds in which a run learns nothing.
 
-    The counts are in the method's `progress`, and its `unused_rounds` is the limit.
+    The counts are in the run's state, and the limit is the method's `unused_rounds`.
     """
 
     def __init__(self, method: Method, num_rounds: int | None) -> None:
@@ -44,36 +44,31 @@ class Watcher:
 
     def check_learned(self) -> None:
         """Raise NothingLearnedError when a run is over without a step, or without an evaluation."""
-        progress = self._method.progress
+        state = self._method.run_state
         if not self._method.unused_rounds or not self._num_rounds:
             return
-        if progress.steps == 0:
+        if state.steps == 0:
             raise NothingLearnedError(
                 f"no round of {self._num_rounds} took a step: {self._skip_reason}. {REMEDY}"
             )
-        if progress.unevaluated and not progress.evaluated:
+        if state.unevaluated and not state.evaluated_round:
             raise NothingLearnedError(
                 f"no round of {self._num_rounds} could be evaluated: {self._evaluation_fault}."
                 f" {REMEDY}"
             )
 
-    def count_step(self, number: int, skip_reason: str) -> None:
-        """Count a step, or a skipped round; raise NothingLearnedError after too many of these."""
-        progress = self._method.progress
+    def check_step(self, number: int, skip_reason: str) -> None:
+        """Raise NothingLearnedError if a skipped round is one too many; "" is no skipped one."""
+        skipped = self._method.run_state.skipped
         limit = self._method.unused_rounds
         self._skip_reason = skip_reason
-        if not skip_reason:
-            progress.steps += 1
-            progress.skipped = 0
-            return
-        progress.skipped += 1
-        if limit and progress.skipped >= limit:
+        if limit and skipped >= limit:
             raise NothingLearnedError(
-                f"the run has learned nothing for {progress.skipped} rounds: in round {number},"
+                f"the run has learned nothing for {skipped} rounds: in round {number},"
                 f" {skip_reason}. {REMEDY}"
             )
 
-    def count_unchanged(self, current: RoundInProgress, unchanged: Sequence[str]) -> None:
+    def check_unchanged(self, current: RoundInProgress, unchanged: Sequence[str]) -> None:
         """Log clients with unchanged replies once.
 
         Raise NothingLearnedError after `unused_rounds` rounds if no reply of the run has changed a
@@ -81,58 +76,47 @@ class Watcher:
         """
         if not unchanged:
             return
-        progress = self._method.progress
+        state = self._method.run_state
         limit = self._method.unused_rounds
         everyone = len(unchanged) == len(current.participants)
-        if not progress.changed:
-            progress.unchanged += 1
-            if limit and progress.unchanged >= limit:
-                raise NothingLearnedError(
-                    f"the run has learned nothing for {progress.unchanged} rounds: no reply has"
-                    f" changed a parameter. Client {unchanged[0]} {NO_STEP}. {REMEDY}"
-                )
+        if limit and not state.changed and state.unchanged >= limit:
+            raise NothingLearnedError(
+                f"the run has learned nothing for {state.unchanged} rounds: no reply has"
+                f" changed a parameter. Client {unchanged[0]} {NO_STEP}. {REMEDY}"
+            )
         if not self._logged_unchanged[everyone]:
             self._logged_unchanged[everyone] = True
             others = text_if(len(unchanged) > 1, f", as {len(unchanged) - 1} others,")
             log.warning("round %d: client %s%s %s", current.number, unchanged[0], others, NO_STEP)
 
-    def count_evaluation(self, current: RoundInProgress) -> None:
-        """Note whether a round was evaluated.
-
-        Raise NothingLearnedError after too many rounds without a usable evaluation.
-        """
-        progress = self._method.progress
+    def check_evaluation(self, current: RoundInProgress) -> None:
+        """Raise NothingLearnedError after too many rounds without a usable evaluation."""
         if current.evaluation.names:
-            progress.evaluated = current.number
-            progress.unevaluated = 0
             return
-        progress.unevaluated += 1
+        unevaluated = self._method.run_state.unevaluated
         self._evaluation_fault = explain_unusable(current.evaluation, len(current.evaluators))
         limit = self._method.unused_rounds
-        if limit and progress.unevaluated >= limit:
+        if limit and unevaluated >= limit:
             raise NothingLearnedError(
-                f"no evaluation could be used for {progress.unevaluated} evaluated rounds: in round"
+                f"no evaluation could be used for {unevaluated} evaluated rounds: in round"
                 f" {current.number}, {self._evaluation_fault}. {REMEDY}"
             )
 
 
-def find_unchanged(
-    method: Method, current: RoundInProgress, replies: TrainReplies
-) -> Sequence[str]:
-    """Return the clients with a reply that has changed no parameter, without a known reason.
+def find_unchanged(current: RoundInProgress, replies: TrainReplies) -> tuple[bool, Sequence[str]]:
+    """Return whether any honest reply has changed a parameter.
 
-    Note whether any reply has changed one.
+    Also return the clients with a reply that has changed none, without a known reason.
     """
     if current.terms.local_only or not replies.updates.layout.size:
-        return ()
+        return False, ()
     norms = replies.updates.norms
     if norms.all():  # a usual round needs no more
-        method.progress.changed = True
-        return ()
+        return True, ()
     # A server may send a learning rate of 0 on purpose, as in a warm-up.
     if any(current.terms.others.get(name) == 0 for name in RATES):
-        return ()
+        return False, ()
     by_client = dict(zip(replies.names, norms.tolist(), strict=True))
-    honest = {name: each for name, each in by_client.items() if name not in replies.hostile}
-    method.progress.changed |= any(honest.values())
-    return [name for name, each in honest.items() if not each and name not in replies.at_rest]
+    honest = {name: norm for name, norm in by_client.items() if name not in replies.hostile}
+    unchanged = [name for name in honest if not honest[name] and name not in replies.at_rest]
+    return any(honest.values()), unchanged

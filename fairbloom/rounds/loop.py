@@ -9,7 +9,6 @@ from typing import Any
 
 from fairbloom.errors import find_nearest, join_names
 from fairbloom.logs import log
-from fairbloom.protocol.accounts import SPENT
 from fairbloom.protocol.names import TRAIN_LOSS
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.terms import Terms
@@ -25,6 +24,7 @@ from .learning import Watcher, find_unchanged
 from .method import Method
 from .refusals import NotFiniteMetricError
 from .round import Round, StopRun
+from .run_state import Remembered, RunState
 from .sampling import sample, share
 from .screening import (
     NormBounds,
@@ -87,7 +87,6 @@ class Rounds:
         self._watcher = Watcher(method, num_rounds)
         self._has_asked = False  # whether this process has asked clients to train
         self._has_checked_names = False
-        self._spent = set[str]()  # the clients whose privacy budget is spent
 
     def run(
         self, model: Model, *, measure: Callable[[int], Sequence[str]], measure_after: Sequence[str]
@@ -150,7 +149,7 @@ class Rounds:
         evaluate
             Evaluates the model after the round of this number.
         """
-        last = self._method.progress.finished_rounds
+        last = self._method.run_state.finished_rounds
         try:
             for number in range(last + 1, (self.num_rounds or 0) + 1):
                 after, metrics = train(number, model)
@@ -162,7 +161,7 @@ class Rounds:
                     return
         except StopRun as stop:
             self.stopped = stop.reason
-            self._method.progress.finished_rounds = last
+            self._method.enter(self._method.run_state.stopped(last))
             return
         self._watcher.check_learned()
 
@@ -181,8 +180,9 @@ class Rounds:
         self.current = current
         free = self._wait_for_available(method.min_train_nodes, trains=True, waits=True)
         self._check_training_clients()
-        if ROSTER in method.requires:
-            self._enter_new()
+        if ROSTER in method.requires and (sizes := self._sizes_of_new()):
+            method.enter(method.run_state.drawn(sizes))
+        state = method.run_state
         current.offline = tuple(sorted(self._offline))
         wanted = share(method.fraction_train, len(free), method.min_train_nodes)
         current.draws = self._choose(free, wanted, number)
@@ -190,7 +190,7 @@ class Rounds:
         current.terms = replace(
             method.terms(number),
             measure=tuple(sorted(method.needs.union(measure))),
-            state_rounds=method.progress.states.of(current.draws) if method.keeps_states else {},
+            state_rounds=state.states.of(current.draws) if method.keeps_states else {},
             seed=method.seed,
             others=others or {},
         )
@@ -198,7 +198,7 @@ class Rounds:
         current.factors = {record: factor for record, (_, factor) in sends.items()}
         vectors = dict[str, Model]()
         for record, (kept, factor) in sends.items():
-            row = method.progress.kept[kept]
+            row = state.kept[kept]
             layout = method.layout_of(model)
             check_row(method, f"an update of round {kept.round}", row.size, layout)
             vectors[record] = layout.arrays_of(row.blocks[0][0] * factor)
@@ -227,20 +227,25 @@ class Rounds:
         norm_bounds = self._screen(current, replies)
         replies.refused.log()
         self._leave_out_spent(number, replies)
-        method.progress.finished_rounds = number
+        state = method.run_state
         model: Model | None = None
         skip_reason = ""
         unchanged: Sequence[str] = ()
         if norm_bounds is None:
             skip_reason = current.explain_no_update(replies, method.training_clients)
         else:
-            unchanged = find_unchanged(method, current, replies)
+            changed, unchanged = find_unchanged(current, replies)
+            state = state.learned(changed=changed, unchanged=bool(unchanged))
             try:
-                model, current.step = self._aggregate(current, replies, norm_bounds)
+                model, current.step, remembered = self._aggregate(current, replies, norm_bounds)
+                state = state.stepped(number, remembered)
             except NoStepError as reason:
                 skip_reason = str(reason)
+        if skip_reason:
+            state = state.without_step(number)
         if method.keeps_states:
-            self._note_states(current, () if model is None else replies.names)
+            state = self._with_states(state, current, () if model is None else replies.names)
+        method.enter(state)
         if skip_reason:
             # Refused replies are in the lines above, with their reasons.
             is_logged = norm_bounds is None and not replies.missing and replies.refused.count
@@ -249,8 +254,8 @@ class Rounds:
                 number,
                 text_if(not is_logged, f": {skip_reason}"),
             )
-        self._watcher.count_step(number, skip_reason)
-        self._watcher.count_unchanged(current, unchanged)
+        self._watcher.check_step(number, skip_reason)
+        self._watcher.check_unchanged(current, unchanged)
         asked = len(current.draws) * current.is_answered
         metrics = replies.summarize(asked, method.weighted_by_key)
         if model is None:
@@ -273,9 +278,10 @@ class Rounds:
         if method.average_models:
             frozen = frozenset(method.frozen_in(model))
             changing = {name: array for name, array in model.items() if name not in frozen}
-            method.progress.average = method.progress.average.plus(changing)
+            method.enter(method.run_state.averaged(changing))
         terms = method.terms(number).for_evaluation(measure, others or {})
         current = self.current
+        current.number = number  # this process may not have begun the round
         current.evaluators = ()
         if self.evaluates(number):
             last = number == self.num_rounds or bool(self.stopped)
@@ -293,12 +299,25 @@ class Rounds:
         """
         current = self.current
         current.evaluation = replies
-        screen_evaluations(self._method, replies, self._scores, self._first_limit)
+        method = self._method
+        counts = screen_evaluations(method, replies, self._scores, self._first_limit)
+        method.enter(method.run_state.tested(counts))
         replies.refused.log()
         if not current.evaluators:
             return None
-        self._watcher.count_evaluation(current)
-        return replies.summarize(len(current.evaluators), self._method.weighted_by_key)
+        usable = bool(replies.names)
+        method.enter(method.run_state.evaluated(current.number, usable=usable))
+        self._watcher.check_evaluation(current)
+        return replies.summarize(len(current.evaluators), method.weighted_by_key)
+
+    def note_hooks(
+        self,
+        configs: Mapping[str, Mapping[str, Any]],
+        wrappers: Sequence[Mapping[str, Any]],
+        with_state: Collection[str],
+    ) -> None:
+        """Note what Flower's hooks have changed; see `RunState.hooked`."""
+        self._method.enter(self._method.run_state.hooked(configs, wrappers, with_state))
 
     # The run --------------------------------------------------------------------------------------
 
@@ -317,7 +336,7 @@ class Rounds:
         if replies is None:
             return False
         return any(
-            self._method.progress.steps > 0 or not isinstance(error, NotFiniteMetricError)
+            self._method.run_state.steps > 0 or not isinstance(error, NotFiniteMetricError)
             for error in replies.refused.not_finite.values()
         )
 
@@ -334,7 +353,7 @@ class Rounds:
 
         It is the model that is evaluated and saved.
         """
-        return self._method.progress.average.mean(model)
+        return self._method.run_state.average.mean(model)
 
     # Parts ----------------------------------------------------------------------------------------
 
@@ -354,7 +373,7 @@ class Rounds:
             free = self.clients.free() if len(self.online) >= fewest else ()
             if trains:
                 free = self._select_training(free)
-            if free or not waits or not (self._has_asked or self._method.progress.steps):
+            if free or not waits or not (self._has_asked or self._method.run_state.steps):
                 return free
             self.clients.wait_until_free(fewest)
 
@@ -404,20 +423,19 @@ class Rounds:
             current.terms, measures=dict.fromkeys(others, tuple(sorted(self._method.needs)))
         )
 
-    def _enter_new(self) -> None:
-        """Enter new training clients into the roster, with their examples if these are known."""
-        method = self._method
-        roster = method.progress.roster
+    def _sizes_of_new(self) -> dict[str, float]:
+        """Return the examples of training clients that the roster lacks, 0 if they are unknown."""
+        roster = self._method.run_state.roster
         new = [name for name in self._select_training(sorted(self.known)) if not roster.get(name)]
-        if new:
-            sizes = usable_sizes(method, self.clients.sizes(new), self._first_limit)
-            roster = {**roster, **{name: sizes.get(name, 0.0) for name in new}}
-            method.progress.roster = {name: roster[name] for name in sorted(roster)}
+        if not new:
+            return {}
+        sizes = usable_sizes(self._method, self.clients.sizes(new), self._first_limit)
+        return {name: sizes.get(name, 0.0) for name in new}
 
     def _select_training(self, names: Sequence[str]) -> Sequence[str]:
         """Return those of the clients that train, in the same order; by default all."""
-        if self._spent:
-            names = [name for name in names if name not in self._spent]
+        if spent := self._method.run_state.spent:
+            names = [name for name in names if name not in spent]
         chosen = set(self._method.training_clients)
         return [name for name in names if name in chosen] if chosen else names
 
@@ -430,7 +448,7 @@ class Rounds:
             return
         self._has_checked_names = True
         known = self.known
-        if self._method.progress.finished_rounds == 0:
+        if self._method.run_state.finished_rounds == 0:
             check_names(
                 "prior", tuple(self._method.prior_weights), self._select_training(sorted(known))
             )
@@ -446,19 +464,16 @@ class Rounds:
         """Refuse replies that are not plausible; return the norm bounds of the others, if any."""
         method = self._method
         if method.keeps_states:
-            current.lost_states = method.progress.states.screen(replies, current.terms.state_rounds)
+            states = method.run_state.states
+            current.lost_states = states.screen(replies, current.terms.state_rounds)
         norm_bounds = screen_replies(method, replies, current.number, self._first_limit)
-        if ROSTER in method.requires:
-            first = method.progress.first_counts
-            method.progress.roster = {
-                name: size or float(first.get(name, 0.0))
-                for name, size in method.progress.roster.items()
-            }
+        counts = {name: report[method.weighted_by_key] for name, report in replies.metrics.items()}
+        method.enter(method.run_state.screened(counts))
         return norm_bounds
 
     def _aggregate(
         self, current: RoundInProgress, replies: TrainReplies, norm_bounds: NormBounds
-    ) -> tuple[Model, Step]:
+    ) -> tuple[Model, Step, Remembered]:
         method = self._method
         cohort, vectors = build_cohort(
             method,
@@ -489,12 +504,11 @@ class Rounds:
 
     def _leave_out_spent(self, number: int, replies: TrainReplies) -> None:
         """Ask clients no more whose privacy budget is spent; without others, stop the run."""
-        spent = {
-            name for name, reason in replies.refused.reasons.items() if SPENT in reason
-        } - self._spent
+        method = self._method
+        spent = replies.refused.spent - method.run_state.spent
         if not spent:
             return
-        self._spent |= spent
+        method.enter(method.run_state.without(spent))
         log.warning(
             "%s %s spent the privacy budget after round %d, and %s left out from now on",
             join_names(sorted(spent)),
@@ -505,17 +519,21 @@ class Rounds:
         if not self._select_training(self.online):
             self.stopped = "the privacy budgets of all clients are spent"
 
-    def _note_states(self, current: RoundInProgress, used: Collection[str]) -> None:
-        """Note the round of these clients' states; if a client has lost its own, all restart."""
-        progress = self._method.progress
-        progress.states = progress.states.after(current.number, used)
-        if current.lost_states:
-            self._method.forget()
-            progress.states = progress.states.without_all(current.lost_states)
-            log.warning(
-                "round %d: %s lost the state that clients keep between rounds, so %s and all"
-                " clients begin again without state",
-                current.number,
-                join_names(current.lost_states),
-                type(self._method).__name__,
-            )
+    def _with_states(
+        self, state: RunState, current: RoundInProgress, used: Collection[str]
+    ) -> RunState:
+        """Return the state with the round of these clients' states.
+
+        If a client has lost its own, all begin again.
+        """
+        states = state.states.after(current.number, used)
+        if not current.lost_states:
+            return state.with_states(states)
+        log.warning(
+            "round %d: %s lost the state that clients keep between rounds, so %s and all"
+            " clients begin again without state",
+            current.number,
+            join_names(current.lost_states),
+            type(self._method).__name__,
+        )
+        return state.forgotten(states.without_all(current.lost_states))

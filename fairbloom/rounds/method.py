@@ -3,8 +3,10 @@
 It knows neither Flower nor messages.
 """
 
-import copy
+import inspect
 from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
@@ -23,8 +25,10 @@ from .arrays import FloatArray as FloatArray, Model
 from .cohort import (
     LARGEST_COEFFICIENT as LARGEST_COEFFICIENT,
     Cohort as Cohort,
+    Decision as Decision,
     Kept as Kept,
     MethodError as MethodError,
+    Past as Past,
     Probed as Probed,
 )
 from .compatibility import REQUIREMENTS
@@ -38,13 +42,12 @@ from .options import (
     CommonOptions,
     Options as Options,
     checking,
+    is_checking,
 )
-from .progress import SERVER_OPTIMIZER, Average, NormHistory, Progress
 from .ranges import amounts_in, names_in, one_of, pairs_in, whole
+from .run_state import RunState, decode, encode
 from .sampling import sample, sample_by
-from .server_optimizer import AVGM, LR, ServerOptimizer, moments_of, state_of
-from .states import States
-from .vectors import Vectors
+from .server_optimizer import AVGM, LR, ServerOptimizer, name_of
 
 # The value of draw without repeated clients and without regard to their examples.
 UNIFORM = "uniform"
@@ -56,6 +59,14 @@ HEAD_FIRST = "head-first"
 NEGATIVE_WEIGHTS = "negative-weights"
 
 
+# The key of the server optimizer's name in a state.
+SERVER_OPTIMIZER = "server-optimizer"
+
+
+class FrozenMethodError(FairbloomError, AttributeError):
+    """An attribute of a method is set after its constructor."""
+
+
 class DeclarationError(FairbloomError, TypeError):
     """A method's class declares an unknown value; the message names class and attribute."""
 
@@ -64,17 +75,21 @@ class Method(CommonOptions):
     """A federated method: it maps a cohort of updates to one coefficient per update.
 
     Subclasses implement `weigh`. They name the metrics that they need in `needs`, and their prior
-    in `default_weighting` (None: the method has none). What they keep between rounds is in
-    `memory`, and in the rows that `remember` returns.
+    in `default_weighting` (None: the method has none). What they keep between rounds is in the
+    `Decision` that `weigh` returns; later rounds find it in `past`.
 
-    Its parameters are those of `Options`.
+    Its parameters are those of `Options`. They do not change after the outermost constructor: what
+    changes in a run is its state, one frozen value.
 
     Raises
     ------
     ValueError
         When a parameter is outside its range.
+    FrozenMethodError
+        When an attribute is set after the constructor.
     """
 
+    _run: RunState
     needs: frozenset[str] = frozenset()
     default_weighting: ClassVar[str | None] = "examples"
     drawn_by_examples: ClassVar[bool] = False
@@ -154,10 +169,22 @@ class Method(CommonOptions):
         self.train_metrics_aggr_fn = options.get("train_metrics_aggr_fn")
         self.evaluate_metrics_aggr_fn = options.get("evaluate_metrics_aggr_fn")
 
-        self.memory: dict[str, Any] = {}
-        """The method's memory, without old updates: str, numbers, None, NumPy arrays, lists and
-        dicts only."""
-        self.progress = Progress()
+        self.reset()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set an attribute in the constructor; later raise FrozenMethodError."""
+        if "_is_complete" in vars(self):
+            raise FrozenMethodError(
+                f"{type(self).__name__}.{name} = {value!r}: a method does not change after its"
+                " constructor, as a run that is continued would not know of it. What weigh needs in"
+                " later rounds is its memory: return Decision(coefficients, memory), and read"
+                " cohort.past.memory. What a hook of Flower's changes belongs in its config"
+            )
+        super().__setattr__(name, value)
+
+    def adapt(self, **values: object) -> None:
+        """Set attributes that follow from a run's model and clients, before its first round."""
+        vars(self).update(values)
 
     def _advise_on(self, name: str, value: object) -> str:
         """Return what to write in place of an option that there is not, or ""."""
@@ -183,7 +210,9 @@ class Method(CommonOptions):
                 f"{cls.__name__}.requires has {unknown[0]!r}: choose among"
                 f" {', '.join(sorted(REQUIREMENTS))}"
             )
-        if "__init__" in vars(cls):
+        if misnamed := find_misnamed_hook(cls):
+            raise DeclarationError(misnamed)
+        if not is_checking(cls.__init__):
             cls.__init__ = checking(cls.__init__)  # type: ignore[method-assign]
 
     def _checked_weighting(self, weighting: str | None) -> str:
@@ -332,11 +361,12 @@ class Method(CommonOptions):
 
     # The hooks of a method ------------------------------------------------------------------------
 
-    def weigh(self, cohort: Cohort) -> FloatArray:
+    def weigh(self, cohort: Cohort) -> FloatArray | Decision:
         """Return the coefficients c: one per update, then one per kept row, shape (m + r,).
 
-        A method that weighs layer by layer returns a row for each array, shape (L, m + r). `weigh`
-        changes nothing.
+        A method that weighs layer by layer returns a row for each array, shape (L, m + r). One with
+        memory, or with rows to keep, returns a `Decision`; with coefficients alone, the memory
+        stays as it is, and no row is kept. `weigh` changes nothing.
         """
         raise NotImplementedError(f"{type(self).__name__} has no weigh, which a method needs")
 
@@ -348,16 +378,13 @@ class Method(CommonOptions):
         """
         return None
 
-    def remember(
-        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
-    ) -> Mapping[Kept, FloatArray | None]:
-        """Update `memory` after the step, and return the rows to keep.
+    def learn(self, past: Past, cohort: Cohort, probed: Probed) -> Mapping[str, Any]:
+        """Return the memory after the step; by default that of the decision.
 
-        A row is a combination of shape (m + r,), or None, which keeps a row of `progress.kept`
-        unchanged, even if this round did not recall it. `coefficients` are those that `weigh`
-        returned; `probed` has the usable losses at the probe's model.
+        `past` has the memory and the rows of the decision on this `cohort`, and `probed` the usable
+        losses at the probe's model.
         """
-        return {}
+        return past.memory
 
     def recalls(
         self, kept: Collection[Kept], names: Collection[str], server_round: int
@@ -392,7 +419,7 @@ class Method(CommonOptions):
         A name may occur more than once.
         """
         if self.draw != UNIFORM:
-            examples = np.array([self.progress.roster.get(name, 0.0) for name in names])
+            examples = np.array([self.past.roster.get(name, 0.0) for name in names])
             if not examples.any():
                 raise ValueError(
                     "draw = 'examples': no client has said how many examples it has: leave draw out"
@@ -410,56 +437,36 @@ class Method(CommonOptions):
 
     # State ----------------------------------------------------------------------------------------
 
+    @property
+    def run_state(self) -> RunState:
+        """The state of the run so far."""
+        return self._run
+
+    @property
+    def past(self) -> Past:
+        """What the method knows of earlier rounds, as its hooks and `cohort.past` see it."""
+        state = self._run
+        roster = state.roster if compatibility.ROSTER in self.requires else None
+        return Past(MappingProxyType({**state.memory}), tuple(state.kept), roster)
+
+    def enter(self, state: RunState) -> None:
+        """Go on from a state of the run, which a transition of `rounds.run_state` returned."""
+        self.__dict__["_run"] = state
+
     def reset(self) -> None:
         """Forget every round."""
-        self.memory = {}
-        self.progress = Progress()
-
-    def forget(self) -> None:
-        """Clear the method's memory during a run."""
-        self.memory = {}
-        self.progress.kept = {}
+        self.enter(RunState())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the method and its progress, for a checkpoint.
+        """Return the state of the run for a checkpoint, and whose it is.
 
-        It consists of str, numbers, None, arrays, lists and dicts. The mean of the models, the
-        roster, the moments and the clients' states are only in it if the method uses them.
+        It consists of str, numbers, None, arrays, lists and dicts.
         """
-        progress = self.progress
-        state = {
+        return {
             "method": type(self).__name__,
-            "round": progress.finished_rounds,
-            "steps": progress.steps,
-            "skipped": progress.skipped,
-            "rows": [
-                {
-                    "key": kept.key,
-                    "round": kept.round,
-                    "extreme": row.needs_float64,
-                    "values": row.blocks[0][0].copy(),
-                }
-                for kept, row in progress.kept.items()
-            ],
-            "memory": copy.deepcopy(self.memory),
-            "first-counts": dict(progress.first_counts),
-            "first-tests": dict(progress.first_tests),
-            "lengths": progress.norms.state_dict(),
+            SERVER_OPTIMIZER: name_of(self.server_optimizer),
+            **encode(self._run),
         }
-        if not progress.changed:
-            state["unchanged"] = progress.unchanged
-        if progress.unevaluated:
-            state["evaluated"] = progress.evaluated
-            state["unevaluated"] = progress.unevaluated
-        if self.average_models:
-            state["average"] = dict(vars(progress.average))
-        if compatibility.ROSTER in self.requires:
-            state["roster"] = dict(progress.roster)
-        if self.server_optimizer is not None:
-            state[SERVER_OPTIMIZER] = state_of(self.server_optimizer, progress.moments)
-        if self.keeps_states:
-            state["states"] = dict(vars(progress.states))
-        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state that `state_dict` returned.
@@ -472,34 +479,43 @@ class Method(CommonOptions):
         """
         if state["method"] != type(self).__name__:
             raise ValueError(f"the state is of {state['method']}, not of {type(self).__name__}")
-        if self.average_models and state["round"] and "average" not in state:
+        if state[SERVER_OPTIMIZER] != (current := name_of(self.server_optimizer)):
+            raise ValueError(
+                f"the state is of a run with server_optimizer = {state[SERVER_OPTIMIZER]!r}, got"
+                f" {current!r}: continue with that, or begin again"
+            )
+        if self.average_models and state["round"] and not state["average"]["rounds"]:
             raise ValueError(
                 "the state is of a run without average_models, and its earlier models are lost:"
                 " leave average_models out"
             )
-        average = (
-            Average(**state["average"]) if self.average_models and "average" in state else Average()
-        )
-        self.progress = Progress(
-            finished_rounds=whole(0, round=state["round"]),
-            steps=state["steps"],
-            skipped=state["skipped"],
-            changed="unchanged" not in state,
-            unchanged=state.get("unchanged", 0),
-            evaluated=state.get("evaluated", self.last_evaluated(state["round"])),
-            unevaluated=state.get("unevaluated", 0),
-            kept={
-                Kept(row["key"], row["round"]): Vectors.of(
-                    row["values"], needs_float64=row["extreme"]
-                )
-                for row in state["rows"]
-            },
-            first_counts=dict(state["first-counts"]),
-            first_tests=dict(state.get("first-tests", {})),
-            norms=NormHistory.of_state(state["lengths"]),
-            average=average,
-            roster=dict(state.get("roster", {})),
-            moments=moments_of(state.get(SERVER_OPTIMIZER), self.server_optimizer),
-            states=States(**state["states"]) if "states" in state else States(),
-        )
-        self.memory = copy.deepcopy(state["memory"])
+        self.enter(decode(state))
+
+
+# What a method may do in a round; `remember` was part of an older interface.
+HOOKS = (
+    *("weigh", "probe", "learn", "recalls", "sends", "own_metrics", "terms", "choose"),
+    *("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate", "start"),
+    "remember",
+)
+
+# A new method of a class with a name that is this similar to a hook's is taken for a misspelt hook.
+MISSPELT = 0.85
+
+
+def find_misnamed_hook(cls: type) -> str:
+    """Return as text which method of a class is nearly a hook, so that nothing calls it; or ""."""
+    inherited = {name for base in cls.__mro__[1:] for name in vars(base)}
+    own = (name for name, value in vars(cls).items() if inspect.isfunction(value))
+    for name in own:
+        if name in inherited or name.startswith("_"):
+            continue
+        for hook in get_close_matches(name, HOOKS, n=1, cutoff=MISSPELT):
+            meant = (
+                "what it keeps belongs in the Decision that weigh returns, and memory that follows"
+                " from probed losses in learn"
+                if hook == "remember"
+                else f"write {hook}, or give it another name"
+            )
+            return f"{cls.__name__}.{name} is no hook, and no run would call it: {meant}"
+    return ""

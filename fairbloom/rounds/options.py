@@ -277,6 +277,8 @@ class CommonOptions:
 def checking(construct: Callable[..., None]) -> Callable[..., None]:
     """Return a constructor that gets its parameters checked and in their types: 1.0 for a float 1.
 
+    The outermost one completes the method: from then on its attributes do not change.
+
     Raises
     ------
     FairbloomError
@@ -284,7 +286,7 @@ def checking(construct: Callable[..., None]) -> Callable[..., None]:
     """
 
     @wraps(construct)
-    def checked(self: object, *values: Any, **named: Any) -> None:
+    def checked(self: Any, *values: Any, **named: Any) -> None:
         declared = arguments_of(checked)
         # Raises TypeError for positional values of keyword-only parameters, before any check.
         inspect.signature(construct).bind_partial(self, *values)
@@ -297,16 +299,24 @@ def checking(construct: Callable[..., None]) -> Callable[..., None]:
         first = [check(name, value) for name, value in zip(names, values, strict=False)]
         others = {name: check(name, value) for name, value in named.items()}
         construct(self, *first, *values[len(first) :], **others)
-        if not hasattr(self, "progress"):
+        if "_run" not in vars(self):
             raise FairbloomError(
                 f"{type(self).__name__} is not complete: its constructor never calls"
                 " super().__init__(**options): call it first"
             )
+        if type(self).__init__ is checked:  # the outermost constructor
+            vars(self)["_is_complete"] = True
 
+    checked.is_checking = True  # type: ignore[attr-defined]
     # A signature with names that only a type checker imports stays as it is.
     with suppress(NameError):
         checked.__signature__ = expand_signature(construct)  # type: ignore[attr-defined]
     return checked
+
+
+def is_checking(construct: Callable[..., None]) -> bool:
+    """Return whether a constructor is one that `checking` returned."""
+    return hasattr(construct, "is_checking")
 
 
 def added_options(extended: Any) -> dict[str, Any]:

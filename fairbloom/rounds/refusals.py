@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from fairbloom.errors import join_names
 from fairbloom.logs import log
+from fairbloom.protocol.accounts import SPENT
 from fairbloom.protocol.advice import advice_on
 
 from .updates import NotFiniteError
@@ -23,6 +24,17 @@ class NotFiniteMetricError(NotFiniteError):
     """A reply in which a metric that the method needs is NaN or infinite."""
 
 
+class BudgetSpentError(ValueError):
+    """The error of a client with a privacy account that is spent."""
+
+
+def read_error(reason: str | None, prefix: str = "") -> ValueError | str:
+    """Return a client's error, after a prefix, as the reason of a refusal."""
+    text = f"{prefix}{reason}"
+    is_spent = reason is not None and reason.startswith(SPENT)
+    return BudgetSpentError(text) if is_spent else text
+
+
 def lacking_metric(metric: str, value: object = None) -> ValueError:
     """Return the error of a needed metric that is missing (None) or not a finite number."""
     reason = f"metric {metric!r} must be a finite number, got {value!r}"
@@ -39,12 +51,16 @@ class Refusals:
         self._reasons: dict[str, list[str]] = {}
         self.not_finite: dict[str, NotFiniteError] = {}
         """The errors of arrays or needed metrics that are not finite, by client name."""
+        self.spent = set[str]()
+        """The clients whose privacy budget is spent."""
 
     def add(self, name: str, reason: ValueError | str) -> None:
         """Note why a reply of `name` is not used."""
         self._reasons.setdefault(name, []).append(FOLDERS.sub("", one_line(str(reason))))
         if isinstance(reason, NotFiniteError):
             self.not_finite[name] = reason
+        if isinstance(reason, BudgetSpentError):
+            self.spent.add(name)
 
     def log(self) -> None:
         """Log each reason in a line, with its clients."""

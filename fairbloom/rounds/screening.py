@@ -334,8 +334,10 @@ def screen_evaluations(
     replies: Replies,
     scores: Mapping[str, Score],
     first_limit: float = math.inf,
-) -> None:
+) -> Mapping[str, float]:
     """Refuse evaluations with impossible scores, implausible counts, or losses out of proportion.
+
+    Return the numbers of test examples that the usable ones state, by client.
 
     The limits are those of training: a client may not have more test examples than `max_growth`
     times those of its first usable evaluation. Scores are known by their names, or by
@@ -348,7 +350,7 @@ def screen_evaluations(
         metric: score for metric, score in found.items() if score.interval != (-math.inf, math.inf)
     }
     replies.refuse(impossible_scores(replies.metrics, bounded))
-    first = method.progress.first_tests
+    first = method.run_state.first_tests
     key = method.weighted_by_key
     counts = {name: report[key] for name, report in replies.metrics.items() if key in report}
     limit = math.inf if method.max_growth == math.inf else min(first_limit, MOST_TESTS)
@@ -358,8 +360,7 @@ def screen_evaluations(
     screen_counts(method, replies, first_limit, first)
     endless = {metric for metric, score in found.items() if score.is_error} | (metrics & LOSSES)
     replies.refuse(too_large_losses(replies.metrics, endless, method.loss_limit))
-    usable = {name: count for name, count in counts.items() if name in replies.metrics}
-    method.progress.first_tests = {**usable, **first}
+    return {name: count for name, count in counts.items() if name in replies.metrics}
 
 
 def usable_sizes(
@@ -372,7 +373,7 @@ def usable_sizes(
     """
     if method.weighted_by_key != NUM_EXAMPLES:
         return {}
-    first = method.progress.first_counts
+    first = method.run_state.first_counts
     enrolled = method.enrolled_sizes
     return {
         name: size
@@ -483,7 +484,7 @@ def screen_norms(method: Method, replies: TrainReplies, server_round: int) -> No
     with each other: a gradient of something other than the loss has another norm.
     """
     layout = replies.updates.layout
-    past = method.progress.norms.before(server_round)
+    past = method.run_state.norms.before(server_round)
 
     def refuse(
         norms: FloatArray, kind: str, compared: FloatArray | None = None
@@ -519,23 +520,11 @@ def screen_norms(method: Method, replies: TrainReplies, server_round: int) -> No
 def screen_replies(
     method: Method, replies: TrainReplies, server_round: int, first_limit: float = math.inf
 ) -> NormBounds | None:
-    """Refuse a round's implausible replies, and note the first counts of the other clients.
-
-    Return the norm bounds of the others, None if none remain.
-    """
-    screen_counts(method, replies, first_limit, method.progress.first_counts)
+    """Refuse a round's implausible replies; return the norm bounds of the others, if any."""
+    screen_counts(method, replies, first_limit, method.run_state.first_counts)
     replies.refuse(out_of_proportion(replies.metrics, method.needs, method.loss_limit))
     screen_buffers(method, replies)
-    norm_bounds = screen_norms(method, replies, server_round)
-    first = method.progress.first_counts
-    new = {
-        name: report[method.weighted_by_key]
-        for name, report in replies.metrics.items()
-        if name not in first
-    }
-    if new:
-        method.progress.first_counts = {**first, **new}
-    return norm_bounds
+    return screen_norms(method, replies, server_round)
 
 
 # Steps --------------------------------------------------------------------------------------------
@@ -556,7 +545,7 @@ def check_step(method: Method, layout: Layout, step_norm: float, max_norm: float
         The norm of the round's longest update.
     """
     limit = method.update_limit
-    known = max(max_norm, method.progress.norms.longest_step)
+    known = max(max_norm, method.run_state.norms.longest_step)
     if step_norm > limit * known and step_norm > limit * layout.norm:
         raise ValueError(
             f"the step has the length {step_norm:g}, beyond {limit:g} times (update_limit) the"

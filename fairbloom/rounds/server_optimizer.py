@@ -166,26 +166,6 @@ class ServerOptimizer:
         return v - (1.0 - self.beta2) * squares * np.sign(v - squares)
 
 
-def state_of(optimizer: ServerOptimizer, moments: Moments | None) -> dict[str, Any]:
-    """Return the optimizer's name and its moments, as str, None, arrays and dicts."""
-    return {"name": optimizer.name, "moments": None if moments is None else dict(vars(moments))}
-
-
-def moments_of(
-    state: Mapping[str, Any] | None, optimizer: ServerOptimizer | None
-) -> Moments | None:
-    """Return the moments of a state that `state_of` returned.
-
-    Raises
-    ------
-    ValueError
-        If it is the state of another optimizer.
-    """
-    stored = NONE if state is None else state["name"]
-    current = NONE if optimizer is None else optimizer.name
-    if stored != current:
-        raise ValueError(
-            f"the state is of a run with server_optimizer = {stored!r}, got {current!r}: continue"
-            " with that, or begin again"
-        )
-    return None if state is None or state["moments"] is None else Moments(**state["moments"])
+def name_of(optimizer: ServerOptimizer | None) -> str:
+    """Return the name of an optimizer, NONE without one."""
+    return NONE if optimizer is None else optimizer.name

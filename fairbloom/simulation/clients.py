@@ -41,7 +41,7 @@ from fairbloom.rounds.clients import (
 )
 from fairbloom.rounds.layout import Layout
 from fairbloom.rounds.method import Method
-from fairbloom.rounds.refusals import Refusals
+from fairbloom.rounds.refusals import Refusals, read_error
 from fairbloom.rounds.round import size_on_the_wire
 from fairbloom.rounds.sampling import share
 from fairbloom.rounds.screening import usable_evaluation, usable_metrics
@@ -142,7 +142,7 @@ class LocalClients:
         """The simulated privacy accounts, by client."""
         if self.settings.privacy__mode != SIMULATED:
             return {}
-        last = self.method.progress.finished_rounds
+        last = self.method.run_state.finished_rounds
         return {
             client.name: client.account.status(client.account.left(client, last + 1))
             for client in map(self.local, self._names)
@@ -440,7 +440,7 @@ def refuse_failed(answers: Mapping[str, T | str], refused: Refusals) -> dict[str
     """Return the clients' results by name; refuse clients with a reason instead of a result."""
     for name, answer in answers.items():
         if isinstance(answer, str):
-            refused.add(name, answer)
+            refused.add(name, read_error(answer))
     return {name: answer for name, answer in answers.items() if not isinstance(answer, str)}
 
 

@@ -110,7 +110,7 @@ def _score_held_out(folder: Path, settings: RunSettings, method: Method, model: 
     found = {}
     for title, (few, kind, fine_tune_epochs) in kinds.items():
         terms = Terms(
-            server_round=method.progress.finished_rounds,
+            server_round=method.run_state.finished_rounds,
             fine_tune_epochs=fine_tune_epochs,
             wire_dtype=method.wire_dtype,
         )

@@ -251,7 +251,7 @@ class WorkerClients(LocalClients):
         )
         # The method's stored updates are rows of that file, which may exceed memory: leave it to
         # them, and take a new one.
-        if in_file and self.method.progress.kept:
+        if in_file and self.method.run_state.kept:
             self.close()
             self.workers = None
         trained = self.empty_replies(

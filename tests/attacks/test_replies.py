@@ -187,8 +187,7 @@ def rounds_of(*, zero: bool = False, **changes: Any) -> list[Round]:
     method = settings.strategy()
     assert method.update_limit == DEFAULT
     module = load_task(config).model()
-    method.buffers = float_buffers(module)
-    method.shared = shared_parameters(module)
+    method.adapt(buffers=float_buffers(module), shared=shared_parameters(module))
     model = {
         name: tensor.detach().numpy() * (not zero) for name, tensor in module.state_dict().items()
     }

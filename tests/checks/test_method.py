@@ -31,7 +31,7 @@ from fairbloom.cli.main import app
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
 from fairbloom.rounds.arrays import FloatArray
-from fairbloom.rounds.cohort import Cohort, Kept
+from fairbloom.rounds.cohort import Cohort, Decision, Kept, Past, Probed
 from fairbloom.rounds.options import Options
 from fairbloom.rounds.ranges import within
 from fairbloom.strategies import METHODS, FairStrategy
@@ -129,24 +129,28 @@ def broken(base: type[FairStrategy] = FairStrategy, **parts: Any) -> type[FairSt
     )
 
 
-def keeping(make: Callable[[Any, Cohort, FloatArray], Any]) -> dict[str, Any]:
-    """Return the parts of a method that keeps rows, which do not count, or changes itself as it
-    remembers."""
-    return {
-        "weigh": lambda self, cohort: np.concatenate([cohort.prior, np.zeros(len(cohort.memory))]),
-        "remember": lambda self, cohort, coefficients, probed: make(self, cohort, coefficients),
-    }
+def deciding(**parts: Callable[[Cohort, FloatArray], Any]) -> dict[str, Any]:
+    """Return the parts of a method that remembers, or keeps rows, which do not count."""
+
+    def weigh(self: object, cohort: Cohort) -> Decision:
+        c = np.concatenate([cohort.prior, np.zeros(len(cohort.memory))])
+        return Decision(c, **{name: made(cohort, c) for name, made in parts.items()})
+
+    return {"weigh": weigh}
 
 
-def changing(**values: Callable[[Any, Cohort, FloatArray], Any]) -> dict[str, Any]:
-    """Return the parts of a method that changes attributes as it remembers."""
+def changing(change: Callable[[Any, Cohort], Any]) -> dict[str, Any]:
+    """Return the parts of a method that changes something of its own after each step."""
 
-    def change(self: Any, cohort: Cohort, coefficients: FloatArray) -> Mapping[Kept, FloatArray]:
-        for name, value in values.items():
-            setattr(self, name, value(self, cohort, coefficients))
-        return {}
+    def learn(self: Any, past: Past, cohort: Cohort, probed: Probed) -> Mapping[str, Any]:
+        change(self, cohort)
+        return past.memory
 
-    return keeping(change)
+    return {"learn": learn}
+
+
+def set_average(self: Any, value: float) -> None:
+    self.average[0] = value
 
 
 class Attributed(FairStrategy):
@@ -154,7 +158,7 @@ class Attributed(FairStrategy):
 
     def __init__(self, **options: Unpack[Options]) -> None:
         super().__init__(**options)
-        self.average = 1.0
+        self.average = [1.0]
         self.random = np.random.default_rng(0)
 
 
@@ -208,8 +212,19 @@ def change_losses(self: object, cohort: Cohort) -> FloatArray:
     return np.asarray(np.maximum(cohort.losses, 1.0, out=cohort.losses) * cohort.prior)
 
 
-def change_itself(self: FairStrategy, cohort: Cohort) -> FloatArray:
-    self.memory["round"] = cohort.round
+def change_itself(self: Any, cohort: Cohort) -> FloatArray:
+    self.average[0] *= 0.9
+    return cohort.prior
+
+
+def change_past(self: Any, cohort: Cohort) -> Decision:
+    seen = cohort.past.memory.get("seen", [])
+    seen.append(cohort.round)
+    return Decision(cohort.prior, {"seen": seen})
+
+
+def set_itself(self: Any, cohort: Cohort) -> FloatArray:
+    self.last = cohort.round
     return cohort.prior
 
 
@@ -249,24 +264,27 @@ WRONG: list[tuple[str, type[FairStrategy], str]] = [
     ("finite", broken(**BY_ARRAY, weigh=lambda self, cohort: np.tile(cohort.prior, (4, 1))), "shape (3, 1)"),
     ("finite", broken(**BY_ARRAY, weigh=divide_by_arrays), "zero updates"),
     ("finite", broken(weigh=lambda self, cohort: np.append(cohort.prior, 0.0)), "float64 of shape (2,)"),
-    ("finite", broken(**{**keeping(lambda self, cohort, c: {Kept("first", cohort.round): np.eye(cohort.rows)[0]}),
-                         "weigh": lambda self, cohort: cohort.prior}), "1 kept rows in round 2"),
+    ("finite", broken(weigh=lambda self, cohort: Decision(
+        cohort.prior, keep={Kept("first", cohort.round): np.eye(cohort.rows)[0]})), "1 kept rows in round 2"),
     ("finite", Raises, "AttributeError: 'Raises' object has no attribute 'share' (test_method.py, line "),
     ("finite", broken(**LOSSES, weigh=lambda self, cohort: cohort.prior / cohort.losses), "zero losses"),
     ("finite", broken(weigh=lambda self, cohort: cohort.prior * (1.0 if cohort.gram.any() else np.inf)), "zero update"),
     ("finite", broken(sends=lambda self: {"velocity": (Kept("velocity", 1), 1.0)}), "velocity"),
-    ("finite", broken(**keeping(lambda self, cohort, c: {Kept("step", cohort.round - 1): None})), "round=0"),
-    ("finite", broken(**keeping(lambda self, cohort, c: None)), "returned None"),
-    ("finite", broken(**keeping(lambda self, cohort, c: {Kept("step", cohort.round): c[: cohort.size]})), "shape (4,)"),
+    ("finite", broken(**deciding(keep=lambda cohort, c: {Kept("step", cohort.round - 1): None})), "round=0"),
+    ("finite", broken(**deciding(keep=lambda cohort, c: None)), "keep = None"),
+    ("finite", broken(**deciding(memory=lambda cohort, c: 3)), "memory = 3"),
+    ("finite", broken(**deciding(keep=lambda cohort, c: {Kept("step", cohort.round): c[:-1]})), "shape (1,)"),
     ("permutation", broken(**SECOND, **LOSSES, weigh=lambda self, c: np.append(c.prior, c.losses[::-1])), "place"),
     ("permutation", broken(**BY_ARRAY, weigh=weigh_by_place), "place"),
     ("permutation", FirstCountsMore, "place"),
     ("memory", broken(**LOSSES, weigh=change_losses), "cohort.metrics['loss-before']"),
-    ("memory", broken(weigh=change_itself), "self.memory"),
-    ("memory", broken(**changing(memory=lambda self, cohort, c: {"last": {cohort.round: 1.0}})), "{'last': {1: 1.0}}"),
-    ("memory", broken(**changing(memory=lambda self, cohort, c: {"seen": set(cohort.names)})), "'seen'"),
-    ("resume", broken(Attributed, **changing(average=lambda self, cohort, c: 0.9 * self.average)
-                      | {"weigh": lambda self, cohort: cohort.prior * self.average}), "must be in self.memory"),
+    ("memory", broken(Attributed, weigh=change_itself), "self.average"),
+    ("memory", broken(weigh=change_past), "cohort.past.memory"),
+    ("finite", broken(weigh=set_itself), "return Decision(coefficients, memory)"),
+    ("memory", broken(**deciding(memory=lambda cohort, c: {"last": {cohort.round: 1.0}})), "{'last': {1: 1.0}}"),
+    ("memory", broken(**deciding(memory=lambda cohort, c: {"seen": set(cohort.names)})), "'seen'"),
+    ("resume", broken(Attributed, **changing(lambda self, cohort: set_average(self, 0.9 * self.average[0])),
+                      weigh=lambda self, cohort: cohort.prior * self.average[0]), "must be in its memory"),
     ("resume", broken(weigh=lambda self, cohort: cohort.prior * (2.0 - cohort.round / cohort.num_rounds)), "paced"),
     ("determinism", broken(weigh=lambda self, cohort: np.random.default_rng().random(cohort.size)), "generator"),
     ("determinism", broken(weigh=lambda self, cohort: np.random.random(cohort.size)), "generator"),
@@ -317,7 +335,7 @@ def test_a_fault_is_reported_once_with_its_line() -> None:
 # Remarks ------------------------------------------------------------------------------------------
 
 
-def keep_all(self: object, cohort: Cohort, coefficients: FloatArray) -> Mapping[Kept, FloatArray]:
+def keep_all(cohort: Cohort, coefficients: FloatArray) -> Mapping[Kept, FloatArray]:
     rows = np.eye(len(coefficients))
     labels = [Kept(str(cohort.round), cohort.round), *cohort.memory]
     return dict(zip(labels, [rows[0], *rows[cohort.size :]], strict=True))
@@ -328,24 +346,24 @@ REMARKED = [
     (
         "memory",
         broken(
-            **changing(
-                memory=lambda self, cohort, c: {"all": [*self.memory.get("all", []), *c.tolist()]}
+            **deciding(
+                memory=lambda cohort, c: {"all": [*cohort.past.memory.get("all", []), *c.tolist()]}
             )
         ),
         "more with every round",
     ),
-    ("memory", broken(**keeping(keep_all)), "50 old updates"),
+    ("memory", broken(**deciding(keep=keep_all)), "50 old updates"),
     (
         "memory",
         broken(
             Attributed,
-            **changing(average=lambda self, cohort, c: 0.99 ** max(0, cohort.round - 15)),
+            **changing(lambda self, cohort: set_average(self, 0.99 ** max(0, cohort.round - 15))),
         ),
         "self.average changes in round 16",
     ),
     (
         "memory",
-        broken(Attributed, **changing(last=lambda self, cohort, c: self.random.random() and None)),
+        broken(Attributed, **changing(lambda self, cohort: self.random.random())),
         "self.random changes in round 1",
     ),
     ("needs", UNKNOWN, "blood-pressure"),

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from pkgutil import resolve_name
 from types import ModuleType
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from fairbloom.check import CheckFailedError, Status, check_method, check_rule
 from fairbloom.checks.rule import RuleUnderTest
 from fairbloom.cli.main import app
 from fairbloom.errors import FairbloomError
-from fairbloom.rounds.cohort import Cohort
+from fairbloom.rounds.cohort import Cohort, Decision
 from fairbloom.rounds.method import Method
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
@@ -69,9 +70,10 @@ def test_a_docstring_says_all_that_a_page_shows(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "method"), METHODS.items())
-def test_memory_is_named_where_there_is_one(name: str, method: type) -> None:
+def test_memory_is_named_where_there_is_one(name: str, method: type[FairStrategy]) -> None:
     """A method that keeps rows or numbers between rounds says so; the others say none."""
-    keeps = method.remember not in (FairStrategy.remember, FedAvg.remember) or name == "scaffold"
+    decides = get_type_hints(method.weigh)["return"] is Decision
+    keeps = decides or method.learn is not FairStrategy.learn
     assert (describe(name).memory != "none") == keeps, name
 
 
@@ -309,7 +311,6 @@ def test_they_use_what_the_guide_is_about() -> None:
     assert {
         "needs",
         "weigh",
-        "remember",
         "choose",
         "sends",
         "reports",
@@ -362,14 +363,13 @@ def test_the_guide_tells_of_everything_in_a_cohort() -> None:
         "gram_of",
         "grams_of",
         "squared_norms_of",
-        "declared_roster",
     }
     assert table("attribute") == computed | given
 
 
 NOT_SAID = {
-    *("reset", "state_dict", "load_state_dict", "layout_of", "frozen_in"),
-    *("weighs_by_prior", "has_second_rows", "compares_groups", "keeps_states", "forget"),
+    *("adapt", "enter", "reset", "state_dict", "load_state_dict", "layout_of", "frozen_in"),
+    *("weighs_by_prior", "has_second_rows", "compares_groups", "keeps_states", "run_state"),
     *("all_needs", "check_fit", "corrects_clients", "own_parameters", "last_evaluated"),
 }
 """What Fairbloom calls, or derives of the rest."""

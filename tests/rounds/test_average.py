@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from fairbloom.rounds import vectors
 from fairbloom.rounds.arrays import CHUNK_COLUMNS
 from fairbloom.rounds.layout import Layout
-from fairbloom.rounds.progress import Average
+from fairbloom.rounds.run_state import Average
 from fairbloom.rounds.updates import Updates
 from fairbloom.rounds.vectors import Vectors, combine, subtract_sum
 from fairbloom.strategies import FedAvg

@@ -96,7 +96,7 @@ def test_clients_that_do_not_train_have_no_weight_in_drfa() -> None:
     """Otherwise its second sample would ask them, and give weight to clients that never train."""
     strategy = DRFA(gamma=0.001, training_clients=SOME, fraction_train=0.7)
     run(strategy)
-    assert set(strategy.memory["weights"]) == set(SOME)
+    assert set(strategy.past.memory["weights"]) == set(SOME)
 
 
 def test_without_any_of_them_rounds_are_skipped_and_named() -> None:
@@ -152,7 +152,7 @@ def test_the_mean_weight_of_many_draws_is_the_share_of_examples(
 ) -> None:
     """A client of unknown size is drawn as often as one of the median size."""
     strategy = FedAvg(draw="examples", seed=3)
-    strategy.progress.roster = sizes
+    strategy.enter(strategy.run_state.drawn(sizes))
     draws = [strategy.choose([*sizes], 4, number) for number in range(1, 2001)]
     assert all(len(drawn) == 4 for drawn in draws)
     for name, share in shares.items():
@@ -163,7 +163,7 @@ def test_the_mean_weight_of_many_draws_is_the_share_of_examples(
 def test_a_client_that_is_drawn_twice_counts_twice() -> None:
     strategy = FedAvg(draw="examples", seed=1)
     _, rounds = run(strategy)
-    sizes = strategy.progress.roster
+    sizes = strategy.run_state.roster
     assert sizes == {name: client.examples for name, client in quadratics(6).items()}
     names = sorted(sizes)
     for finished in rounds:
@@ -182,7 +182,8 @@ def test_draws_by_examples_minimise_the_weighted_objective() -> None:
         for name, n in (("a", 5), ("b", 20), ("c", 75))
     ]
     strategy = FedAvg(draw="examples", fraction_train=0.3, fraction_evaluate=0.0, seed=2)
-    strategy.progress.roster = {client.name: float(client.examples) for client in clients}
+    sizes = {client.name: float(client.examples) for client in clients}
+    strategy.enter(strategy.run_state.drawn(sizes))
     models = descend(strategy, clients, 1000)[100:]
     weighted, uniform = (minimiser_of_means(clients, by_examples=each) for each in (True, False))
     assert np.linalg.norm(models.mean(axis=0) - weighted) < 0.1
@@ -195,11 +196,11 @@ def test_draws_by_examples_go_on_from_a_state() -> None:
     first = FedAvg(draw="examples")
     half, _ = run(first, rounds=2)
     states.append(first.state_dict())
-    assert states[0]["roster"] == first.progress.roster
+    assert states[0]["roster"] == first.run_state.roster
     second = FedAvg(draw="examples")
     second.load_state_dict(states[0])
-    assert second.choose(sorted(first.progress.roster), 6, 3) == first.choose(
-        sorted(first.progress.roster), 6, 3
+    assert second.choose(sorted(first.run_state.roster), 6, 3) == first.choose(
+        sorted(first.run_state.roster), 6, 3
     )
     assert bits(whole.arrays) != bits(half.arrays)
 
@@ -239,7 +240,7 @@ def test_qffl_draws_descend_the_objective_weighted_by_p(method: type[QFedAvg], q
     L, rate = 4.0, 0.25  # q-FedAvg's gradients are L u
     strategy = method(draw="examples", seed=5, q=q, lipschitz=L)
     sizes = dict(zip("abcd", (10.0, 20.0, 30.0, 140.0), strict=True))
-    strategy.progress.roster = sizes
+    strategy.enter(strategy.run_state.drawn(sizes))
     gradients = dict(zip(sizes, np.random.default_rng(1).normal(size=(4, 3)), strict=True))
     losses = dict(zip(sizes, (0.5, 2.0, 1.0, 3.0), strict=True))
     h = {k: q * F ** (q - 1) * gradients[k] @ gradients[k] + L * F**q for k, F in losses.items()}
@@ -308,10 +309,13 @@ def test_a_client_without_a_weight_has_1() -> None:
 class Watched(FedMGDA):
     """Keeps the cohort that it weighed last."""
 
+    cohort: Cohort
+    weights: FloatArray
+
     def weigh(self, cohort: Cohort) -> FloatArray:
-        self.cohort = cohort
-        self.weights = super().weigh(cohort)
-        return self.weights
+        weights = super().weigh(cohort)
+        self.adapt(cohort=cohort, weights=weights)
+        return weights
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.02, 0.1, 0.3])
@@ -334,7 +338,7 @@ def test_fedmgdas_weights_are_optimal_near_the_users_prior(epsilon: float) -> No
 def test_afl_begins_at_the_users_prior() -> None:
     strategy = AFL(gamma=0.0, prior="site-5=5")
     run(strategy, rounds=1)
-    assert strategy.memory["weights"]["site-5"] == pytest.approx(0.5)
+    assert strategy.past.memory["weights"]["site-5"] == pytest.approx(0.5)
 
 
 REFUSED: list[tuple[Callable[[], FairStrategy], str]] = [

@@ -25,10 +25,10 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import CLIENT, FROZEN
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.rounds import arrays, updates, vectors
-from fairbloom.rounds.aggregation import NoStepError, build_cohort, compute_coefficients
+from fairbloom.rounds.aggregation import NoStepError, build_cohort, decide
 from fairbloom.rounds.arrays import CHUNK_COLUMNS, FloatArray
 from fairbloom.rounds.clients import TrainReplies
-from fairbloom.rounds.cohort import Cohort, Kept, MethodError, Probed
+from fairbloom.rounds.cohort import Cohort, Decision, Kept, MethodError
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.layout import Layout
 from fairbloom.rounds.loop import Rounds
@@ -207,20 +207,14 @@ class ByArray(FairStrategy):
     requires = frozenset({"gram by array"})
     default_weighting = None
 
-    def weigh(self, cohort: Cohort) -> FloatArray:
+    def weigh(self, cohort: Cohort) -> Decision:
         C = np.zeros((len(cohort.arrays), cohort.size + len(cohort.memory)))
         C[cohort.arrays.index("weight"), 0] = 1.0
         C[cohort.arrays.index("bias"), : cohort.size] = 1.0 / cohort.size
         C[cohort.arrays.index("scale"), cohort.size - 1] = -1.0
         C[cohort.arrays.index("scale"), cohort.size :] = 0.5
-        return C
-
-    def remember(
-        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
-    ) -> dict[Kept, FloatArray]:
-        assert coefficients.shape == (3, cohort.size + len(cohort.memory))
         mean = np.append(np.full(cohort.size, 1.0 / cohort.size), np.zeros(len(cohort.memory)))
-        return {Kept("mean", cohort.round): mean}
+        return Decision(C, keep={Kept("mean", cohort.round): mean})
 
 
 def test_a_round_steps_by_array_and_records_its_coefficients() -> None:
@@ -276,11 +270,11 @@ def test_coefficients_of_another_shape_are_refused_by_shapes(shape: tuple[int, .
         "Odd", (FairStrategy,), {"weigh": lambda self, cohort, shape=shape: np.ones(shape)}
     )()
     with pytest.raises(MethodError, match=r"Odd\.weigh.*shape \(3,\).*shape \(2, 3\)"):
-        compute_coefficients(odd, cohort)
+        decide(odd, cohort)
     wrong = np.array([[1.0, 1.0, 1.0], [1.0, np.inf, 1.0]])
     infinite = type("Infinite", (FairStrategy,), {"weigh": lambda self, cohort: wrong})()
     with pytest.raises(MethodError, match=r"not finite \(of client-1\)"):
-        compute_coefficients(infinite, cohort)
+        decide(infinite, cohort)
 
 
 def test_inner_products_that_are_not_finite_are_no_step(monkeypatch: pytest.MonkeyPatch) -> None:

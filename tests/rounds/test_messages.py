@@ -25,7 +25,7 @@ from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import RULES, WORK, Terms
 from fairbloom.rounds.aggregation import MethodError
 from fairbloom.rounds.arrays import FloatArray, Model
-from fairbloom.rounds.cohort import Cohort, Kept, Probed
+from fairbloom.rounds.cohort import Cohort, Decision, Kept
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.options import Options, OptionsWithoutPrior
@@ -258,17 +258,13 @@ class Sending(FairStrategy):
         super().__init__(**{"buffers": BUFFERS, **options})
         self.cohorts: list[Cohort] = []
 
-    def weigh(self, cohort: Cohort) -> FloatArray:
+    def weigh(self, cohort: Cohort) -> Decision:
         self.cohorts.append(cohort)
-        return np.concatenate([cohort.prior, np.zeros(len(cohort.memory))])
-
-    def remember(
-        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
-    ) -> Mapping[Kept, FloatArray]:
-        return {Kept("step", cohort.round): coefficients}
+        c = np.concatenate([cohort.prior, np.zeros(len(cohort.memory))])
+        return Decision(c, keep={Kept("step", cohort.round): c})
 
     def sends(self) -> Mapping[str, tuple[Kept, float]]:
-        kept = next(iter(self.progress.kept), None)
+        kept = next(iter(self.past.kept), None)
         return {} if kept is None else {CONTROL: (kept, FACTOR)}
 
 
@@ -470,7 +466,7 @@ def test_a_roster_that_was_not_asked_for_is_an_error(read: str) -> None:
     method = reading(f"roster{read}")(**OPTIONS)
     with pytest.raises(MethodError, match=r'cohort\.roster.*requires = frozenset\(\{"roster"\}\)'):
         run(method, rounds=1)
-    assert "roster" not in method.state_dict()
+    assert method.state_dict()["roster"] == {}
     with pytest.raises(MethodError, match=r"loss-before.*needs = frozenset"):
         run(reading("losses")(**OPTIONS), rounds=1)
 

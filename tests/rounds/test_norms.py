@@ -15,10 +15,10 @@ from flwr.app import ArrayRecord, Message
 from hypothesis import example, given, strategies as st
 
 from fairbloom.protocol.names import HITS, LEARNING_RATE, LOSS_BEFORE, POSITIVES
-from fairbloom.rounds.arrays import FloatArray, norm
-from fairbloom.rounds.cohort import Cohort, Kept, Probed
+from fairbloom.rounds.arrays import norm
+from fairbloom.rounds.cohort import Cohort, Decision
 from fairbloom.rounds.learning import NothingLearnedError
-from fairbloom.rounds.progress import NormHistory
+from fairbloom.rounds.run_state import NormHistory
 from fairbloom.rounds.screening import (
     BrokenModelError,
     find_outlier_norms,
@@ -206,7 +206,7 @@ def test_replies_of_the_last_five_rounds_count_by_their_number() -> None:
 def test_a_skipped_round_leaves_no_length_behind() -> None:
     strategy = Leap(unused_rounds=0, factors={2: 1e9})
     rounds_of(strategy, {"a": always(1.0), "b": always(1.0)}, 3)
-    assert sorted(strategy.progress.norms.used) == [1, 3]
+    assert sorted(strategy.run_state.norms.used) == [1, 3]
 
 
 def test_norms_survive_a_kill_to_the_bit() -> None:
@@ -227,14 +227,9 @@ class Leap(FedAvg):
         super().__init__(**options)
         self.factors = factors
 
-    def weigh(self, cohort: Cohort) -> FloatArray:
-        return cohort.prior * self.factors.get(cohort.round, 1.0)
-
-    def remember(
-        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
-    ) -> dict[Kept, FloatArray]:
-        self.memory.setdefault("seen", []).append(cohort.round)
-        return {}
+    def weigh(self, cohort: Cohort) -> Decision:
+        seen = [*cohort.past.memory.get("seen", []), cohort.round]
+        return Decision(cohort.prior * self.factors.get(cohort.round, 1.0), {"seen": seen})
 
 
 TWO = {"a": always(1.0), "b": always(3.0)}
@@ -246,7 +241,7 @@ def test_a_step_that_is_too_long_is_not_taken(said: pytest.LogCaptureFixture) ->
     assert two.coefficients == {}
     assert unpack(two.arrays)["w"].tobytes() == unpack(one.arrays)["w"].tobytes()
     assert three.coefficients == {"a": 0.5, "b": 0.5}
-    assert strategy.memory["seen"] == [1, 3]  # the method's memory is unchanged, too
+    assert strategy.past.memory["seen"] == [1, 3]  # the method's memory is unchanged, too
     (line,) = {message for message in said.messages if "round 2 is skipped" in message}
     assert "the step has the length 1000, beyond 100 times (update_limit)" in line
     assert "client b" in line
@@ -274,7 +269,7 @@ def test_a_model_that_is_not_finite_is_refused_at_once() -> None:
 def test_a_refused_update_is_not_remembered() -> None:
     strategy = FedFV(tau=2)
     rounds_of(strategy, {"a": always(1.0), "b": always(1.0), "c": always(1e20)}, 2)
-    assert {kept.key for kept in strategy.progress.kept} == {"a", "b"}
+    assert {kept.key for kept in strategy.run_state.kept} == {"a", "b"}
 
 
 @pytest.mark.parametrize(("longest", "expected"), [(1.0, []), (1.5, [3])])

@@ -18,6 +18,7 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 from fairbloom.protocol.advice import ADVICE
 from fairbloom.protocol.scores import GroupScore, Score
 from fairbloom.rounds.clients import Replies
+from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.learning import NothingLearnedError
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.refusals import MAX_REASON_CHARACTERS, Refusals, one_line
@@ -510,17 +511,17 @@ def forging(changed: dict[str, float], strategy: FedAvg | None = None) -> Round:
 def test_test_examples_are_compared_with_test_examples() -> None:
     """A site may have many more of them than training examples, but not suddenly."""
     method = FedAvg(max_growth=10.0)
-    method.progress.first_counts = {"a": 10.0, "b": 10.0}
+    method.enter(method.run_state.enrolled({"a": 10.0, "b": 10.0}))
     refused = []
     for counts in ((500, 20), (5000, 20), (5001, 200), (50, 201)):
         reports = {name: {"num-examples": n} for name, n in zip("ab", counts, strict=True)}
         replies = Replies(metrics=reports, refused=Refusals(server_round=1))
-        screen_evaluations(method, replies, {})
+        method.enter(method.run_state.tested(screen_evaluations(method, replies, {})))
         refused.append([*replies.refused.reasons])
     assert refused == [[], [], ["a"], ["b"]]
     continued = FedAvg(max_growth=10.0)
     continued.load_state_dict(method.state_dict())
-    assert continued.progress.first_tests == {"a": 500, "b": 20}
+    assert continued.run_state.first_tests == {"a": 500, "b": 20}
 
 
 @pytest.mark.parametrize("metric", FORGED)
@@ -610,7 +611,7 @@ def test_scores_of_the_run_bound_what_has_their_names(metric: str, value: float)
         GroupScore("found", percent=True),
     ]
     strategy = FedAvg()
-    rounds = Rounds(strategy, strategy._flower, 1, scores=scores)
+    rounds = Rounds(strategy, FlowerClients(strategy), 1, scores=scores)
     rounds.current.evaluators = ("a", "b", "c")
     usual = {"num-examples": 3, metric: 0.5}
     replies = rounds.clients.read_evaluate_replies([])

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairbloom.rounds.arrays import FloatArray
-from fairbloom.rounds.cohort import Cohort, Kept, Probed
+from fairbloom.rounds.cohort import Cohort, Decision, Kept
 from fairbloom.rounds.states import MAX_STATE_LOSSES, States
 from fairbloom.strategies import SCAFFOLD, FairStrategy, FedAvg, FedDyn, FedFV
 from tests.federation import (
@@ -191,18 +190,13 @@ def test_who_loses_it_twice_is_refused_also_after_a_kill(
 
 
 class Counting(FedAvg):
-    """Keeps a momentum row and changes its memory in place."""
+    """Keeps a momentum row, and remembers the rounds of each client."""
 
-    def weigh(self, cohort: Cohort) -> FloatArray:
-        return np.concatenate([cohort.prior, [0.5] * len(cohort.memory)])
-
-    def remember(
-        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
-    ) -> dict[Kept, FloatArray]:
-        seen = self.memory.setdefault("seen", {})
-        for name in cohort.names:
-            seen.setdefault(name, []).append(cohort.round)
-        return {Kept("momentum", cohort.round): coefficients}
+    def weigh(self, cohort: Cohort) -> Decision:
+        c = np.concatenate([cohort.prior, [0.5] * len(cohort.memory)])
+        seen = cohort.past.memory.get("seen", {})
+        now = {name: [*seen.get(name, []), cohort.round] for name in cohort.names}
+        return Decision(c, {"seen": seen | now}, {Kept("momentum", cohort.round): c})
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from fairbloom.protocol.names import ARRAYS_DISPARITY
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.arrays import FloatArray
-from fairbloom.rounds.cohort import Cohort, Kept, Probed
+from fairbloom.rounds.cohort import Cohort, Decision, Kept, Past
 from fairbloom.rounds.layout import Layout
 from fairbloom.rounds.learning import NothingLearnedError
 from fairbloom.rounds.round import StopRun, size_on_the_wire
@@ -166,8 +165,10 @@ def sizes_in(value: Any) -> list[int]:
     """The number of entries of every array, list and mapping in a value, functions aside."""
     if isinstance(value, np.ndarray):
         return [value.size]
-    if isinstance(value, dict | list | tuple):
-        inner = value.values() if isinstance(value, dict) else value
+    if isinstance(value, Past | Decision):
+        return sizes_in(vars(value))
+    if isinstance(value, Mapping | list | tuple):
+        inner = value.values() if isinstance(value, Mapping) else value
         return [len(value), *(size for part in inner for size in sizes_in(part))]
     assert callable(value) or isinstance(value, int | float | str | Kept | None), type(value)
     return []
@@ -218,7 +219,6 @@ def test_no_vector_of_the_models_length_reaches_the_method(name: str) -> None:
     strategy = make(name, ARGUMENTS[name][0])
     seen = list[int]()
     weigh = strategy.weigh
-    remember = strategy.remember
 
     def weighed(
         cohort: Cohort,
@@ -227,23 +227,12 @@ def test_no_vector_of_the_models_length_reaches_the_method(name: str) -> None:
         into: list[int] = seen,
     ) -> Any:
         into.extend(sizes_in(vars(cohort)))
-        c = do(cohort)
-        into.extend(sizes_in([vars(cohort), strategy.memory, c]))
-        return c
-
-    def remembered(
-        cohort: Cohort,
-        c: FloatArray,
-        probed: Probed,
-        do: Any = remember,
-        into: list[int] = seen,
-    ) -> Any:
-        kept = do(cohort, c, probed)
-        into.extend(sizes_in([vars(cohort), dict(kept)]))
-        return kept
+        decided = do(cohort)
+        into.extend(sizes_in([vars(cohort), decided]))
+        return decided
 
     # no subclass: that would have no fixed weights
-    vars(strategy).update(weigh=weighed, remember=remembered)
+    strategy.adapt(weigh=weighed)
     _, rounds = run(strategy, MemoryGrid(clients), rounds=3, initial_arrays=initial)
     assert all(r.coefficients for r in rounds), name
     assert max(seen) <= 8**2 < D, name
@@ -271,20 +260,17 @@ class Both(FairStrategy):
     the second ones."""
 
     second = ARRAYS_DISPARITY
+    cohort: Cohort
 
     def terms(self, server_round: int) -> Terms:
         return replace(super().terms(server_round), disparity="demographic-parity")
 
-    def weigh(self, cohort: Cohort) -> FloatArray:
-        self.cohort = cohort
-        return np.array([*np.repeat((FIRST, SECOND), cohort.size), *(OLD for _ in cohort.memory)])
-
-    def remember(
-        self, cohort: Cohort, coefficients: FloatArray, probed: Probed
-    ) -> Mapping[Kept, FloatArray]:
+    def weigh(self, cohort: Cohort) -> Decision:
+        self.adapt(cohort=cohort)
+        c = np.array([*np.repeat((FIRST, SECOND), cohort.size), *(OLD for _ in cohort.memory)])
         rows = np.arange(cohort.rows)
         kept = (rows >= cohort.size) & (rows < 2 * cohort.size)
-        return {Kept("second", cohort.round): kept.astype(np.float64)}
+        return Decision(c, keep={Kept("second", cohort.round): kept.astype(np.float64)})
 
 
 def rounds_of(

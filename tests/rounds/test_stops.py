@@ -125,15 +125,15 @@ def test_rounds_without_a_step_stop_the_run_with_the_remedy(
 ) -> None:
     """Where it has no limit, the run goes on and keeps the model."""
     strategy = method()
-    strategy.unused_rounds = 2
+    strategy.adapt(unused_rounds=2)
     with pytest.raises(NothingLearnedError, match=f"for 2 rounds: in round 2, {why}") as raised:
         run(strategy, grid())
     assert "unused-rounds = 0" in str(raised.value)
     assert "\n" not in str(raised.value)
-    assert strategy.progress.finished_rounds == 2
+    assert strategy.run_state.finished_rounds == 2
     with pytest.raises(NothingLearnedError, match=f"no round of 2 took a step: {why}"):
         run(method(), grid(), rounds=2)
-    strategy.unused_rounds = 0
+    strategy.adapt(unused_rounds=0)
     rounds = run(strategy, grid())
     assert skipped(rounds) == [1, 2, 3, 4, 5]
     assert bits(rounds[-1].arrays) == bits(record(initial_model()))

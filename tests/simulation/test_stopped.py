@@ -85,7 +85,7 @@ def test_stop_run_of_a_method_finishes_the_run(hook: str) -> None:
         "from fairbloom.strategies import FedAvg\n\n\n"
         "class Stops(FedAvg):\n"
         f"    def {hook}(self, *given):\n"
-        f"        if self.progress.finished_rounds + ({hook!r} == 'choose') == 3:\n"
+        f"        if self.run_state.finished_rounds == 2:\n"
         "            raise StopRun('plateau')\n"
         f"        return super().{hook}(*given)\n"
     )

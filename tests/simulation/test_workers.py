@@ -79,15 +79,16 @@ def test_old_updates_that_a_method_keeps_stay_as_they_are(memory: float, model: 
     method = FedAvg()
     with closing(workers_of(method, memory=memory)) as clients:
         vectors = clients.train(FIVE, model, Terms(server_round=1)).updates.vectors
-        method.progress.kept = {
+        kept = {
             Kept("a", 1): combine(np.eye(len(FIVE))[2], vectors),
             Kept("b", 1): Vectors.of(np.ones(vectors.size)),
         }
-        before = [row.blocks[0].tobytes() for row in method.progress.kept.values()]
+        method.enter(replace(method.run_state, kept=kept))
+        before = [row.blocks[0].tobytes() for row in method.run_state.kept.values()]
         clients.train(FIVE, model, Terms(server_round=2))
-        kept = [row.blocks[0] for row in method.progress.kept.values()]
-        assert [row.tobytes() for row in kept] == before
-        assert isinstance(kept[0], np.memmap) == (memory > 0.0)
+        after = [row.blocks[0] for row in method.run_state.kept.values()]
+        assert [row.tobytes() for row in after] == before
+        assert isinstance(after[0], np.memmap) == (memory > 0.0)
 
 
 # Processes that end -------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ class RecordedSettings(InProcessGrid):
         self._names = dict(zip(super().get_node_ids(), names, strict=True))
 
     def _part(self) -> Part:
-        return self._parts[min(self._method.progress.finished_rounds, len(self._parts) - 1)]
+        return self._parts[min(self._method.run_state.finished_rounds, len(self._parts) - 1)]
 
     def get_node_ids(self) -> list[int]:
         return [node for node, name in self._names.items() if name in self._part().participants]

@@ -1,6 +1,7 @@
 """Arguments of each method, cohorts of rows, and the steps of methods on them."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,9 +9,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fairbloom.protocol.parameters import parameters_of
+from fairbloom.rounds.aggregation import Weighting, decide, remember
 from fairbloom.rounds.arrays import FloatArray
-from fairbloom.rounds.cohort import Cohort, Kept
+from fairbloom.rounds.cohort import Cohort, Kept, Past, Probed
 from fairbloom.rounds.method import Method
+from fairbloom.rounds.run_state import Remembered
+from fairbloom.rounds.vectors import Vectors
 from fairbloom.strategies import METHODS, FairStrategy
 
 Arrays = dict[str, NDArray[Any]]
@@ -143,6 +147,7 @@ def cohort_of(
     disparities: Iterable[float] | None = None,
     online: Sequence[str] = (),
     sent: Mapping[str, float] | None = None,
+    past: Past | None = None,
 ) -> Cohort:
     """Return the cohort of updates U, and of second ones, shape (m, d).
 
@@ -158,6 +163,8 @@ def cohort_of(
     sizes = {"w": U.shape[1]} if arrays is None else arrays
     fragments = np.split(rows, np.cumsum(list(sizes.values()))[:-1], axis=1)[: len(sizes)]
     names = tuple(names or client_names(m))
+    if roster is None:
+        roster = dict(zip(names, n.tolist(), strict=True))
     return Cohort(
         round=round,
         num_rounds=num_rounds,
@@ -186,7 +193,7 @@ def cohort_of(
             "step-sum": given(steps, rates_of(n)),
         },
         memory=tuple(memory),
-        declared_roster=dict(zip(names, n.tolist(), strict=True)) if roster is None else roster,
+        past=replace(past or Past(kept=tuple(memory)), declared_roster=roster),
         second=seconds is not None,
         sent=sent or {},
     )
@@ -207,7 +214,34 @@ def stacked(
 def step_of(method: FairStrategy, U: FloatArray, **cohort: Any) -> FloatArray:
     """Return the step of a method that weighs all arrays the same, shape (d,)."""
     rows = stacked(U, cohort.get("seconds"), cohort.get("memory") or {})
-    return np.asarray(method.weigh(cohort_of(U, **cohort)).ravel() @ rows)
+    return np.asarray(coefficients(method, cohort_of(U, **cohort)).ravel() @ rows)
+
+
+def coefficients(method: FairStrategy, cohort: Cohort) -> FloatArray:
+    """Return c of a cohort, by the code that asks for it in a run."""
+    return decide(method, cohort).coefficients
+
+
+def advance(
+    method: FairStrategy,
+    cohort: Cohort,
+    rows: FloatArray | None = None,
+    probed: Probed | None = None,
+) -> FloatArray:
+    """Return c of a cohort, made with `past=method.past`; the method remembers the round."""
+    decision = decide(method, cohort)
+    c = decision.coefficients
+    vectors = Vectors((np.zeros((cohort.rows, 1)) if rows is None else rows,))
+    memory, kept = remember(method, Weighting(c, decision, cohort), vectors, probed or {})
+    state = method.run_state
+    remembered = Remembered(memory=memory, kept=kept, moments=None, norms=state.norms)
+    method.enter(state.stepped(cohort.round, remembered))
+    return c
+
+
+def recall(method: FairStrategy, **memory: Any) -> None:
+    """Let a method have this memory."""
+    method.enter(replace(method.run_state, memory=memory))
 
 
 @st.composite

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 from fairbloom.strategies import AAggFF
 from fairbloom.strategies.aaggff import CDFS, responses
 
-from .helpers import client_names, cohort_of
+from .helpers import advance, client_names, cohort_of, recall
 from .reference import RESPONSES
 
 Losses = Mapping[str, float]
@@ -24,9 +24,10 @@ def play(
         names = sorted(losses)
         roster = dict.fromkeys(client_names(known[t - 1] if known else 0), 0.0)
         F = [losses[name] for name in names]
-        cohort = cohort_of(np.eye(len(names)), losses=F, names=names, round=t, roster=roster)
-        c = strategy.weigh(cohort)
-        assert strategy.remember(cohort, c, {}) == {}
+        cohort = cohort_of(
+            np.eye(len(names)), losses=F, names=names, round=t, roster=roster, past=strategy.past
+        )
+        c = advance(strategy, cohort)
         steps.append(dict(zip(names, c.tolist(), strict=True)))
     return steps
 
@@ -71,7 +72,7 @@ def test_clients_without_any_share_of_the_decision_are_averaged() -> None:
     strategy = AAggFF()
     # b₁ draws everything to a
     zeros = {"A": np.zeros((3, 3)), "b2": np.zeros(3)}
-    strategy.memory = {"names": ["a", "b", "c"], "b1": np.array([-90.0, 0.0, 0.0]), **zeros}
+    recall(strategy, names=["a", "b", "c"], b1=np.array([-90.0, 0.0, 0.0]), **zeros)
     (step,) = play(strategy, [{"b": 1.0, "c": 1.0}])
     assert step == {"b": 0.5, "c": 0.5}
 
@@ -86,8 +87,8 @@ def test_scores_are_kept_only_of_clients_that_were_seen() -> None:
         [{"client-000": 1.0, "client-001": 3.0}, {"client-001": 1.0, "client-004": 2.0}],
         [50, 50],
     )
-    assert set(strategy.memory["scores"]) == {"client-000", "client-001", "client-004"}
-    assert strategy.memory["steps"] == 2
+    assert set(strategy.past.memory["scores"]) == {"client-000", "client-001", "client-004"}
+    assert strategy.past.memory["steps"] == 2
 
 
 def test_only_ftrl_asks_for_the_roster() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from fairbloom.rounds.aggregation import decide
 from fairbloom.rounds.cohort import Kept
 from fairbloom.server.settings import Settings, SettingsError
 from fairbloom.strategies import SCAFFOLD, Ditto, FairStrategy, FedAvg, FedDyn, FedProx
@@ -120,10 +121,10 @@ def test_the_sum_that_it_keeps_is_that_of_the_papers_steps(
     }
     cohort = cohort_of(U, memory=memory, round=2, sent=sent, **given)
     rows = np.vstack([U, C])
-    coefficients = method.weigh(cohort)
+    decision = decide(method, cohort)
     p = n / n.sum() if not uniform else np.full(m, 1.0 / m)
-    np.testing.assert_allclose(coefficients @ rows, 0.7 * (p @ U), atol=1e-12)
-    ((kept, mix),) = method.remember(cohort, coefficients, {}).items()
+    np.testing.assert_allclose(decision.coefficients @ rows, 0.7 * (p @ U), atol=1e-12)
+    ((kept, mix),) = decision.keep.items()
     expected = C + sum(weights[names[k]] * (U[k] / H[k] - c) for k in range(m) if H[k] > 0.0)
     assert kept == Kept(CONTROL, 2)
     np.testing.assert_allclose(mix @ rows, expected, atol=1e-9)

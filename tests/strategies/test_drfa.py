@@ -29,7 +29,7 @@ from tests.federation import (
     unpack,
 )
 
-from .helpers import work_config
+from .helpers import recall, work_config
 from .reference import nearest_in_simplex
 
 
@@ -41,7 +41,7 @@ def run(
     grid = MemoryGrid(clients or quadratics(6))
 
     def note(number: int, arrays: ArrayRecord) -> None:
-        weights.append(dict(strategy.memory.get("weights", {})))
+        weights.append(dict(strategy.past.memory.get("weights", {})))
 
     _, finished = federation.run(strategy, grid, rounds, evaluate_fn=note)
     return finished, weights[1:], grid
@@ -139,7 +139,7 @@ def test_clients_are_drawn_with_replacement_by_lambda(subtests: pytest.Subtests)
     strategy = DRFA(gamma=1.0, seed=5)
     rounds = 3000
     lam = {"a": 0.5, "b": 0.3, "c": 0.2, "d": 0.0}
-    strategy.memory = {"weights": lam}
+    recall(strategy, weights=lam)
     draws = [strategy.choose(list(lam), 3, number) for number in range(rounds)]
     assert all(len(drawn) == 3 and drawn == sorted(drawn) for drawn in draws)
     counted = Counter(name for drawn in draws for name in drawn)
@@ -155,13 +155,14 @@ def test_the_draw_depends_on_names_weights_seed_and_round_alone(
 ) -> None:
     one = DRFA(gamma=1.0, seed=seed)
     other = DRFA(gamma=0.5, seed=seed)
-    one.memory = other.memory = {"weights": {"b": 0.5, "a": 0.5}}
+    for strategy in (one, other):
+        recall(strategy, weights={"b": 0.5, "a": 0.5})
     assert one.choose(names, 4, number) == other.choose(sorted(names), 4, number)
 
 
 def test_newcomers_are_drawn_by_prior_and_only_free_ones_train() -> None:
     strategy = DRFA(gamma=1.0)
-    strategy.memory = {"weights": {"a": 1.0, "b": 0.0}}
+    recall(strategy, weights={"a": 1.0, "b": 0.0})
     draws = Counter(
         name for number in range(600) for name in strategy.choose(["b", "c"], 2, number)
     )
@@ -175,7 +176,7 @@ def test_newcomers_are_drawn_by_prior_and_only_free_ones_train() -> None:
 
 def test_without_mass_on_free_clients_the_draw_is_uniform() -> None:
     strategy = DRFA(gamma=1.0)
-    strategy.memory = {"weights": {"a": 1.0, "b": 0.0, "c": 0.0}}
+    recall(strategy, weights={"a": 1.0, "b": 0.0, "c": 0.0})
     draws = Counter(
         name for number in range(600) for name in strategy.choose(["b", "c"], 1, number)
     )
@@ -251,4 +252,4 @@ def test_no_second_exchange_in_a_skipped_round() -> None:
     strategy = DRFA(gamma=0.1, fraction_evaluate=0.0, unused_rounds=0)
     federation.run(strategy, grid, rounds=1)
     assert asked_for_losses(grid) == {}
-    assert strategy.memory == {}
+    assert strategy.past.memory == {}

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from fairbloom.rounds.arrays import FloatArray
-from fairbloom.rounds.cohort import Cohort
+from fairbloom.rounds.cohort import Cohort, Past
 from fairbloom.strategies import (
     AFL,
     EAGLE,
@@ -32,7 +32,7 @@ from fairbloom.strategies import (
 )
 from fairbloom.strategies.fedavgn import Stepped
 
-from .helpers import client_names, cohort_of, step_of as step
+from .helpers import advance, client_names, coefficients, cohort_of, recall, step_of as step
 
 Numbers = Sequence[float] | FloatArray
 
@@ -42,8 +42,9 @@ def weigh(
 ) -> FloatArray:
     """Return c of clients with these losses, weighted by examples if `counts` are given."""
     weighting = "uniform" if counts is None else "examples"
-    return method.weigh(
-        cohort_of(np.eye(len(losses)), losses=losses, counts=counts, weighting=weighting, **others)
+    return coefficients(
+        method,
+        cohort_of(np.eye(len(losses)), losses=losses, counts=counts, weighting=weighting, **others),
     )
 
 
@@ -112,8 +113,8 @@ def test_term_of_equal_losses_and_of_infinite_tilts() -> None:
 def ascended(method: AFL, losses: Numbers) -> list[float]:
     """Return the weights after a round with these losses."""
     cohort = cohort_of(np.eye(len(losses)), losses=losses, weighting="uniform")
-    method.remember(cohort, method.weigh(cohort), {})
-    return [*method.memory["weights"].values()]
+    advance(method, cohort)
+    return [*method.past.memory["weights"].values()]
 
 
 def test_afl_at_extremes() -> None:
@@ -132,11 +133,17 @@ def test_afl_at_extremes() -> None:
             )
     method = AFL(gamma=10.0)
     assert ascended(method, [9.0, 0.0, 0.0]) == [1.0, 0.0, 0.0]
-    method.memory["examples"] = dict(zip(client_names(3), (1.0, 1.0, 3.0), strict=True))
+    examples = dict(zip(client_names(3), (1.0, 1.0, 3.0), strict=True))
+    recall(method, **{**method.past.memory, "examples": examples})
     massless = cohort_of(
-        np.eye(2), losses=[0, 0], counts=[1, 3], weighting="examples", names=client_names(3)[1:]
+        np.eye(2),
+        losses=[0, 0],
+        counts=[1, 3],
+        weighting="examples",
+        names=client_names(3)[1:],
+        past=method.past,
     )
-    assert method.weigh(massless) == pytest.approx([0.25, 0.75])
+    assert coefficients(method, massless) == pytest.approx([0.25, 0.75])
 
 
 def tail_of(theta: float, counts: Numbers) -> list[int]:
@@ -344,21 +351,20 @@ def test_fairfeds_weights_are_those_of_a_hand_computed_round() -> None:
     there = cohort(ROWS, [100.0, 200.0, 100.0])
     omega = np.array([0.25, 0.5, 0.25]) - 0.6 * (np.array([0.3, 0.1, 0.4]) - 0.8 / 3)
     method = FairFed(beta=0.6)
-    np.testing.assert_allclose(method.weigh(there), omega, rtol=1e-12)
-    method.remember(there, method.weigh(there), {})
-    assert list(method.memory["weights"].values()) == pytest.approx(omega.tolist(), rel=1e-12)
+    np.testing.assert_allclose(advance(method, there), omega, rtol=1e-12)
+    assert list(method.past.memory["weights"].values()) == pytest.approx(omega.tolist(), rel=1e-12)
 
 
 def test_in_fairfed_a_size_counts_as_it_was_first_known() -> None:
     grown = cohort(ROWS[:2], [400.0, 300.0], names=["a", "b"], roster={"a": 100.0, "b": 300.0})
-    assert FairFed(beta=0.0).weigh(grown).tolist() == pytest.approx([0.25, 0.75])
+    assert coefficients(FairFed(beta=0.0), grown).tolist() == pytest.approx([0.25, 0.75])
 
 
 def test_in_fairfed_without_positive_weights_examples_count() -> None:
     method = FairFed(beta=0.0)
-    method.memory = {"weights": {"a": -0.5, "b": 0.2}}
-    there = cohort(ROWS[:2], [100.0, 300.0], names=["a", "b"])
-    assert method.weigh(there).tolist() == pytest.approx([0.25, 0.75])
+    past = Past({"weights": {"a": -0.5, "b": 0.2}})
+    there = cohort(ROWS[:2], [100.0, 300.0], names=["a", "b"], past=past)
+    assert coefficients(method, there).tolist() == pytest.approx([0.25, 0.75])
 
 
 @pytest.mark.parametrize("method", [FairMOO, FedAvgN, FedMGDA, FedMGDAPlus, MGDAProx])

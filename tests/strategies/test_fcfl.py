@@ -11,7 +11,7 @@ from fairbloom.strategies import FCFL
 from fairbloom.strategies.fcfl import share_of_loss
 from fairbloom.strategies.simplex import steepest_common_weights
 
-from .helpers import client_names, cohort_of, step_of
+from .helpers import advance, client_names, coefficients, cohort_of, step_of
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -87,21 +87,21 @@ def test_a_step_by_hand() -> None:
 @pytest.mark.parametrize("m", [1, 3])
 def test_without_any_gradient_there_is_no_step(m: int) -> None:
     zero = cohort_of(np.zeros((m, 4)), seconds=np.zeros((m, 4)), disparities=np.full(m, 0.2))
-    assert np.isfinite(FCFL(stage1_rounds=800).weigh(zero)).all()
-    assert not FCFL(stage1_rounds=0).weigh(zero).any()
+    assert np.isfinite(coefficients(FCFL(stage1_rounds=800), zero)).all()
+    assert not coefficients(FCFL(stage1_rounds=0), zero).any()
 
 
 def test_a_disparity_without_a_gradient_is_no_row() -> None:
     replies = drawn(2, 3)
     replies["seconds"] = np.zeros_like(replies["U"])
-    c = FCFL(stage1_rounds=0, budget=0.0).weigh(cohort_of(**replies))
+    c = coefficients(FCFL(stage1_rounds=0, budget=0.0), cohort_of(**replies))
     assert not c[3:].any()
     assert c[:3].any()
 
 
 def test_clients_with_equal_gradients_count_alike_in_stage_2() -> None:
     replies = {name: values[[0, 1, 2, 1]] for name, values in drawn(5, 3).items()}
-    c = FCFL(stage1_rounds=0).weigh(cohort_of(**replies))
+    c = coefficients(FCFL(stage1_rounds=0), cohort_of(**replies))
     assert c[1] == c[3]
 
 
@@ -119,8 +119,8 @@ def test_opposite_gradients_have_no_common_direction(seed: int, m: int) -> None:
 
 
 def remembered(method: FCFL, cohort: Cohort) -> tuple[float, float]:
-    method.remember(cohort, method.weigh(cohort), {})
-    return method.memory["delta-loss"], method.memory["delta-disparity"]
+    advance(method, cohort)
+    return method.past.memory["delta-loss"], method.past.memory["delta-disparity"]
 
 
 def test_a_temperature_that_nothing_holds_up_never_reaches_zero(subtests: pytest.Subtests) -> None:
@@ -128,9 +128,11 @@ def test_a_temperature_that_nothing_holds_up_never_reaches_zero(subtests: pytest
     method = FCFL(delta_min=0.0)
     for number in range(1, 201):
         with subtests.test(number=number):
-            cohort = cohort_of(**drawn(number, 2) | {"seconds": np.zeros((2, 8))}, round=number)
+            cohort = cohort_of(
+                **drawn(number, 2) | {"seconds": np.zeros((2, 8))}, round=number, past=method.past
+            )
+            assert np.isfinite(coefficients(method, cohort)).all()
             _, delta = remembered(method, cohort)
-            assert np.isfinite(method.weigh(cohort)).all()
     assert 0.0 < delta < 1e-300
 
 
@@ -167,7 +169,8 @@ def test_it_reports_how_many_clients_are_beyond_their_budgets() -> None:
 def test_a_budget_of_nobody_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     method = FCFL(budgets={"client-000": 0.1, "cleint-001": 0.1})
     for number in (1, 2):
-        remembered(method, cohort_of(**drawn(1, 2), round=number, online=client_names(2)))
+        there = cohort_of(**drawn(1, 2), round=number, online=client_names(2), past=method.past)
+        remembered(method, there)
     assert [record.getMessage() for record in caplog.records] == [
         "budgets names cleint-001, but no client online has this name: correct it"
     ]

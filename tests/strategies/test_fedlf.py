@@ -7,12 +7,12 @@ from flwr.app import ConfigRecord
 from hypothesis import assume, given, strategies as st
 
 from fairbloom.rounds.arrays import FloatArray
-from fairbloom.rounds.cohort import Cohort
+from fairbloom.rounds.cohort import Cohort, Decision
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import FedLF
 from tests.federation import BUFFERS, MemoryGrid, initial_model, quadratics, record
 
-from .helpers import client_names, cohort_of
+from .helpers import client_names, coefficients, cohort_of
 from .reference import Seen, fedlf, fedlf_groups
 
 LAYERS = {"conv.weight": 2, "conv.bias": 1, "fc.weight": 2, "fc.bias": 1, "out.weight": 1}
@@ -29,7 +29,7 @@ def step(
     rows."""
     made = cohort_of(U, arrays=arrays, **cohort)
     rows = np.vstack([U, *cohort.get("memory", {}).values()])
-    C = strategy.weigh(made)
+    C = coefficients(strategy, made)
     ends = np.cumsum(list((arrays or {"w": U.shape[1]}).values()))
     return np.concatenate(
         [c @ part for c, part in zip(C, np.split(rows, ends[:-1], axis=1), strict=True)]
@@ -86,7 +86,9 @@ GUIDANCE = st.sampled_from(("scaled", "gradient"))
 )
 def test_a_layer_without_a_common_direction_is_merged_by_hand(U: Any, columns: Any) -> None:
     rows = np.array(U)
-    C = FedLF().weigh(cohort_of(rows, losses=[1.0, 1.0], arrays={"a.w": 1, "b.w": 1, "c.w": 1}))
+    C = coefficients(
+        FedLF(), cohort_of(rows, losses=[1.0, 1.0], arrays={"a.w": 1, "b.w": 1, "c.w": 1})
+    )
     for group in columns:
         assert all(np.array_equal(C[group[0]], C[one]) for one in group)
     merged = fedlf_groups([seen_of(rows, [1.0, 1.0])], True, "scaled", ([0], [1], [2]))
@@ -124,8 +126,8 @@ def test_inner_products_are_made_only_with_rows_that_count() -> None:
     rows: dict[int, tuple[int, int]] = {}
 
     class Watched(FedLF):
-        def weigh(self, cohort: Cohort) -> FloatArray:
-            rows[cohort.round] = len(cohort.gram) - cohort.size, len(self.progress.kept)
+        def weigh(self, cohort: Cohort) -> Decision:
+            rows[cohort.round] = len(cohort.gram) - cohort.size, len(cohort.past.kept)
             return super().weigh(cohort)
 
     strategy = Watched(buffers=BUFFERS)
@@ -146,9 +148,9 @@ def test_inner_products_are_made_only_with_rows_that_count() -> None:
 
 @pytest.mark.parametrize("guidance", ["scaled", "gradient"])
 def test_updates_of_zeros_take_no_step_and_divide_by_nothing(guidance: str) -> None:
-    zeros = FedLF(guidance=guidance).weigh(cohort_of(np.zeros((3, 7)), arrays=LAYERS))
+    zeros = coefficients(FedLF(guidance=guidance), cohort_of(np.zeros((3, 7)), arrays=LAYERS))
     assert zeros.tolist() == np.zeros((5, 3)).tolist()
-    assert FedLF().weigh(cohort_of(np.zeros((3, 0)), arrays={})).shape in ((0, 3), (1, 3))
+    assert coefficients(FedLF(), cohort_of(np.zeros((3, 0)), arrays={})).shape in ((0, 3), (1, 3))
 
 
 def test_a_guidance_row_that_is_rounding_is_left_out() -> None:

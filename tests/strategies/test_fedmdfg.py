@@ -1,20 +1,19 @@
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from fairbloom.rounds.aggregation import update_kept_rows
 from fairbloom.rounds.arrays import FloatArray
-from fairbloom.rounds.cohort import Kept, MethodError
-from fairbloom.rounds.vectors import Vectors
+from fairbloom.rounds.cohort import Cohort, Decision, Kept, MethodError
 from fairbloom.strategies import FedMDFG
 
-from .helpers import cohort_of, step_of as step
+from .helpers import advance, cohort_of, step_of as step
 
 
 class Run:
-    """Rounds of FedMDFG over vectors: its memory goes through `remember` alone, as in a run."""
+    """Rounds of FedMDFG over vectors: its memory goes through its decisions alone, as in a run."""
 
     def __init__(self) -> None:
         self.strategy = FedMDFG()
@@ -25,19 +24,17 @@ class Run:
     ) -> FloatArray:
         """Return the step of the next round; equal losses where none are given."""
         self.rounds += 1
-        progress = self.strategy.progress
+        kept = self.strategy.run_state.kept
         names = sorted(updates)
         t = self.rounds
         U = np.array([updates[name] for name in names], np.float64)
         F = [1.0 if losses is None else losses[name] for name in names]
-        needed = self.strategy.recalls(progress.kept, names, t)
-        memory = {key: progress.kept[key].blocks[0][0] for key in needed}
-        cohort = cohort_of(U, losses=F, names=names, round=t, memory=memory)
+        needed = self.strategy.recalls(kept, names, t)
+        memory = {key: kept[key].blocks[0][0] for key in needed}
+        past = self.strategy.past
+        cohort = cohort_of(U, losses=F, names=names, round=t, memory=memory, past=past)
         rows = np.vstack([U, *memory.values()])
-        c = self.strategy.weigh(cohort)
-        remembered = self.strategy.remember(cohort, c, {})
-        progress.kept = update_kept_rows(self.strategy, remembered, Vectors((rows,)))
-        return c @ rows
+        return advance(self.strategy, cohort, rows) @ rows
 
 
 # By hand ------------------------------------------------------------------------------------------
@@ -94,33 +91,35 @@ def test_forced_guidance_at_equal_losses_is_none(run: Run) -> None:
 
 def test_a_round_in_which_nobody_moves_takes_no_step(run: Run) -> None:
     run.round({"a": [2.0, 0.0], "b": [-1.0, 1.0]}, {"a": 3.0, "b": 3.0})
-    before = {kept: row.blocks[0][0].tobytes() for kept, row in run.strategy.progress.kept.items()}
+    before = {kept: row.blocks[0][0].tobytes() for kept, row in run.strategy.run_state.kept.items()}
     remembered = {
         "expected": {"a": 2.0, "b": 3.0},
         "joined": {"a": 2, "b": 2},
-        "length": run.strategy.memory["length"],
+        "length": run.strategy.past.memory["length"],
     }
     assert run.round({"a": [0.0, 0.0], "b": [0.0, 0.0]}, {"a": 1.0, "b": 5.0}).tolist() == [
         0.0,
         0.0,
     ]
     assert {
-        kept: row.blocks[0][0].tobytes() for kept, row in run.strategy.progress.kept.items()
+        kept: row.blocks[0][0].tobytes() for kept, row in run.strategy.run_state.kept.items()
     } == before
-    assert run.strategy.memory == remembered
+    assert run.strategy.past.memory == remembered
     assert run.round({"a": [1.0, 0.0]}) @ [-1.0, 1.0] > 0.0
 
 
 def test_a_round_without_a_step_is_remembered(run: Run) -> None:
     assert not run.round({"a": [1.0, 0.0], "b": [-1.0, 0.0]}).any()
-    assert {kept.key for kept in run.strategy.progress.kept} == {"a", "b"}
+    assert {kept.key for kept in run.strategy.run_state.kept} == {"a", "b"}
 
 
 def test_a_row_that_is_not_there_cannot_stay_as_it_is() -> None:
-    with pytest.raises(
-        MethodError, match=r"FedMDFG.remember returned None for .*key='a'.*no kept row"
-    ):
-        update_kept_rows(FedMDFG(), {Kept("a", 1): None}, Vectors.of(np.ones((1, 2))))
+    class Keeping(FedMDFG):
+        def weigh(self, cohort: Cohort) -> Decision:
+            return replace(super().weigh(cohort), keep={Kept("a", 1): None})
+
+    with pytest.raises(MethodError, match=r"Keeping.weigh, in round 1, keeps .*key='a'"):
+        advance(Keeping(), cohort_of(np.eye(2)))
 
 
 # Edge cases ---------------------------------------------------------------------------------------

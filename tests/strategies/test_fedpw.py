@@ -9,7 +9,7 @@ import pytest
 from fairbloom.rounds.arrays import FloatArray
 from fairbloom.strategies import FedPW
 
-from .helpers import cohort_of
+from .helpers import advance, cohort_of
 
 FIRST = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
 SECOND = np.array([[2.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])
@@ -20,10 +20,7 @@ THIRD = [1 / 3, 1 / 3, 1 / 3]
 
 def weights_after(method: FedPW, U: FloatArray, losses: list[float], **given: Any) -> FloatArray:
     """Return c of a round that the method remembers."""
-    cohort = cohort_of(U, losses=losses, **given)
-    c = method.weigh(cohort)
-    method.remember(cohort, c, {})
-    return c
+    return advance(method, cohort_of(U, losses=losses, past=method.past, **given))
 
 
 def test_two_rounds_by_hand() -> None:
@@ -35,7 +32,7 @@ def test_two_rounds_by_hand() -> None:
     p = np.array([7.0, 11.0, 12.0]) / 30.0
     q = np.array([31.0, 19.0, 50.0]) / 100.0
     expected = [p, q, np.array([4.0, 5.0, 3.0]) / 18.0, np.array([15.0, 3.0, 18.0]) / 64.0]
-    np.testing.assert_allclose(np.transpose([*method.memory["states"].values()]), expected)
+    np.testing.assert_allclose(np.transpose([*method.past.memory["states"].values()]), expected)
     np.testing.assert_allclose(c, (stdev(p) * p + stdev(q) * q) / (stdev(p) + stdev(q)))
 
 
@@ -56,7 +53,7 @@ def test_with_beta_1_the_first_round_is_that_of_shares(
     """A sum of 0 counts all the same, up to rounding in 0.1 + 0.2 − 0.3; a negative one divides."""
     method = FedPW(beta=1.0)
     weights_after(method, U, losses)
-    states = np.array([*method.memory["states"].values()])
+    states = np.array([*method.past.memory["states"].values()])
     np.testing.assert_allclose(states[:, :2], np.transpose([p, q]), atol=1e-15)
 
 
@@ -72,7 +69,7 @@ def test_absent_clients_keep_their_numbers_newcomers_have_none() -> None:
     method = FedPW(beta=0.5)
     weights_after(method, FIRST, [1.0, 2.0, 3.0], names=["a", "b", "c"])
     weights_after(method, FIRST, [2.0, 2.0, 2.0], names=["a", "c", "d"])
-    p = {name: state[0] for name, state in method.memory["states"].items()}
+    p = {name: state[0] for name, state in method.past.memory["states"].items()}
     assert p == pytest.approx({"a": 9 / 32, "b": 1 / 3, "c": 19 / 32, "d": 1 / 8})
 
 

@@ -11,9 +11,7 @@ from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
 from fairbloom.protocol.names import ARRAYS_DISPARITY
-from fairbloom.rounds.aggregation import update_kept_rows
 from fairbloom.rounds.arrays import FloatArray
-from fairbloom.rounds.vectors import Vectors
 from fairbloom.strategies import METHODS
 from tests.federation import MemoryGrid, quadratics, run
 
@@ -22,8 +20,10 @@ from .helpers import (
     CASES,
     CORNERS,
     accuracies_of,
+    advance,
     baselines_of,
     client_names,
+    coefficients,
     cohort_of,
     disparities_of,
     draws_of,
@@ -102,8 +102,8 @@ def test_gram_form_equals_the_vector_form(
 
 
 def test_rounds_of_changing_clients_are_those_of_the_vectors() -> None:
-    """Clients come in one by one, and one known client never; the memory goes through `remember`
-    alone. With the last seed, one update in each round is zero."""
+    """Clients come in one by one, and one known client never; the memory goes through
+    decisions alone. With the last seed, one update in each round is zero."""
     everybody = [f"site-{k}" for k in range(5)]
     for (name, arguments), seed in product(CASES, range(3)):
         rng = np.random.default_rng(seed)
@@ -120,11 +120,11 @@ def test_rounds_of_changing_clients_are_those_of_the_vectors() -> None:
             losses = rng.uniform(0.8, 1.2, len(names))
             U = rng.normal(size=(len(names), 8)) + 0.3 * (seed % 2)
             U[t % len(names)] *= seed < 2
-            progress = method.progress
-            progress.roster = roster
+            method.enter(method.run_state.drawn(roster))
+            rows_kept = method.run_state.kept
             kept = {
-                each: progress.kept[each].blocks[0][0]
-                for each in method.recalls(progress.kept, names, t)
+                label: rows_kept[label].blocks[0][0]
+                for label in method.recalls(rows_kept, names, t)
             }
             given = replied(name, arguments, U, counts)
             cohort = cohort_of(
@@ -136,18 +136,16 @@ def test_rounds_of_changing_clients_are_those_of_the_vectors() -> None:
                     "memory": kept,
                     "roster": roster,
                     "online": everybody,
+                    "past": method.past,
                 },
                 **{"sent": {key: factor for key, (_, factor) in method.sends().items()}, **given},
             )
             seconds = [] if given["seconds"] is None else [given["seconds"]]
             rows = np.vstack([U, *seconds, *kept.values()])
-            c = method.weigh(cohort)
+            c = advance(method, cohort, rows)
             history.append(seen_of(U, losses, counts, t, names, roster))
             expected = expected_step(name, arguments, history)
             assert_same_step(c.ravel() @ rows, expected, U, (name, arguments, seed, t))
-            progress.kept = update_kept_rows(
-                method, method.remember(cohort, c, {}), Vectors((rows,))
-            )
 
 
 LEFT_OUT = {"fedavgn", "fedmgdaplus", "mgdaprox", "adafed", "fedmdfg", "local"}
@@ -231,7 +229,7 @@ def test_coefficients_sum_to_one(name: str, arguments: dict[str, Any], U: FloatA
     losses, counts = losses_and_counts(len(U))
     cohort = cohort_of(U, losses=losses, **replied(name, arguments, U, counts))
     given_step = {"server_lr": 1.0} if "server_lr" in arguments else {}
-    c = make(name, {**arguments, **given_step}).weigh(cohort)
+    c = coefficients(make(name, {**arguments, **given_step}), cohort)
     assert c.sum() == pytest.approx(1.0, abs=1e-9)
 
 
@@ -258,9 +256,9 @@ def test_reductions_to_fedavg(
 ) -> None:
     losses, counts = losses_and_counts(len(U))
     cohort = cohort_of(U, losses=losses, counts=counts, weighting=weighting)
-    expected = METHODS["fedavg"](weighting=weighting).weigh(cohort)
-    coefficients = make(name, arguments, weighting=weighting).weigh(cohort)
-    np.testing.assert_allclose(coefficients, expected, rtol=1e-13, err_msg=name)
+    expected = coefficients(METHODS["fedavg"](weighting=weighting), cohort)
+    c = coefficients(make(name, arguments, weighting=weighting), cohort)
+    np.testing.assert_allclose(c, expected, rtol=1e-13, err_msg=name)
 
 
 NEGATIVE = {

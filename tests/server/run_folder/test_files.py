@@ -26,6 +26,7 @@ import fairbloom
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT
+from fairbloom.rounds.run_state import RunState, encode
 from fairbloom.server.app import choose_run_folder
 from fairbloom.server.run_folder import files
 from fairbloom.server.run_folder.csv_rows import (
@@ -417,16 +418,15 @@ def test_a_config_that_is_cut_off_is_named(there: Path, subtests: pytest.Subtest
     assert run_at("data", 2).rounds_done == 2
 
 
-def test_a_run_folder_is_laid_out_as_format_7(tmp_path: Path) -> None:
-    assert RUN_FOLDER_FORMAT == 7
+def test_a_run_folder_is_laid_out_as_format_8(tmp_path: Path) -> None:
+    assert RUN_FOLDER_FORMAT == 8
     config = {"task": "digits", "clients": 2, "method": "ditto", "num-rounds": 2, "device": "cpu"}
     simulate(Settings.of({**config, "out": str(tmp_path)}))
     with safe_open(tmp_path / "checkpoint" / "2.safetensors", framework="numpy") as file:
         state = json.loads(file.metadata()["about"])["state"]["dict"]
     assert state.keys() == {"strategy", "best", "losses", "participations", "tables"}
-    of_method = {"method", "round", "steps", "rows", "memory", "first-counts", "lengths", "skipped"}
-    of_method |= {"first-tests"}
-    assert state["strategy"]["dict"].keys() == of_method
+    of_run = encode(RunState()).keys()
+    assert state["strategy"]["dict"].keys() == {"method", "server-optimizer", *of_run}
     (folder,) = tmp_path.glob("clients/*")
     kept = Versions(folder)
     for client in ("client-0", "client-1"):

@@ -337,8 +337,8 @@ def test_keys_of_the_strategy_are_refused_in_a_users_config(tmp_path: Path, name
 HOOKS = {
     "configure_train": False,
     "choose": False,
-    "weigh": True,
-    "remember": True,
+    "weigh": False,
+    "learn": False,
     "aggregate_train": True,
     "configure_evaluate": True,
     "aggregate_evaluate": True,
@@ -350,8 +350,8 @@ def stopping(hook: str, *, first: bool) -> FairStrategy:
 
     def raising(self: Any, *given: Any, **named: Any) -> Any:
         inner = partial(getattr(FedAvg, hook), self)
-        is_before = hook in ("configure_train", "choose", "aggregate_train")
-        if self.progress.finished_rounds + is_before != 2:
+        is_before = hook in ("configure_train", "choose", "weigh", "learn", "aggregate_train")
+        if self.run_state.finished_rounds + is_before != 2:
             return inner(*given, **named)
         if not first:
             inner(*given, **named)

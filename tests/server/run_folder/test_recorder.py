@@ -65,7 +65,7 @@ def a_round(number: int, **changes: Any) -> Round:
 def record(
     folder: RunRecorder, number: int, seconds: float = 0.25, **changes: Any
 ) -> Mapping[str, object]:
-    folder.method.progress.finished_rounds = number
+    folder.method.enter(folder.method.run_state.stopped(number))
     return folder.record(a_round(number, **changes), seconds)
 
 

@@ -1,0 +1,344 @@
+"""The state of a run: one frozen value, which only the transitions of this module change.
+
+A round has these: `drawn`, `screened`, `stepped` or `skipped`, `hooked`, `averaged`, `evaluated`,
+and `stopped` for a run that ends before a round. `encode` writes a state for a checkpoint, and
+`decode` reads it: encode(decode(encode(state))) has the same bytes.
+"""
+
+import copy
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import numpy as np
+
+from .arrays import FloatArray, Model
+from .cohort import Kept
+from .ranges import whole
+from .server_optimizer import Moments
+from .states import States
+from .vectors import Vectors
+
+# A round is compared with this many earlier rounds, by number; skipped rounds have no norms.
+ROUNDS_BACK = 5
+
+
+@dataclass(frozen=True)
+class NormHistory:
+    """The norms of a run's updates and steps.
+
+    `used` has ‖u_k‖/e_k of the used replies by round, for the last ROUNDS_BACK rounds;
+    `longest_step` is the norm of the run's longest step.
+    """
+
+    used: Mapping[int, FloatArray] = field(default_factory=dict)
+    longest_step: float = 0.0
+
+    def before(self, server_round: int) -> FloatArray:
+        """Return ‖u_k‖/e_k of all used replies in the rounds that this one is compared with."""
+        recent = [
+            norms
+            for number, norms in self.used.items()
+            if server_round - ROUNDS_BACK <= number < server_round
+        ]
+        return np.concatenate(recent) if recent else np.empty(0)
+
+    def plus(self, server_round: int, used: FloatArray, step: float) -> Self:
+        """Return the history with one more round.
+
+        `used` has ‖u_k‖/e_k of its used replies, and `step` is the norm of its step.
+        """
+        kept = {
+            number: norms
+            for number, norms in self.used.items()
+            if number > server_round - ROUNDS_BACK
+        }
+        return type(self)({**kept, server_round: used}, max(step, self.longest_step))
+
+
+@dataclass(frozen=True)
+class Average:
+    """The sum in float64 of the global models after some rounds, which gives their mean."""
+
+    rounds: int = 0
+    sums: Mapping[str, FloatArray] = field(default_factory=dict)
+
+    def plus(self, model: Model) -> Self:
+        """Return the sum with one more model."""
+        sums = {
+            name: np.asarray(np.add(self.sums.get(name, 0.0), array, dtype=np.float64))
+            for name, array in model.items()
+            if array.dtype.kind == "f"
+        }
+        return type(self)(self.rounds + 1, sums)
+
+    def mean(self, last: Model) -> Model:
+        """Return the mean, in the dtypes of the last model and with its integer arrays.
+
+        It is the last model itself if no model was added.
+        """
+        if not self.rounds:
+            return last
+        means = {
+            name: np.asarray(total / self.rounds, last[name].dtype)
+            for name, total in self.sums.items()
+        }
+        return {name: means.get(name, array) for name, array in last.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remembered:
+    """What a step leaves to later rounds.
+
+    Attributes
+    ----------
+    memory
+        The method's memory.
+    kept
+        The rows that the method keeps.
+    moments
+        The moments of the server optimizer.
+    norms
+        The norms of the last rounds' updates, and of the longest step.
+    """
+
+    memory: Mapping[str, Any]
+    kept: Mapping[Kept, Vectors]
+    moments: Moments | None
+    norms: NormHistory
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunState:
+    """What a run knows after its rounds so far, besides the model.
+
+    Attributes
+    ----------
+    finished_rounds
+        The number of the last finished round.
+    steps
+        How many rounds took a step.
+    skipped
+        How many rounds in a row, up to the last one, took none.
+    changed
+        Whether any reply has changed a trainable parameter.
+    unchanged
+        How many rounds had usable replies before one did.
+    evaluated_round
+        The last round with a usable evaluation, 0 without one.
+    unevaluated
+        How many rounds in a row, up to the last one, asked for evaluations and could use none.
+    memory
+        The method's memory: str, numbers, None, arrays, lists and dicts only.
+    kept
+        The rows that the method keeps.
+    first_counts
+        The weight that each client stated first: in its first usable reply, or before it.
+    first_tests
+        The same of evaluations.
+    average
+        The mean of the global models, if the method averages them.
+    norms
+        The norms of the last rounds' updates, and of the longest step.
+    roster
+        Training examples of every known client, if the method requires them.
+    moments
+        The moments of the server optimizer.
+    states
+        The rounds of the clients' states.
+    spent
+        The clients whose privacy budget is spent.
+    with_state
+        The clients whose contexts have a state.
+    configs
+        The hooks' changes to a user's configs, by message.
+    wrappers
+        The plain values of the strategies around the method, the outermost first.
+    """
+
+    finished_rounds: int = 0
+    steps: int = 0
+    skipped: int = 0
+    changed: bool = False
+    unchanged: int = 0
+    evaluated_round: int = 0
+    unevaluated: int = 0
+    memory: Mapping[str, Any] = field(default_factory=dict)
+    kept: Mapping[Kept, Vectors] = field(default_factory=dict)
+    first_counts: Mapping[str, float] = field(default_factory=dict)
+    first_tests: Mapping[str, float] = field(default_factory=dict)
+    average: Average = field(default_factory=Average)
+    norms: NormHistory = field(default_factory=NormHistory)
+    roster: Mapping[str, float] = field(default_factory=dict)
+    moments: Moments | None = None
+    states: States = field(default_factory=States)
+    spent: frozenset[str] = frozenset()
+    with_state: frozenset[str] = frozenset()
+    configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    wrappers: Sequence[Mapping[str, Any]] = ()
+
+    # Transitions ----------------------------------------------------------------------------------
+
+    def enrolled(self, sizes: Mapping[str, float]) -> Self:
+        """Return the state of a run that knows the clients' weights before its first round."""
+        return replace(self, first_counts=dict(sizes))
+
+    def drawn(self, sizes: Mapping[str, float]) -> Self:
+        """Return the state with new clients in the roster, with their examples or 0."""
+        roster = {**self.roster, **sizes}
+        return replace(self, roster={name: roster[name] for name in sorted(roster)})
+
+    def screened(self, counts: Mapping[str, float]) -> Self:
+        """Return the state after the screening of a round's replies.
+
+        `counts` has the weights that the usable replies state. The roster gets numbers that it
+        lacks.
+        """
+        new = {name: count for name, count in counts.items() if name not in self.first_counts}
+        if not new and not self.roster:
+            return self
+        first = {**self.first_counts, **new}
+        roster = {name: size or float(first.get(name, 0.0)) for name, size in self.roster.items()}
+        return replace(self, first_counts=first, roster=roster)
+
+    def without(self, spent: Collection[str]) -> Self:
+        """Return the state of a run that asks these clients no more: their budgets are spent."""
+        return replace(self, spent=self.spent.union(spent))
+
+    def stepped(self, number: int, remembered: Remembered) -> Self:
+        """Return the state after the step of a round."""
+        return replace(
+            self,
+            finished_rounds=number,
+            steps=self.steps + 1,
+            skipped=0,
+            memory=remembered.memory,
+            kept=remembered.kept,
+            moments=remembered.moments,
+            norms=remembered.norms,
+        )
+
+    def without_step(self, number: int) -> Self:
+        """Return the state after a round that took no step."""
+        return replace(self, finished_rounds=number, skipped=self.skipped + 1)
+
+    def learned(self, *, changed: bool, unchanged: bool) -> Self:
+        """Return the state after a round in which replies changed a parameter, or did not.
+
+        `unchanged` is whether some replies changed none, without a known reason.
+        """
+        if self.changed:
+            return self
+        return replace(
+            self, changed=changed, unchanged=self.unchanged + (unchanged and not changed)
+        )
+
+    def with_states(self, states: States) -> Self:
+        """Return the state with the rounds of the clients' states after a round."""
+        return replace(self, states=states)
+
+    def forgotten(self, states: States) -> Self:
+        """Return the state without memory and rows, as clients lost their states: all restart."""
+        return replace(self, memory={}, kept={}, states=states)
+
+    def averaged(self, model: Model) -> Self:
+        """Return the state with one more model in the mean."""
+        return replace(self, average=self.average.plus(model))
+
+    def tested(self, counts: Mapping[str, float]) -> Self:
+        """Return the state with the test examples that clients state in usable evaluations."""
+        return replace(self, first_tests={**counts, **self.first_tests})
+
+    def evaluated(self, number: int, *, usable: bool) -> Self:
+        """Return the state after a round that asked for evaluations."""
+        if usable:
+            return replace(self, evaluated_round=number, unevaluated=0)
+        return replace(self, unevaluated=self.unevaluated + 1)
+
+    def hooked(
+        self,
+        configs: Mapping[str, Mapping[str, Any]],
+        wrappers: Sequence[Mapping[str, Any]],
+        with_state: Collection[str],
+    ) -> Self:
+        """Return the state after hooks of Flower's, which may change configs and wrappers."""
+        return replace(
+            self, configs=configs, wrappers=tuple(wrappers), with_state=frozenset(with_state)
+        )
+
+    def stopped(self, last: int) -> Self:
+        """Return the state of a run that ends after its round `last`."""
+        return replace(self, finished_rounds=last)
+
+
+# In a checkpoint ----------------------------------------------------------------------------------
+
+
+def encode(state: RunState) -> dict[str, Any]:
+    """Return a state as str, numbers, None, arrays, lists and dicts."""
+    return {
+        "round": state.finished_rounds,
+        "steps": state.steps,
+        "skipped": state.skipped,
+        "changed": state.changed,
+        "unchanged": state.unchanged,
+        "evaluated": state.evaluated_round,
+        "unevaluated": state.unevaluated,
+        "memory": copy.deepcopy(dict(state.memory)),
+        "rows": [
+            {
+                "key": kept.key,
+                "round": kept.round,
+                "extreme": row.needs_float64,
+                "values": row.blocks[0][0].copy(),
+            }
+            for kept, row in state.kept.items()
+        ],
+        "first-counts": dict(state.first_counts),
+        "first-tests": dict(state.first_tests),
+        "average": {"rounds": state.average.rounds, "sums": dict(state.average.sums)},
+        "used-norms": {str(number): norms for number, norms in state.norms.used.items()},
+        "longest-step": state.norms.longest_step,
+        "roster": dict(state.roster),
+        "moments": None if state.moments is None else dict(vars(state.moments)),
+        "states": {"rounds": dict(state.states.rounds), "losses": dict(state.states.losses)},
+        "spent": sorted(state.spent),
+        "with-state": sorted(state.with_state),
+        "configs": {name: dict(changes) for name, changes in state.configs.items()},
+        "wrappers": [dict(values) for values in state.wrappers],
+    }
+
+
+def decode(written: Mapping[str, Any]) -> RunState:
+    """Return the state that `encode` wrote."""
+    rows = {
+        Kept(row["key"], row["round"]): Vectors.of(row["values"], needs_float64=row["extreme"])
+        for row in written["rows"]
+    }
+    used = {
+        int(number): np.asarray(norms, np.float64)
+        for number, norms in written["used-norms"].items()
+    }
+    moments = written["moments"]
+    return RunState(
+        finished_rounds=whole(0, round=written["round"]),
+        steps=written["steps"],
+        skipped=written["skipped"],
+        changed=written["changed"],
+        unchanged=written["unchanged"],
+        evaluated_round=written["evaluated"],
+        unevaluated=written["unevaluated"],
+        memory=copy.deepcopy(dict(written["memory"])),
+        kept=rows,
+        first_counts=dict(written["first-counts"]),
+        first_tests=dict(written["first-tests"]),
+        average=Average(**written["average"]),
+        norms=NormHistory(used, float(written["longest-step"])),
+        roster=dict(written["roster"]),
+        moments=Moments(**moments) if moments else None,
+        states=States(**written["states"]),
+        spent=frozenset(written["spent"]),
+        with_state=frozenset(written["with-state"]),
+        configs=dict(written["configs"]),
+        wrappers=tuple(written["wrappers"]),
+    )

@@ -1,0 +1,180 @@
+"""A run's state is one value: written down and read back it has the same bytes, and a run that is
+killed between any two of its transitions goes on from it to the same bits.
+"""
+
+import ast
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord
+from hypothesis import given, settings, strategies as st
+
+from fairbloom.checks.report import bits
+from fairbloom.rounds.cohort import Cohort, Decision
+from fairbloom.rounds.method import HOOKS, DeclarationError, FrozenMethodError
+from fairbloom.rounds.run_state import decode, encode
+from fairbloom.strategies import FairStrategy, FedAvg
+from tests.checkout import BESIDE, ROOT
+from tests.federation import KINDS, OPTIONS, MemoryGrid, initial_model, quadratics, record, run
+from tests.strategies.helpers import ARGUMENTS, make
+
+ROUNDS = 3
+BOUNDARIES = ("drawn", "stepped", "evaluated")
+"""Between Flower's hooks, a process may end after each of these."""
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_state_is_read_back_with_the_same_bytes(name: str) -> None:
+    strategy = make(name, ARGUMENTS[name][0], **OPTIONS)
+    written = list[Any]()
+    run(
+        strategy,
+        rounds=ROUNDS,
+        evaluate_fn=lambda number, arrays: written.append(encode(strategy.run_state)),
+    )
+    assert len(written) == ROUNDS + 1
+    for state in written:
+        assert bits(encode(decode(copy.deepcopy(state)))) == bits(state)
+
+
+def hooked(name: str, kills: frozenset[tuple[int, str]] = frozenset()) -> tuple[object, bytes]:
+    """Return the state and the model after rounds by Flower's hooks.
+
+    After each of `kills`, a round and a boundary, the strategy is made anew from the state alone.
+    """
+
+    def begin(state: dict[str, Any] | None) -> FairStrategy:
+        strategy = make(name, ARGUMENTS[name][0], **OPTIONS)
+        if state is not None:
+            strategy.load_state_dict(state)
+        return strategy
+
+    grid = MemoryGrid(quadratics(5))
+    config = ConfigRecord()
+    strategy = begin(None)
+    model: ArrayRecord = record(initial_model())
+    for number in range(1, ROUNDS + 1):
+        messages = strategy.configure_train(number, model, config, grid)
+        if (number, "drawn") in kills:
+            strategy = begin(strategy.state_dict())
+            messages = strategy.configure_train(number, model, config, grid)
+        after, _ = strategy.aggregate_train(number, grid.send_and_receive(messages))
+        model = model if after is None else after
+        if (number, "stepped") in kills:
+            strategy = begin(strategy.state_dict())
+        messages = strategy.configure_evaluate(number, model, config, grid)
+        strategy.aggregate_evaluate(number, grid.send_and_receive(messages))
+        if (number, "evaluated") in kills:
+            strategy = begin(strategy.state_dict())
+    numbers = b"".join(array.numpy().tobytes() for array in model.values())
+    return bits(strategy.state_dict()), numbers
+
+
+@pytest.mark.parametrize("name", KINDS)
+@settings(max_examples=4)
+@given(
+    kills=st.frozensets(st.tuples(st.integers(1, ROUNDS), st.sampled_from(BOUNDARIES)), min_size=1)
+)
+def test_a_kill_between_any_two_transitions_changes_no_bit(
+    name: str, kills: frozenset[tuple[int, str]]
+) -> None:
+    assert hooked(name, kills) == hooked(name)
+
+
+def test_one_module_makes_states_and_two_enter_them() -> None:
+    """Others call a transition by its name."""
+    making, entering = set(), set()
+    for room in ("fairbloom", *BESIDE):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call):
+                    called = ast.unparse(node.func)
+                    if called == "RunState" or (
+                        called == "replace" and "state" in ast.unparse(node.args[0])
+                    ):
+                        making.add(path.relative_to(ROOT))
+                    if called.endswith("method.enter"):
+                        entering.add(path.relative_to(ROOT))
+    assert making <= {Path("fairbloom/rounds/run_state.py"), Path("fairbloom/rounds/method.py")}
+    assert entering == {
+        Path("fairbloom/rounds/loop.py"),
+        Path("fairbloom/checks/subject.py"),  # which plays the rounds itself
+        Path("server/app.py"),  # the counts of real devices, before the first round
+    }
+
+
+# A method does not change -------------------------------------------------------------------------
+
+
+class Mixin:
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.late = 1
+
+
+class Mixed(Mixin, FedAvg):
+    """A method with a constructor of another class."""
+
+
+class Outer(FedAvg):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.own = 2
+
+
+@pytest.mark.parametrize("kind", [FedAvg, Outer, Mixed])
+def test_a_method_is_frozen_after_its_outermost_constructor(kind: type[FedAvg]) -> None:
+    method = kind(seed=3)
+    with pytest.raises(FrozenMethodError, match=rf"{kind.__name__}.seed = 4: .*memory.*config"):
+        method.seed = 4
+    assert method.seed == 3
+
+
+def test_memory_that_is_changed_in_weigh_is_refused() -> None:
+    class Changing(FedAvg):
+        def weigh(self, cohort: Cohort) -> Decision:
+            cohort.past.memory["seen"] = 1  # type: ignore[index]
+            return Decision(cohort.prior)
+
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        run(Changing(), rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("remember", "belongs in the Decision that weigh returns"),
+        ("rememberr", "belongs in the Decision that weigh returns"),
+        ("chose", "write choose"),
+        ("send", "write sends"),
+        ("own_metric", "write own_metrics"),
+    ],
+)
+def test_a_method_with_a_misspelt_hook_is_refused(name: str, words: str) -> None:
+    with pytest.raises(DeclarationError, match=rf"Typo.{name} is no hook, .*{words}"):
+        type("Typo", (FairStrategy,), {name: lambda self, *given: None})
+
+
+@pytest.mark.parametrize("name", ["weights", "_weighs", "recall_of", "total", "help"])
+def test_a_method_may_have_functions_of_its_own(name: str) -> None:
+    assert issubclass(type("Own", (FairStrategy,), {name: lambda self: None}), FairStrategy)
+
+
+def test_hooks_are_those_of_a_strategy() -> None:
+    assert {name for name in HOOKS if not hasattr(FairStrategy, name)} == {"remember"}
+
+
+def test_a_decision_that_keeps_no_memory_leaves_it() -> None:
+    class Once(FedAvg):
+        def weigh(self, cohort: Cohort) -> Any:
+            if cohort.round == 1:
+                return Decision(cohort.prior, {"first": cohort.size})
+            return cohort.prior
+
+    method = Once()
+    run(method, rounds=ROUNDS)
+    assert method.past.memory == {"first": 6}
+    assert np.isfinite(method.run_state.norms.longest_step)
