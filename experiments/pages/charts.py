@@ -220,40 +220,6 @@ def contribution_against_gain(
     return {**_spec(rows, [points]), "height": 300}
 
 
-def heat_map(
-    rows: Sequence[Row],
-    clients: Sequence[str],
-    title: str,
-    ends: tuple[float, float],
-    *,
-    reverse: bool = False,
-) -> Spec:
-    """Return a map of clients × rounds with `ends` as the darkest and the brightest value.
-
-    Places without a row are blank.
-    """
-    rounds = sorted({row["round"] for row in rows})
-    band = {"paddingInner": 0, "paddingOuter": 0}
-    legend = {
-        "orient": "top",
-        "title": title,
-        "titleLimit": 260,
-        "gradientLength": 140,
-        "gradientThickness": 9,
-    }
-    # also readable in grey
-    scale = {"scheme": "viridis", "domain": list(ends), "clamp": True, "reverse": reverse}
-    axis = {"values": thin(rounds, 9), "labelAngle": 0}
-    encoding: Spec = {
-        "x": {"field": "round", "type": "ordinal", "title": "round", "axis": axis, "scale": band},
-        "y": {**_names("client", clients), "scale": band},
-        "color": {"field": "value", "type": "quantitative", "scale": scale, "legend": legend},
-        "tooltip": _tooltip(("client", "client"), ("round", "round"), ("value", title)),
-    }
-    step = min(26, max(12, 320 // max(1, len(clients))))  # less leaves names out
-    return {**_spec(rows, [_layer("rect", encoding)]), "height": step * len(clients)}
-
-
 # How numbers of a reproduction look.
 PRINTED_AND_MEASURED = (Series("printed", "series-0", "square"), Series("measured", "series-1"))
 

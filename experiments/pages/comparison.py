@@ -24,10 +24,7 @@ from .sections import (
     LIMITS,
     absences_section,
     all_settings_section,
-    cost_section,
-    examples_section,
     files_of,
-    map_section,
     named_charts,
     notes_section,
     ordered_charts,
@@ -35,7 +32,6 @@ from .sections import (
     rounds_section,
     settings_section,
     table_of_clients,
-    weights_section,
 )
 
 # The measures of which differences are shown.
@@ -126,10 +122,6 @@ def detailed_sections(comparison: Comparison, lines: Sequence[Line]) -> list[Sec
             rounds_section(scene),
             subgroups_section(scene, comparison.by_group),
             contributions_section(comparison),
-            map_section(scene),
-            weights_section(scene),
-            examples_section(scene),
-            cost_section(scene),
             absences_section(scene.trained),
             settings_section(scene.trained),
             all_settings_section(scene.trained),

@@ -23,11 +23,8 @@ from .sections import (
     LIMITS,
     absences_section,
     all_settings_section,
-    cost_section,
     describe_engine,
-    examples_section,
     files_of,
-    map_section,
     named_charts,
     notes_section,
     ordered_charts,
@@ -37,7 +34,6 @@ from .sections import (
     rounds_section_of_run,
     settings_section,
     table_of_clients,
-    weights_section,
 )
 
 # A score by client.
@@ -103,10 +99,6 @@ def page_of_run(run: Run) -> Page:
         return present(
             [
                 rounds_section_of_run(run),
-                map_section(scene),
-                weights_section(scene),
-                examples_section(scene),
-                cost_section(scene),
                 all_settings_section(lines[:1]),
             ]
         )

@@ -1,6 +1,5 @@
 """The sections that pages of runs and of comparisons have in common, each of the same lines."""
 
-import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from fairbloom.errors import MAX_LISTED
 from fairbloom.protocol.private import SIMULATED_NOISE
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.csv_rows import ABSENT, parse_refusals
-from fairbloom.server.run_folder.files import ENVIRONMENT, ROUNDS, SPLIT
+from fairbloom.server.run_folder.files import ENVIRONMENT, ROUNDS
 from fairbloom.strategies.named import format_value
 from fairbloom.text import join_first, text_if
 
@@ -30,9 +29,7 @@ from .chart_rows import (
     curves,
     hidden_in_words,
     mean_and_range,
-    score_map,
     sorted_scores,
-    weight_map,
 )
 
 # The most lines that one chart has; more methods have a chart each, with the baseline in it.
@@ -257,138 +254,6 @@ def rounds_charts_of_run(run: Run) -> Charts:
     return Charts([chart], series)
 
 
-# Clients over rounds ------------------------------------------------------------------------------
-
-
-def map_section(scene: Scene) -> Section | None:
-    """Return the score of each client, or group of clients, over the rounds, a map a line."""
-    found = {line.label: score_map(scene, line) for line in scene.lines}
-    found = {
-        label: rows for label, rows in found.items() if len({row["round"] for row in rows}) > 1
-    }
-    if not found:
-        return None
-    written = scene.score.written
-    higher = scene.score.higher_is_better
-    low, high = bounds = _bounds(found, 0.05, 1.0) if higher else _bounds(found, 0.0, 0.95)
-    maps = []
-    names = [*map(scene.shown_name, scene.shown)]
-    for place, (label, rows) in enumerate(found.items(), 1):
-        end = max(row["round"] for row in rows)
-        last = [row for row in rows if row["round"] == end]
-        least, most = (choose(last, key=lambda row: row["value"]) for choose in (min, max))
-        ends = " to ".join(f"{written(row['value'])} ({row['client']})" for row in (least, most))
-        what = f"Score by client and round. After round {end} from {ends}."
-        spec = charts.heat_map(rows, names, scene.score.title, bounds, reverse=not higher)
-        maps.append(Chart(f"map-{place}", label, what, spec))
-    beyond = f"{written(low)} and below" if higher else f"{written(high)} and above"
-    intro = f"Bright is better; the darkest stands for {beyond}. {scene.caption}"
-    return Section("map", "Clients over the rounds", intro, [Charts(maps, narrow=len(maps) > 2)])
-
-
-def weights_section(scene: Scene) -> Section | None:
-    """Return maps of each client's weight in the steps over the rounds, and a table of means."""
-    found = {line.label: rows for line in scene.trained if (rows := weight_map(scene, line))}
-    if not found:
-        return None
-    shares = {  # the mean over rounds and runs
-        line.label: scene.join(line.shares).groupby("client")["value"].mean().to_dict()
-        for line in scene.trained
-        if line.label in found
-    }
-    bounds = _bounds(found, 0.0, 0.99)
-    maps = []
-    for place, (label, share) in enumerate(shares.items(), 1):
-        most = max(share, key=lambda name: share[name])
-        what = (
-            f"Weight by client and round. On average {most} weighs most, {share[most]:.1f} % of a"
-            " round."
-        )
-        spec = charts.heat_map(
-            found[label], [*map(scene.shown_name, scene.shown)], "% of a round's weights", bounds
-        )
-        maps.append(Chart(f"weights-{place}", label, what, spec))
-    table = Table(
-        "weights",
-        "Share of a round's weights, in %",
-        ["client", *shares],
-        [
-            [
-                Cell(scene.shown_name(name)),
-                *(Digits(1).cell(share.get(name)) for share in shares.values()),
-            ]
-            for name in scene.shown
-        ],
-        "Mean over the rounds in which a client took part.",
-        folded=True,
-    )
-    return Section(
-        "weights",
-        "Whom the method listened to",
-        "The weight (coefficient) of each client's update in the step, in percent of the weights of"
-        f" its round; blank where it did not take part. {scene.caption}",
-        [Charts(maps, narrow=len(maps) > 2), table],
-    )
-
-
-def _bounds(
-    found: Mapping[str, Sequence[charts.Row]], low: float, high: float
-) -> tuple[float, float]:
-    """Return two distinct quantiles of all maps' values, the ends of their colour scale."""
-    values = [row["value"] for rows in found.values() for row in rows]
-    ends = [float(f"{end:.3g}") for end in np.quantile(values, [low, high])]
-    return (ends[0], ends[1]) if ends[0] < ends[1] else (ends[0] - 1.0, ends[0] + 1.0)
-
-
-# Data ---------------------------------------------------------------------------------------------
-
-
-def examples_section(scene: Scene) -> Section | None:
-    """Return the shown clients' numbers of examples, by part if the folder has the split."""
-    run = scene.lines[0].runs[0]
-    split = SPLIT.read(run.folder)
-    counts: dict[str, Mapping[str, int]] = {"test": run.test_examples()}
-    if split is not None:
-        owners = {
-            part: split.client[split.part == i]
-            for i, part in enumerate(("training", "test", "validation"))
-        }
-        counts = {
-            part: dict(
-                zip(
-                    split.clients,
-                    np.bincount(each, minlength=len(split.clients)).tolist(),
-                    strict=True,
-                )
-            )
-            for part, each in owners.items()
-            if each.size
-        }
-    if not counts["test"]:
-        return None
-    table = Table(
-        "examples",
-        "Examples of each client",
-        ["client", *(f"{part} examples" for part in counts)],
-        [
-            [
-                Cell(scene.shown_name(name)),
-                *(Digits(0).cell(each.get(name)) for each in counts.values()),
-            ]
-            for name in scene.shown
-        ],
-        hidden_in_words(scene.clients),
-        folded=True,
-        hidden=scene.clients - len(scene.shown),
-        nouns="clients",
-    )
-    intro = text_if(
-        scene.several and split is not None,
-        f"The split of seed {run.settings.get('seed')}; others deal the data in other ways.",
-    )
-    return Section("examples", "Who has how many examples", intro, [table])
-
-
 # What happened ------------------------------------------------------------------------------------
 
 
@@ -480,51 +345,6 @@ def privacy_section(run: Run) -> Section | None:
     return Section("privacy", "Privacy accounts", "", [table])
 
 
-def cost_section(scene: Scene) -> Section:
-    """Return how long the rounds took to compute, and how many bytes were sent and received."""
-    cells = []
-    for line in scene.trained:
-        seconds, sent, received = (
-            mean_of(float(np.nansum(run.rounds.get(column, ()))) for run in line.runs)
-            for column in ("seconds", "bytes_sent", "bytes_received")
-        )
-        rounds = statistics.fmean(run.rounds_done for run in line.runs)
-        numbers = {in_seconds: (seconds, seconds / max(rounds, 1)), in_bytes: (sent, received)}
-        cost = [
-            Cell(in_words(each), each) if is_shown(each) else NONE
-            for in_words, values in numbers.items()
-            for each in values
-        ]
-        cells.append([Cell(line.label), Digits(0).cell(rounds), *cost])
-    first = scene.lines[0].runs[0]
-    words = describe_engine(first)
-    by = text_if(
-        words,
-        f" Clients were computed by the engine {words}: {(first.engine or {}).get('reason')}.",
-    )
-    caption = (
-        "A run's time and traffic, mean over the seeds"
-        if scene.several
-        else "The run's time and traffic"
-    )
-    table = Table(
-        "cost",
-        caption,
-        [
-            "method",
-            "rounds",
-            "time of a run",
-            "time of a round",
-            "sent to clients",
-            "received from clients",
-        ],
-        cells,
-        "Time is that of the rounds with their evaluation; the CSV file has seconds and bytes. Runs"
-        f" that go on at the same time share the machine.{by}",
-    )
-    return Section("cost", "Time and traffic", "", [table])
-
-
 def describe_engine(run: Run) -> str | None:
     """Return which engine computes the clients of a run, and in how many processes.
 
@@ -537,13 +357,46 @@ def describe_engine(run: Run) -> str | None:
 
 
 def settings_section(lines: Sequence[Line]) -> Section:
-    """Return the settings that are not at their defaults."""
+    """Return the settings that are not at their defaults, and what the rounds cost with them."""
     table = _settings_table(
         "settings",
         "Settings other than the defaults",
         {line.label: line.runs[0].differing() for line in lines},
     )
-    return Section("settings", "Settings", "", [table])
+    return Section("settings", "Settings", "", [table, Note(_describe_cost(lines))])
+
+
+def _describe_cost(lines: Sequence[Line]) -> list[str]:
+    """Return how long the rounds took to compute, and how many bytes were sent and received."""
+    over = text_if(any(len(line.runs) > 1 for line in lines), ", mean over the seeds")
+    first = lines[0].runs[0]
+    engine = text_if(
+        first.engine,
+        f" Clients were computed by the engine {describe_engine(first)}:"
+        f" {(first.engine or {}).get('reason')}.",
+    )
+    seconds = _total(lines, "seconds", in_seconds)
+    sent = _total(lines, "bytes_sent", in_bytes)
+    received = _total(lines, "bytes_received", in_bytes)
+    return [
+        f"Time of a run's rounds with their evaluation{over}: {seconds}."
+        f" Concurrent runs share the machine.{engine}",
+        f"Sent to clients in a run{over}: {sent}. Received from them: {received}.",
+    ]
+
+
+def _total(lines: Sequence[Line], column: str, in_words: Callable[[float], str]) -> str:
+    """Return the sum of a column over the rounds of each line, the mean over its runs."""
+    totals = {
+        line.label: mean_of(float(np.nansum(run.rounds.get(column, ()))) for run in line.runs)
+        for line in lines
+    }
+    written = {
+        label: in_words(total) if is_shown(total) else NONE.text for label, total in totals.items()
+    }
+    if len(written) == 1:
+        return written[lines[0].label]
+    return ", ".join(f"{label} {words}" for label, words in written.items())
 
 
 def all_settings_section(lines: Sequence[Line]) -> Section:
