@@ -70,8 +70,8 @@ def write_workbook(
     before: str = "",
     styles: str = STYLES,
 ) -> None:
-    """Write an .xlsx file of these sheets, as rows of cells or XML; each sheet begins with
-    `before`."""
+    """Write an .xlsx file of these sheets, as rows of cells or XML; each has `before` in front of
+    its rows."""
     states = ("visible", "hidden")
     names = "".join(
         f'<sheet name="{escape(name)}" sheetId="{k}" state="{states[name in hidden]}"'
@@ -104,8 +104,21 @@ def write_workbook(
     }
     for k, rows in enumerate(sheets.values(), start=1):
         content = rows if isinstance(rows, str) else sheet_of(rows)
-        content = f'<worksheet xmlns="{MAIN}"><sheetData>{content}</sheetData></worksheet>'
-        whole[f"xl/worksheets/sheet{k}.xml"] = before + content
+        whole[f"xl/worksheets/sheet{k}.xml"] = (
+            f'<worksheet xmlns="{MAIN}">{before}<sheetData>{content}</sheetData></worksheet>'
+        )
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in whole.items():
             archive.writestr(name, HEAD + content)
+
+
+def edit_workbook(path: Path, part: str, old: str, new: str, encoding: str = "utf-8") -> None:
+    """Replace a text in one file of a workbook, and write this file in an encoding."""
+    with zipfile.ZipFile(path) as archive:
+        whole = {name: archive.read(name) for name in archive.namelist()}
+    text = whole[part].decode()
+    assert old in text
+    whole[part] = text.replace(old, new).replace('"UTF-8"', f'"{encoding}"').encode(encoding)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in whole.items():
+            archive.writestr(name, content)
