@@ -36,6 +36,7 @@ from .helpers import csv_of, inferred, load, schema_with
 from .workbooks import (
     HEAD,
     MAIN,
+    SHEET,
     STYLES,
     FormulaError,
     edit_workbook,
@@ -765,30 +766,27 @@ def test_hidden_rows_and_columns_are_remarked(path: Path) -> None:
     assert not read(path).remarks
 
 
-FAR = (
-    '<row r="1"><c r="A1"><v>1</v></c></row><row r="1048576"><c s="1"'
-    ' r="XFD1048576"><v>1</v></c></row>'
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ('<row><c r="A1"/><c r="XFD1048576"/></row>', "as far as row 1,048,576 and column 16,384"),
+        (f'<row r="1048576">{"<c/>" * 20}</row>', "as far as row 1,048,576 and column 20"),
+        ('<row><c r="XFDE1"/></row>', "'XFDE1' is no cell"),
+        ("<a>" * 200 + "</a>" * 200, "more than 100 elements inside each other"),
+        ("<row>", "mismatched tag"),
+        ("<row\x0b/>", "not well-formed"),
+    ],
+    ids=["far", "unnumbered", "impossible", "deep", "torn", "damaged"],
 )
-
-
-def test_a_stray_last_cell_is_refused(path: Path) -> None:
-    """It stands for 17 billion cells, for which calamine would end the process."""
-    for far in (FAR, f'<row r="1048576">{"<c/>" * 20}</row>'):
-        write_workbook(path, {"S": far})
-        assert "as far as row 1,048,576 and column" in str(refusal(path))
-    write_workbook(path, {"S": FAR.replace("XFD1048576", "XFD1048576B")})
-    assert "'XFD1048576B' is no cell" in str(refusal(path))
+def test_a_hostile_or_damaged_sheet_is_refused(path: Path, rows: str, words: str) -> None:
+    """A stray last cell stands for 17 billion of them, for which calamine would end the process."""
+    write_workbook(path, {"S": rows})
+    assert words in str(refusal(path))
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "cp037"])
 @pytest.mark.parametrize(
-    "part",
-    [
-        "xl/worksheets/sheet1.xml",
-        "xl/workbook.xml",
-        "xl/styles.xml",
-        "xl/_rels/workbook.xml.rels",
-    ],
+    "part", [SHEET, "xl/workbook.xml", "xl/styles.xml", "xl/_rels/workbook.xml.rels"]
 )
 def test_a_workbook_that_declares_entities_is_refused(path: Path, part: str, encoding: str) -> None:
     inner = "".join(
@@ -799,13 +797,12 @@ def test_a_workbook_that_declares_entities_is_refused(path: Path, part: str, enc
     edit_workbook(path, part, HEAD, f"{HEAD}{laughs}", encoding)
     error = str(refusal(path))
     assert "it has a document type" in error or encoding == "cp037"
-    assert "lol" not in error
-    assert "root:" not in error
+    assert not re.search("lol|root:", error)
 
 
-def test_a_workbook_may_not_need_much_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_workbook(path, {"S": "<a>" * 200 + "</a>" * 200})
-    assert "more than 100 elements inside each other" in str(refusal(path))
+def test_a_workbook_has_at_most_so_many_bytes_and_formats(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reading, "MAX_ELEMENTS", 3)
     write_workbook(path, {"S": [["x"]]}, styles=formatted("0"))
     assert "more than 3 elements xf" in str(refusal(path))
@@ -816,34 +813,22 @@ def test_a_workbook_may_not_need_much_memory(path: Path, monkeypatch: pytest.Mon
     assert "1,000,000 bytes" in str(refusal(path))
 
 
-def test_torn_xml_of_a_workbook_is_refused(path: Path, subtests: pytest.Subtests) -> None:
-    for old, new in (("</worksheet>", ""), ("</row>", ""), ("<row", "\x0b<row")):
-        with subtests.test(old=old):
-            write_workbook(path, {"S": [["x", "y"], [1, 2]]})
-            edit_workbook(path, "xl/worksheets/sheet1.xml", old, new)
-            error = refusal(path)
-            assert "cannot be read as .xlsx" in str(error)
-            assert error.why == "no-table"
-
-
-def test_notes_do_not_go_by_prefixes_or_chunks(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs write the main namespace with a prefix, too."""
-    cells = '<x:c r="A2" s="3"><x:v>0.5</x:v></x:c><x:c r="b2"><x:f>A2</x:f><x:v>2</x:v></x:c>'
-    head = "".join(f'<x:c r="{each}1" t="str"><x:v>{each}</x:v></x:c>' for each in "AB")
-    rows = f'<x:row r="1">{head}</x:row><x:row r="2" hidden="1">{cells}</x:row>'
-    for size in (reading.XML_CHUNK_BYTES, 1):
-        monkeypatch.setattr(reading, "XML_CHUNK_BYTES", size)
-        write_workbook(path, {"S": rows}, styles=formatted("0"))
-        edit_workbook(
-            path, "xl/worksheets/sheet1.xml", f'xmlns="{MAIN}"', f'xmlns="{MAIN}" xmlns:x="{MAIN}"'
-        )
-        assert numbers_of(read(path), "A")[0] == [50.0]
-        assert dict(read(path).remarks).keys() == {"all"}
-        write_workbook(path, {"S": rows.replace("<x:v>2</x:v>", "")})
-        edit_workbook(
-            path, "xl/worksheets/sheet1.xml", f'xmlns="{MAIN}"', f'xmlns="{MAIN}" xmlns:x="{MAIN}"'
-        )
-        assert "cell b2: it has formulas without results" in str(refusal(path))
+@pytest.mark.parametrize("size", [1, 2**20])
+def test_notes_do_not_go_by_prefixes_or_chunks(
+    path: Path, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "XML_CHUNK_BYTES", size)
+    rows = (
+        '<x:row><x:c t="str"><x:v>A</x:v></x:c><x:c t="str"><x:v>B</x:v></x:c></x:row><x:row'
+        ' hidden="1"><x:c r="A2" s="3"><x:v>0.5</x:v></x:c><x:c r="b2"><x:f>A2</x:f><x:v>2</x:v>'
+        "</x:c></x:row>"
+    )
+    write_workbook(path, {"S": rows}, styles=formatted("0"))
+    edit_workbook(path, SHEET, f'xmlns="{MAIN}"', f'xmlns="{MAIN}" xmlns:x="{MAIN}"')
+    assert numbers_of(read(path), "A")[0] == [50.0]
+    assert dict(read(path).remarks).keys() == {"all"}
+    edit_workbook(path, SHEET, "<x:v>2</x:v>", "")
+    assert "cell b2: it has formulas without results" in str(refusal(path))
 
 
 def test_a_workbook_without_its_package_names_what_to_install(

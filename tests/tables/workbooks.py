@@ -10,6 +10,7 @@ MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 RELATIONS = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
 PACKAGE = "http://schemas.openxmlformats.org/package/2006"
 HEAD = '<?xml version="1.0" encoding="UTF-8" standalone="yes"?>'
+SHEET = "xl/worksheets/sheet1.xml"
 STYLES = (
     f'<styleSheet xmlns="{MAIN}"><cellXfs count="2"><xf numFmtId="0"/>'
     '<xf numFmtId="14" applyNumberFormat="1"/></cellXfs></styleSheet>'
@@ -115,10 +116,8 @@ def write_workbook(
 def edit_workbook(path: Path, part: str, old: str, new: str, encoding: str = "utf-8") -> None:
     """Replace a text in one file of a workbook, and write this file in an encoding."""
     with zipfile.ZipFile(path) as archive:
-        whole = {name: archive.read(name) for name in archive.namelist()}
-    text = whole[part].decode()
-    assert old in text
-    whole[part] = text.replace(old, new).replace('"UTF-8"', f'"{encoding}"').encode(encoding)
+        whole = {name: archive.read(name).decode() for name in archive.namelist()}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in whole.items():
-            archive.writestr(name, content)
+        for name, text in whole.items():
+            changed = text.replace(old, new).replace('"UTF-8"', f'"{encoding}"')
+            archive.writestr(name, changed.encode(encoding) if name == part else text)

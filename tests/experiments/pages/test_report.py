@@ -31,7 +31,6 @@ from fairbloom.protocol.scores import ACCURACY, LOSS_SCORE, Score
 from fairbloom.server.run_folder.csv_rows import WORDS
 from fairbloom.server.run_folder.files import (
     CLIENTS,
-    COEFFICIENTS,
     ENGINE,
     ENVIRONMENT,
     MODEL,
@@ -90,11 +89,6 @@ def finals_of(
     rows = rows_of(folder, method, seed)
     last = max(int(row["round"]) for row in rows)
     return {row["client"]: float(row[column]) for row in rows if int(row["round"]) == last}
-
-
-def flat(text: str) -> str:
-    """Return a text with one space wherever it has some."""
-    return " ".join(text.split())
 
 
 def numbers_of(text: str) -> list[float]:
@@ -264,7 +258,9 @@ def test_time_and_traffic_are_sums_over_the_rounds(
         ]
         for method in METHODS
     }
-    (said,) = re.findall(rf"{sentence}(?:, mean over the seeds)?: (.*?)\. [A-Z]", flat(report.text))
+    (said,) = re.findall(
+        rf"{sentence}(?:, mean over the seeds)?: (.*?)\. [A-Z]", " ".join(report.text.split())
+    )
     assert said == ", ".join(
         f"{find_method(method).__name__} {write(statistics.fmean(totals))}"
         for method, totals in sums.items()
@@ -286,16 +282,14 @@ def test_the_front_has_the_methods_that_none_beats(report: Parsed) -> None:
 
 def test_the_verdict_comes_first(hospitals: Path, report: Parsed) -> None:
     verdict = api.load(hospitals).verdict
-    text = flat(report.text)
+    text = " ".join(report.text.split())
     assert text.index(verdict.headline) < text.index(
         "Each client under each method", text.index(verdict.headline)
     )
     assert all(sentence in text for sentence in verdict.sentences)
 
 
-def test_dealt_clients_are_shown_by_the_first_seed(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
+def test_dealt_clients_are_shown_by_the_first_seed(tmp_path: Path) -> None:
     make_comparison(tmp_path, METHODS, range(3), [f"client-{i}" for i in range(4)], 5)
     page = page_of(tmp_path)
     assert {row["client"]: float(row["QFedAvg"]) for row in page.rows("clients")} == pytest.approx(
@@ -305,12 +299,10 @@ def test_dealt_clients_are_shown_by_the_first_seed(
     first = load(tmp_path / "runs" / "fedavg-seed0")
     SPLIT.write(first.folder, replace(first.split(), marks=("", "rotated", "", "rotated")))
     shown = {"client-0", "client-1 (rotated)", "client-2", "client-3 (rotated)"}
-    for folder in (tmp_path, first.folder):
-        with subtests.test(folder=folder):
-            assert {row["client"] for row in page_of(folder).rows("clients")} == shown
-    spec = page_of(first.folder).chart("clients")
-    order = spec["layer"][0]["encoding"]["y"]["sort"]
-    assert {*order} == {row["client"] for row in spec["data"]["values"]} == shown
+    assert {row["client"] for row in page_of(tmp_path).rows("clients")} == shown
+    drawn = page_of(first.folder).chart("clients")
+    assert {*drawn["layer"][0]["encoding"]["y"]["sort"]} == shown
+    assert {row["client"] for row in drawn["data"]["values"]} == shown
 
 
 # Many clients -------------------------------------------------------------------------------------
@@ -392,13 +384,13 @@ def run_folder(tmp_path: Path) -> Path:
 
 def test_a_run_says_its_own_time_and_engine(run_folder: Path) -> None:
     seconds = sum(float(row["seconds"]) for row in table_of(ROUNDS.path_in(run_folder)))
-    spent = f"Time of a run's rounds with their evaluation: {in_seconds(seconds)}."
-    shared = "Concurrent runs share the machine."
-    assert f"{spent} {shared}" in flat(page_of(run_folder).text)
-    assert "by the engine" not in page_of(run_folder).text
+    spent = f"evaluation: {in_seconds(seconds)}. Concurrent runs share the machine."
+    assert f"{spent}Sent to" in page_of(run_folder).text.replace("\n", "")
     ENGINE.write(run_folder, {"engine": "loop", "reason": "it was asked for", "workers": 2})
-    by = "Clients were computed by the engine loop in 2 processes: it was asked for."
-    assert f"{spent} {shared} {by}" in flat(page_of(run_folder).text)
+    assert (
+        f"{spent} Clients were computed by the engine loop in 2 processes: it was asked for."
+        in page_of(run_folder).text
+    )
 
 
 def test_an_interrupted_run_is_reported_as_far_as_it_is_written(run_folder: Path) -> None:
@@ -416,7 +408,7 @@ def test_an_interrupted_run_is_reported_as_far_as_it_is_written(run_folder: Path
 
 
 def test_a_run_before_its_first_evaluation(run_folder: Path) -> None:
-    for entry in (MODEL, ROUNDS, CLIENTS, COEFFICIENTS, SPLIT):
+    for entry in (MODEL, ROUNDS, CLIENTS, SPLIT):
         entry.path_in(run_folder).unlink()
     page = page_of(run_folder)
     assert "has not been evaluated yet" in page.text
@@ -542,7 +534,7 @@ def test_contributions_are_shown_against_gains(tmp_path: Path) -> None:
 EXTREMES = ("inf", "-inf", "nan", "1.7976931348623157e308", "-1.7976931348623157e308")
 EXTREMES += ("1e200", "1e100", "-1", "0", "5e-324", "9007199254740992")
 
-FILES = (CLIENTS, ROUNDS, COEFFICIENTS)
+FILES = (CLIENTS, ROUNDS)
 
 NAMES = ("a", "b", "c", "d")
 
