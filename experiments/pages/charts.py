@@ -55,14 +55,13 @@ def clients_by_method(
     axis: str,
     *,
     of: str = "client",
-    zero: bool = False,
 ) -> Spec:
     """Return a row for each client, or what else `of` names, with a point for each method.
 
     A line spans the seeds.
 
     The rows have a field of that name, `method`, `value`, `low` and `high`. The points of a row
-    lie below each other if there is room. `zero` draws a line there.
+    lie below each other if there is room.
     """
     apart = len(series) * len(clients) <= 90
     offset = (
@@ -85,7 +84,7 @@ def clients_by_method(
     x = {**_quantity("value", axis), **END}
     points = _layer("point", {"x": x, "shape": _shape(series), **common, "tooltip": tooltip})
     return {
-        **_spec(rows, [*([_zero_line()] if zero else []), spans, points]),
+        **_spec(rows, [spans, points]),
         "height": len(clients) * (10 * len(series) + 8 if apart else 24),
     }
 
