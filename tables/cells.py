@@ -28,7 +28,7 @@ Numbers = tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]
 MAX_NUMBER = 1e100
 
 WHOLE = re.compile(r"[+-]?[0-9]+\.0*")
-NUMBER = r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?"
+POINT_NUMBER = r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?"
 ANY_NUMBER = r"[+-]?(?:[0-9]{1,3}(?:[ '.,][0-9]{3})+(?:[.,][0-9]+)?|[0-9]*[.,]?[0-9]+)"
 WITH_UNIT = re.compile(  # kg/m2 is a unit, and 0xff is no number with one
     rf"(?!0[xX])(?P<number>{ANY_NUMBER})\s*"
@@ -176,7 +176,7 @@ def parse_numbers(
         texts = compute.if_else(compute.match_substring_regex(texts, pattern), plain, texts)
     if decimal == ",":
         texts = compute.replace_substring(compute.replace_substring(texts, ".", "!"), ",", ".")
-    is_number = compute.match_substring_regex(texts, f"^{NUMBER}$")
+    is_number = compute.match_substring_regex(texts, f"^{POINT_NUMBER}$")
     return _judge(
         _to_array(compute.if_else(is_number, texts, "nan").cast(pa.float64())), gone, codes
     )

@@ -58,7 +58,7 @@ MAX_COLUMNS = 10_000
 MAX_BYTES = 2**20
 
 # The file of a schema in a run folder, and its name in errors if it came as text.
-SCHEMA = "schema.toml"
+SCHEMA_NAME = "schema.toml"
 
 # The server gets this text if a device's description of its own files has a fault.
 OWN_FILES = (
@@ -381,7 +381,7 @@ def without_client(text: str) -> str:
 
 
 @lru_cache(maxsize=16)
-def parse_schema(text: str, name: str = SCHEMA) -> Schema:
+def parse_schema(text: str, name: str = SCHEMA_NAME) -> Schema:
     """Return the schema in a text; raise SchemaError with the key, or line, of its first fault."""
     schema = _parse(Schema, text, name)
     for fault in _find_contradictions(schema):
@@ -409,7 +409,7 @@ class ImageSchema(_Table):
         return (1 if self.grey else 3, self.size[1], self.size[0])
 
 
-def parse_image_schema(text: str, name: str = SCHEMA) -> ImageSchema:
+def parse_image_schema(text: str, name: str = SCHEMA_NAME) -> ImageSchema:
     """Return the schema of images in a text; raise SchemaError with its first fault."""
     schema = _parse(ImageSchema, text, name)
     if fault := _find_wrong_positive(schema.positive, schema.classes):

@@ -23,7 +23,7 @@ from .run import OpenedRuns, Run, final_of
 from .search import choose, judge_arms
 
 # Allowance for rounding, so that a difference of exactly the tolerance agrees.
-ROUNDING = 1e-9
+AGREEMENT_ROUNDING = 1e-9
 
 # Mean and sample standard deviation over seeds.
 Spread = tuple[float, float]
@@ -252,7 +252,10 @@ def agree(recipe: Recipe, measure: str, printed: Printed, found: Spread, seeds: 
         most = 2.0 * math.hypot(
             printed.spread / math.sqrt(recipe.published_seeds), spread / math.sqrt(seeds)
         )
-    return abs(printed.mean - mean) <= max(most, recipe.tolerance.get(measure, 0.0)) + ROUNDING
+    return (
+        abs(printed.mean - mean)
+        <= max(most, recipe.tolerance.get(measure, 0.0)) + AGREEMENT_ROUNDING
+    )
 
 
 # From the runs ------------------------------------------------------------------------------------
