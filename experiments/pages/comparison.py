@@ -30,6 +30,7 @@ from .sections import (
     ordered_charts,
     present,
     rounds_section,
+    score_columns,
     settings_section,
     table_of_clients,
 )
@@ -329,14 +330,12 @@ def client_table(comparison: Comparison) -> Table:
             f", mean over {text_if(comparison.held_out_measures, 'up to ')}{seeds} seeds",
         )
     )
+    columns = {LARGER_CLASS: (Digits(0), shares)} if shares else {}
     return table_of_clients(
         f"Each client, the worst served under {base} first: test {comparison.score.title}{over}",
-        shown_of(order),
-        len(order),
-        comparison.score,
-        values,
+        order,
+        columns | score_columns(comparison.score, values),
         comparison.shown_name,
-        before={LARGER_CLASS: shares} if shares else {},
     )
 
 

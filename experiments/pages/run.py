@@ -32,6 +32,7 @@ from .sections import (
     privacy_section,
     rounds_charts_of_run,
     rounds_section_of_run,
+    score_columns,
     settings_section,
     table_of_clients,
 )
@@ -164,13 +165,12 @@ def _clients_section(scene: Scene, columns: Mapping[str, Values]) -> Section | N
         drawn = ordered_charts(finals, scene.series, scene.score)
     run = scene.lines[0].runs[0]
     intro = f"The {scene.score.words} of the final model on each client's own test examples."
-    after: dict[str, tuple[Digits, Values]] = {
-        "test examples": (Digits(0), run.test_examples()),
-    }
+    shown = score_columns(run.score, columns)
+    shown["test examples"] = (Digits(0), run.test_examples())
     if shares := run.column(SHARE_OF_LARGER_CLASS):
-        after[LARGER_CLASS] = (Digits(0), shares)
+        shown[LARGER_CLASS] = (Digits(0), shares)
     if contributions := run.column(CONTRIBUTION):
-        after[CONTRIBUTION] = (Digits(2), contributions)
+        shown[CONTRIBUTION] = (Digits(2), contributions)
         intro += f" {ABOUT_CONTRIBUTION}"
     trained = run.column(PERSONAL_ROUND)
     if 0 in trained.values():
@@ -178,15 +178,12 @@ def _clients_section(scene: Scene, columns: Mapping[str, Values]) -> Section | N
             " Clients with personal model of round 0 have not trained yet: they are tested with the"
             " common model."
         )
-        after["personal model of round"] = (Digits(0), trained)
+        shown["personal model of round"] = (Digits(0), trained)
     clients = table_of_clients(
         f"Each client, the worst served first: test {run.score.title}",
-        scene.shown,
-        scene.clients,
-        run.score,
-        columns,
+        worst_first(next(iter(columns.values())), run.score),
+        shown,
         run.shown_name,
-        after=after,
     )
     return Section(
         "clients", "How each client is served", intro, [drawn, _measures_table(run), clients]

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from .chart_rows import (
     curves,
     hidden_in_words,
     mean_and_range,
+    shown_of,
     sorted_scores,
 )
 
@@ -98,30 +100,35 @@ def ordered_charts(finals: Finals, series: Sequence[Series], score: Score) -> Ch
     worst = "; ".join(
         f"{row['method']} {score.written(row['value'])}" for row in rows if row["rank"] == 1
     )
-    return lines_charts(
-        "clients",
-        "All clients in order",
-        f"The worst served: {worst}.",
-        rows,
-        series,
-        axis_title(score),
-        charts.sorted_clients,
-    )
+    said = f"The worst served: {worst}."
+    caption = Caption("clients", "All clients in order", said, axis_title(score))
+    return lines_charts(caption, rows, series, charts.sorted_clients)
+
+
+@dataclass(frozen=True)
+class Caption:
+    """What is written at a chart of lines: `panel` after the label of a line with its own chart."""
+
+    name: str
+    title: str
+    said: str
+    axis: str
+    panel: str = ""
 
 
 def lines_charts(
-    name: str,
-    title: str,
-    said: str,
+    caption: Caption,
     rows: Sequence[charts.Row],
     series: Sequence[Series],
-    axis: str,
     draw: Callable[..., Spec],
-    panel: str = "",
 ) -> Charts:
     """Return one chart of all lines, or one of each line and the baseline if many."""
+    name = caption.name
+    title = caption.title
+    axis = caption.axis
     if len(series) <= TOGETHER:
-        return Charts([Chart(name, title, f"{title}. {said}", draw(rows, series, axis))], series)
+        described = f"{title}. {caption.said}"
+        return Charts([Chart(name, title, described, draw(rows, series, axis))], series)
     base, *others = series
     panels = []
     for place, each in enumerate(others, 1):
@@ -130,7 +137,7 @@ def lines_charts(
         panels.append(
             Chart(
                 f"{name}-{place}",
-                f"{each.label}{panel}",
+                f"{each.label}{caption.panel}",
                 f"{title} under {each.label} and {base.label}.",
                 spec,
             )
@@ -138,39 +145,42 @@ def lines_charts(
     return Charts(panels, [base], narrow=True)
 
 
+# A column of a table of clients: how its numbers are written, and the number of each client.
+Column = tuple[Digits, Mapping[str, float]]
+
+
+def score_columns(score: Score, values: Mapping[str, Mapping[str, float]]) -> dict[str, Column]:
+    """Return columns of a score by their headings, all written with as many digits."""
+    digits = Digits.of(score, (value for column in values.values() for value in column.values()))
+    return {heading: (digits, column) for heading, column in values.items()}
+
+
 def table_of_clients(
     caption: str,
-    shown: Sequence[str],
-    clients: int,
-    score: Score,
-    values: Mapping[str, Mapping[str, float]],
+    order: Sequence[str],
+    columns: Mapping[str, Column],
     shown_name: Callable[[str], str],
-    *,
-    before: Mapping[str, Mapping[str, float]] = {},
-    after: Mapping[str, tuple[Digits, Mapping[str, float]]] = {},
 ) -> Table:
-    """Return scores by client, in columns by their headings.
+    """Return numbers by client, in columns by their headings; `order` has the worst served first.
 
-    `before` has columns of whole numbers in front of them, `after` others behind them.
+    Of many clients the worst and the best served.
     """
-    digits = Digits.of(score, (value for each in values.values() for value in each.values()))
-    columns = [
-        *((Digits(0), each) for each in before.values()),
-        *((digits, each) for each in values.values()),
-        *after.values(),
-    ]
+    shown = shown_of(order)
     cells = [
-        [Cell(shown_name(client)), *(written.cell(each.get(client)) for written, each in columns)]
+        [
+            Cell(shown_name(client)),
+            *(digits.cell(numbers.get(client)) for digits, numbers in columns.values()),
+        ]
         for client in shown
     ]
     return Table(
         "clients",
         caption,
-        ["client", *before, *values, *after],
+        ["client", *columns],
         cells,
-        hidden_in_words(clients),
+        hidden_in_words(len(order)),
         folded=len(cells) > 12,
-        hidden=clients - len(shown),
+        hidden=len(order) - len(shown),
         nouns="clients",
     )
 
@@ -189,18 +199,15 @@ def rounds_section(scene: Scene) -> Section | None:
         ends = {row["method"]: row["value"] for row in rows}
         said = "; ".join(f"{label} {scene.score.written(value)}" for label, value in ends.items())
         full = f"{title} over clients".capitalize() if measure == "mean" else title.capitalize()
-        drawn.append(
-            lines_charts(
-                f"rounds-{slug(measure)}",
-                full,
-                f"Over the rounds. At the end: {said}.",
-                rows,
-                [each for each in scene.series if each.label in ends],
-                axis_title(scene.score),
-                charts.over_rounds,
-                f": {title}",
-            )
+        caption = Caption(
+            f"rounds-{slug(measure)}",
+            full,
+            f"Over the rounds. At the end: {said}.",
+            axis_title(scene.score),
+            f": {title}",
         )
+        series = [look for look in scene.series if look.label in ends]
+        drawn.append(lines_charts(caption, rows, series, charts.over_rounds))
     if not drawn:
         return None
     if not drawn[0].narrow:  # side by side, with one legend

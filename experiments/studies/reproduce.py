@@ -26,7 +26,7 @@ from ..study import STUDY, Study, find_study
 from .compare import warn_of_idle
 from .on_ray import OnRay, Pool, place_of
 from .progress import StudyBar, study_progress
-from .running import QUIET, carry_out, check_measures, fix_score, write_tables
+from .running import carry_out, check_measures, fix_score, write_tables
 
 
 @explained_in_python
@@ -261,7 +261,7 @@ def _carry_out(
     # the chosen arm of each grid runs with the other seeds
     later = sum(len(study.seeds) - len(seeds[arms[0].label]) for arms in study.groups.values())
     bar.expect(len(first) + later)
-    with carry_out(kept if kept.kind == study.kind else study, out, place, bar, QUIET) as work:
+    with carry_out(kept if kept.kind == study.kind else study, out, place, bar) as work:
         work.run(first, some=True)
         opened = OpenedRuns(study, out)
         chosen = [choose_arm(recipe, arms, opened)[0] for arms in study.groups.values()]

@@ -45,7 +45,7 @@ from ..study import SearchOutcome, Study
 from .compare import OPTIONS, prepare, tables_of
 from .on_ray import OnRay
 from .progress import StudyBar
-from .running import QUIET, carry_out, check_measures, write_tables
+from .running import carry_out, check_measures, write_tables
 
 # The name for all methods.
 ALL = "all"
@@ -275,7 +275,7 @@ def search_arms(study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> S
     study = _prepare_search(study, out)
     count = len(study.runs(out))
     bar.expect(count)
-    with carry_out(study, out, place, bar, QUIET) as work:
+    with carry_out(study, out, place, bar) as work:
         until = time.monotonic() + 60.0 * (study.minutes or math.inf)
         judged = list[int]()
         batches: list[Sequence[int]] = (
