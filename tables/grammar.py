@@ -94,5 +94,5 @@ def are_numbers(texts: Collection[str], more: int) -> bool:
 
 def is_band(text: str) -> bool:
     """Return whether a cell is a range, 40-49 or 40 to 49, or a code with a suffix."""
-    numbers = [float(each) for each in re.findall(r"\d+(?:\.\d+)?", text.replace(",", "."))]
+    numbers = [float(number) for number in re.findall(r"\d+(?:\.\d+)?", text.replace(",", "."))]
     return len(numbers) == 2 and (numbers[0] < numbers[1] or bool(SUFFIXED.fullmatch(text)))

@@ -138,8 +138,8 @@ class Table:
         return replace(
             self,
             columns={
-                name: None if each is None else each.take(rows)
-                for name, each in self.columns.items()
+                name: None if values is None else values.take(rows)
+                for name, values in self.columns.items()
             },
             lines=self.lines[rows],
             surveyed={},
@@ -387,7 +387,7 @@ def _strip_around_quotes(content: bytes, delimiter: str) -> bytes:
         return content
     around = re.escape(delimiter.encode())
     pattern = rb'(?<![^%b\n]) +(?=")|(?<=") +(?=[%b\n]|\Z)' % (around, around)
-    spans = np.array([each.span() for each in re.finditer(pattern, content)])
+    spans = np.array([found.span() for found in re.finditer(pattern, content)])
     if not len(spans):
         return content
     marks = np.flatnonzero(np.frombuffer(content, np.uint8) == QUOTE)
@@ -510,8 +510,8 @@ def _read_parquet(path: Path, file: File) -> Table:
                     "too-large",
                 )
             # pandas writes its index as such a column
-            shown = [each for each in kinds if not each.name.startswith("__index_level_")]
-            plain = [each.name for each in shown if _is_plain(each.type)]
+            shown = [column for column in kinds if not column.name.startswith("__index_level_")]
+            plain = [column.name for column in shown if _is_plain(column.type)]
             table = content.read(columns=plain, use_threads=False)
             columns = {
                 name: _to_numbers_or_texts(table.column(name), file.decimalChar or ".")
@@ -530,7 +530,9 @@ def _read_parquet(path: Path, file: File) -> Table:
     return Table(
         path,
         _by_names(
-            path, [each.name.strip() for each in shown], [columns.get(each.name) for each in shown]
+            path,
+            [column.name.strip() for column in shown],
+            [columns.get(column.name) for column in shown],
         ),
         np.arange(1, rows + 1),
         "row",
@@ -617,7 +619,9 @@ def _read_workbook(path: Path, file: File) -> Table:
             " without a password",
             "no-table",
         ) from error
-    notes_of = {sheet.name: each for sheet, each in zip(metadata, notes, strict=False)}
+    notes_of = {
+        sheet.name: sheet_notes for sheet, sheet_notes in zip(metadata, notes, strict=False)
+    }
     for name in names:
         if name in notes_of and (cell := notes_of[name].uncomputed):
             raise DataError(
@@ -773,7 +777,7 @@ def _check_sheets(path: Path) -> list[SheetNotes]:
     """Return notes on each sheet; raise DataError if a workbook needs too much memory."""
     found: dict[str, SheetNotes] = {}
     with ZipFile(path) as archive:
-        if sum(each.file_size for each in archive.infolist()) > MAX_UNPACKED:
+        if sum(entry.file_size for entry in archive.infolist()) > MAX_UNPACKED:
             raise DataError(f"{path} unpacks to more than {MAX_UNPACKED:,} bytes: {SHRINK}")
         per_cent = _find_per_cent_formats(archive)
         for name in archive.namelist():

@@ -138,7 +138,7 @@ def curves(lines: Iterable[Line], measure: str) -> list[dict[str, Any]]:
             {
                 "round": number,
                 "method": line.label,
-                **mean_and_range([each[number] for each in by_run]),
+                **mean_and_range([values[number] for values in by_run]),
             }
             for number in thin(sorted(set.intersection(*map(set, by_run))), CURVE_ROUNDS)
         ]

@@ -65,7 +65,7 @@ def clients_by_method(
     """
     apart = len(series) * len(clients) <= 90
     offset = (
-        {"yOffset": {"field": "method", "sort": [each.label for each in series]}} if apart else {}
+        {"yOffset": {"field": "method", "sort": [look.label for look in series]}} if apart else {}
     )
     common = {
         "y": {**_names(of, clients), "axis": {**NAMES, "grid": True, "tickBand": "extent"}},
@@ -256,8 +256,8 @@ def _bands(rows: Sequence[Row], series: Sequence[Series], x: Spec, y: Spec) -> S
         # The band of a method that is not picked vanishes.
         "fillOpacity": {"condition": {"test": EMPHASISED, "value": 0.16}, "value": 0.0},
     }
-    labels = [each.label for each in series]
-    dashes = _scaled("method", labels, [[5, 3] if each.dashed else [1, 0] for each in series])
+    labels = [look.label for look in series]
+    dashes = _scaled("method", labels, [[5, 3] if look.dashed else [1, 0] for look in series])
     # Where lines coincide, the wider one below shows at both sides of the one above.
     widths = {
         **_scaled("method", labels, [max(2.8 - 0.4 * i, 1.4) for i in range(len(series))]),
@@ -314,13 +314,13 @@ def _scaled(field: str, domain: Sequence[str], looks: Sequence[Any]) -> Spec:
 def _method(series: Sequence[Series]) -> dict[str, Spec]:
     return {
         "color": _scaled(
-            "method", [each.label for each in series], [colour(each.colour) for each in series]
+            "method", [look.label for look in series], [colour(look.colour) for look in series]
         )
     }
 
 
 def _shape(series: Sequence[Series]) -> Spec:
-    return _scaled("method", [each.label for each in series], [each.shape for each in series])
+    return _scaled("method", [look.label for look in series], [look.shape for look in series])
 
 
 def _quantity(field: str, title: str, among: Sequence[Row] = ()) -> Spec:

@@ -71,7 +71,7 @@ def page_of_run(run: Run) -> Page:
     )
     left_out = [f"{defence}: {join_first(counts, MAX_LISTED)}."] if counts else []
     groups = {
-        line.label: [each] for line in lines if (each := run.by_group(line.model)) is not None
+        line.label: [report] for line in lines if (report := run.by_group(line.model)) is not None
     }
     sections = [
         _clients_section(

@@ -45,26 +45,28 @@ def page_of_search(search: Search) -> Page:
 
 def arms_table(search: Search) -> Table:
     """Return the arms, the best first: their values on validation examples, and their gains."""
-    digits = Digits.of(search.score, (each.mean for each in search.judged if each.values))
+    digits = Digits.of(search.score, (judged.mean for judged in search.judged if judged.values))
     title = _title(search)
 
-    def order(each: ArmScore) -> tuple[bool, float]:
-        value = search.measure.better(0.0, each.mean, search.score) if each.values else 0.0
-        return not each.values, value
+    def order(judged: ArmScore) -> tuple[bool, float]:
+        value = search.measure.better(0.0, judged.mean, search.score) if judged.values else 0.0
+        return not judged.values, value
 
     cells = []
-    for each in sorted(search.judged, key=order):
-        label = each.arm.label
+    for judged in sorted(search.judged, key=order):
+        label = judged.arm.label
         is_chosen = label in search.found.best
         numbers = [NONE] * 4
-        if each.values:
-            numbers[:2] = digits.cell(each.mean), digits.cell(each.error)
+        if judged.values:
+            numbers[:2] = digits.cell(judged.mean), digits.cell(judged.error)
         if is_chosen and label != search.baseline:
             numbers[2] = digits.spread(search.promise(label), None, sign="+")
         if is_chosen and (found := search.difference(label)) is not None:
             numbers[3] = digits.difference(found)
-        state = text_if(is_chosen, "chosen") or each.fault or text_if(not each.values, "unfinished")
-        cells.append([Cell(label), *numbers, Cell(state, tone="worse" if each.fault else "")])
+        state = (
+            text_if(is_chosen, "chosen") or judged.fault or text_if(not judged.values, "unfinished")
+        )
+        cells.append([Cell(label), *numbers, Cell(state, tone="worse" if judged.fault else "")])
     seeds = len(search.found.judged)
     note = (
         f"Mean over {seeds} seed{plural(seeds, '', 's')} on validation examples."

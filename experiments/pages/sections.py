@@ -72,7 +72,7 @@ def named_charts(
         {"client": shown_name(client), "method": method, **mean_and_range(values)}
         for method, by_seed in finals.items()
         for client in clients
-        if (values := [each[client] for each in by_seed if client in each])
+        if (values := [of_seed[client] for of_seed in by_seed if client in of_seed])
     ]
     first = next(iter(finals))
     said = ", ".join(
@@ -131,14 +131,14 @@ def lines_charts(
         return Charts([Chart(name, title, described, draw(rows, series, axis))], series)
     base, *others = series
     panels = []
-    for place, each in enumerate(others, 1):
-        shown = [row for row in rows if row["method"] in (base.label, each.label)]
-        spec = {**draw(shown, [base, each], axis, rows), "height": 200}
+    for place, other in enumerate(others, 1):
+        shown = [row for row in rows if row["method"] in (base.label, other.label)]
+        spec = {**draw(shown, [base, other], axis, rows), "height": 200}
         panels.append(
             Chart(
                 f"{name}-{place}",
-                f"{each.label}{caption.panel}",
-                f"{title} under {each.label} and {base.label}.",
+                f"{other.label}{caption.panel}",
+                f"{title} under {other.label} and {base.label}.",
                 spec,
             )
         )
@@ -211,7 +211,7 @@ def rounds_section(scene: Scene) -> Section | None:
     if not drawn:
         return None
     if not drawn[0].narrow:  # side by side, with one legend
-        drawn = [Charts([chart for each in drawn for chart in each.charts], drawn[0].legend)]
+        drawn = [Charts([chart for panels in drawn for chart in panels.charts], drawn[0].legend)]
     intro = (
         f"The {scene.score.words} on the clients' test examples after each evaluated round."
     ) + text_if(
@@ -271,15 +271,16 @@ def absences_section(lines: Iterable[Line]) -> Section | None:
     for line in lines:
         absences = [run.absences() for run in line.runs]
         found = [
-            sum((Counter(dict(each[kind])) for each in absences), Counter[str]()) for kind in ABSENT
+            sum((Counter(dict(by_kind[kind])) for by_kind in absences), Counter[str]())
+            for kind in ABSENT
         ]
         rows += [
             [
                 Cell(line.label),
                 Cell(client),
-                *(Cell(str(each[client] or "–"), each[client]) for each in found),
+                *(Cell(str(counts[client] or "–"), counts[client]) for counts in found),
             ]
-            for client in sorted({name for each in found for name in each})
+            for client in sorted({name for counts in found for name in counts})
         ]
         refusals = Counter(
             refusal
@@ -331,8 +332,8 @@ def privacy_section(run: Run) -> Section | None:
         return None
     keys = ("epsilon", "delta", "sigma", "units", "reports")
     rows = [
-        [Cell(client), *(Cell(f"{each[key]:.3g}", each[key]) for key in keys)]
-        for client, each in accounts.items()
+        [Cell(client), *(Cell(f"{account[key]:.3g}", account[key]) for key in keys)]
+        for client, account in accounts.items()
     ]
     note = (
         "ε and δ hold for each row of a client that is blanked, over the life of its account. Noise"
@@ -415,7 +416,7 @@ def all_settings_section(lines: Sequence[Line]) -> Section:
     ]
     environments = [ENVIRONMENT.read(run.folder) for line in lines for run in line.runs]
     if versions := [[Cell(key), Cell(str(value))] for key, value in environments[0].items()]:
-        differ = any(each != environments[0] for each in environments)
+        differ = any(environment != environments[0] for environment in environments)
         tables.append(
             Table(
                 "versions",

@@ -66,7 +66,7 @@ class Outcome:
     def measured(self) -> dict[str, Spread]:
         """The measures over the finished seeds; empty without finished seeds, or with a fault."""
         return {
-            measure: mean_and_deviation([each[measure] for each in self.by_seed.values()])
+            measure: mean_and_deviation([measured[measure] for measured in self.by_seed.values()])
             for measure in next(iter(self.by_seed.values()), {})
         }
 
@@ -304,7 +304,9 @@ def choose_arm(recipe: Recipe, arms: Sequence[Arm], runs: OpenedRuns) -> tuple[A
     best = None if scored is None else choose(measure, scored, judged)
     if best is not None:
         return best.arm, ""
-    return None, next((f"{each.arm.label}: {each.fault}" for each in judged if each.fault), "")
+    return None, next(
+        (f"{arm_score.arm.label}: {arm_score.fault}" for arm_score in judged if arm_score.fault), ""
+    )
 
 
 def _read_row(
