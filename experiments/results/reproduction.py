@@ -279,7 +279,7 @@ def read_reproduction(
     bases: Mapping[int, Run] = {}
     for name, arms in study.groups.items():
         row = rows[name]
-        outcomes.append(_read_row(recipe, row, arms, runs, bases))
+        outcomes.append(_read_row(recipe, row, arms, study, runs, bases))
         if row is recipe.rows[0]:
             bases = outcomes[0].runs
     return Reproduction(recipe, study, outcomes, folder)
@@ -313,14 +313,15 @@ def _read_row(
     recipe: Recipe,
     row: Row,
     arms: Sequence[Arm],
+    study: Study,
     opened: OpenedRuns,
     bases: Mapping[int, Run],
 ) -> Outcome:
     """Return the results of a row; an error in measuring is a fault of this row only.
 
-    `bases` are the runs of the recipe's first row, by their seeds.
+    `study` knows the failed runs, `opened` may be older. `bases` are the runs of the recipe's first
+    row, by their seeds.
     """
-    study = opened.study
     best, fault = choose_arm(recipe, arms, opened)
     searched = [(arm, seed) for arm in arms for seed in seeds_of(recipe, arms, study)]
     chosen = [] if best is None else [(best, seed) for seed in study.seeds]
