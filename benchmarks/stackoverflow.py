@@ -15,15 +15,15 @@ from pyarrow import parquet
 BATCH = 100_000
 """The sentences that are written at a time."""
 
-SCHEMA = pyarrow.schema([("client_id", pyarrow.string()), ("tokens", pyarrow.string())])
+SENTENCES_SCHEMA = pyarrow.schema([("client_id", pyarrow.string()), ("tokens", pyarrow.string())])
 
 
 def convert(examples: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     """Write the group `examples` of the HDF5: for each user, the dataset `tokens`, of bytes."""
-    with parquet.ParquetWriter(path, SCHEMA) as writer:
+    with parquet.ParquetWriter(path, SENTENCES_SCHEMA) as writer:
         for rows in _batches(examples):
             users, texts = zip(*rows, strict=True)
-            writer.write_table(pyarrow.table([users, texts], schema=SCHEMA))
+            writer.write_table(pyarrow.table([users, texts], schema=SENTENCES_SCHEMA))
 
 
 def _batches(examples: Mapping[str, Mapping[str, Any]]) -> Iterator[Sequence[tuple[str, str]]]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from fairbloom.protocol.terms import Terms
 from fairbloom.tasks.models import arrays_of
 
-from .states import ROUNDING, ClientStates, Version
+from .states import ROUNDING_STATE, ClientStates, Version
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -22,8 +22,8 @@ def round_updates(
     A client begins with an error of 0, and does so again if it has lost the error.
     """
     number = terms.server_round
-    last = states.find(ROUNDING, before=number) or Version(0, {})
+    last = states.find(ROUNDING_STATE, before=number) or Version(0, {})
     sent, left = terms.codec.send_update(received, trained, arrays_of(last.state))
     errors = {name: torch.from_numpy(bits) for name, bits in left.items()}
-    states.keep(ROUNDING, number, errors, last.made)
+    states.keep(ROUNDING_STATE, number, errors, last.made)
     return sent

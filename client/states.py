@@ -34,7 +34,7 @@ PERSONAL = "personal"
 RULE = "rule"
 
 # The name of the bits of what rounding to bfloat16 left of the last update.
-ROUNDING = "rounding"
+ROUNDING_STATE = "rounding"
 
 # The name of the values that the run's initial model has for the arrays that a client keeps for
 # itself; their only version is of round 0.

@@ -13,7 +13,7 @@ from fairbloom.deploy.device.keys import make
 from fairbloom.system.lock import open_locked
 
 CLIENTS = Path("/clients")
-LOOK_SECONDS = 0.5
+BUNDLE_POLL_SECONDS = 0.5
 
 
 def take_folder() -> Path:
@@ -40,7 +40,7 @@ def main() -> None:
         (folder / "owner.toml").write_text('[limits]\norder = "run"\n')
         make(folder, folder.name)
     while not (folder / "client.toml").exists():
-        time.sleep(LOOK_SECONDS)
+        time.sleep(BUNDLE_POLL_SECONDS)
     words = ["client", str(folder / "client.toml"), *sys.argv[1:]]
     os.execv(sys.executable, [sys.executable, "-P", "-m", "fairbloom.deploy", *words])  # noqa: S606 (this Python)
 

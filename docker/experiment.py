@@ -22,7 +22,7 @@ from fairbloom.server.settings import Settings
 FEDERATION = Path("/federation")
 
 # Pause in seconds between two looks at the clients online.
-LOOK_SECONDS = 0.5
+ONLINE_POLL_SECONDS = 0.5
 
 # A run starts once no client has connected for this number of seconds; for longer if fewer are
 # online than containers were started, as a busy machine starts them one after the other.
@@ -40,7 +40,7 @@ def wait_for_clients() -> tuple[Federation, int]:
     since = time.monotonic()
     until = time.monotonic() + LONGEST_SECONDS
     while time.monotonic() < until:
-        time.sleep(LOOK_SECONDS)
+        time.sleep(ONLINE_POLL_SECONDS)
         try:
             federation = Federation.read(FEDERATION)
         except FairbloomError:  # the server is still creating it

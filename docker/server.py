@@ -17,7 +17,7 @@ from fairbloom.errors import FairbloomError
 
 FEDERATION = Path("/federation")
 CLIENTS = Path("/clients")
-LOOK_SECONDS = 0.5
+REQUESTS_POLL_SECONDS = 0.5
 
 
 def open_federation(hosts: list[str]) -> Federation:
@@ -59,7 +59,7 @@ def main() -> int:
             enroll_requests(federation)
         except (FairbloomError, ValueError, OSError) as error:
             print(f"a client cannot be enrolled: {error}", file=sys.stderr, flush=True)
-        time.sleep(LOOK_SECONDS)
+        time.sleep(REQUESTS_POLL_SECONDS)
     return server.returncode
 
 

@@ -14,7 +14,7 @@ from .simplex import shortest_combination
 from .strategy import Tries
 
 # Up to this share of the updates' mean norm, the gradient of the variance counts as zero.
-ROUNDING = 1e-12
+VARIANCE_ROUNDING = 1e-12
 
 
 class FairMOO(CommonDescent, Stepped):
@@ -81,14 +81,14 @@ class FairMOO(CommonDescent, Stepped):
         mean_norm = norms[norms > 0.0].mean()
         from_mean = cohort.losses - cohort.losses.mean()
         # The mean of equal losses is rounded; v would consist only of these differences.
-        from_mean[np.abs(from_mean) <= ROUNDING * np.abs(cohort.losses).max()] = 0.0
+        from_mean[np.abs(from_mean) <= VARIANCE_ROUNDING * np.abs(cohort.losses).max()] = 0.0
         of_variance = 2.0 / cohort.size * from_mean
         variance = from_mean @ from_mean / max(1, cohort.size - 1)
         direction = shortest_without_rise(G, of_variance) if variance <= self.tolerance else None
         least = NOTHING_COMMON
         if direction is None:
             direction = of_variance
-            least = ROUNDING
+            least = VARIANCE_ROUNDING
         norm = np.sqrt(max(0.0, direction @ G @ direction))
         if norm <= least * mean_norm:
             return np.zeros(cohort.size)
@@ -113,10 +113,10 @@ def shortest_without_rise(gram: FloatArray, slope: FloatArray) -> FloatArray | N
         return shortest_combination(rows, gram) + multiplier * slope
 
     def product(multiplier: float) -> float:
-        return float(shifted(multiplier) @ products / largest) + ROUNDING
+        return float(shifted(multiplier) @ products / largest) + VARIANCE_ROUNDING
 
     # Products that are rounding errors: v is zero, for example of equal updates.
-    if largest <= ROUNDING * np.abs(slope).max() * np.trace(gram) or product(0.0) >= 0.0:
+    if largest <= VARIANCE_ROUNDING * np.abs(slope).max() * np.trace(gram) or product(0.0) >= 0.0:
         return shifted(0.0)
     if products.max() < 0.0:
         return None

@@ -10,7 +10,7 @@ from fairbloom.rounds.ranges import Range
 from .strategy import FairStrategy, Tries
 
 # Up to this share of Σ‖u‖², the squared norm of the updates' sum is a rounding error.
-ROUNDING = 1e-12
+SUM_ROUNDING = 1e-12
 
 
 class FedPW(FairStrategy):
@@ -107,7 +107,7 @@ class FedPW(FairStrategy):
 def signals_of(cohort: Cohort) -> FloatArray:
     """Return the losses F and the agreements r, shape (2, m)."""
     agreements = cohort.gram.sum(axis=1)
-    cancel = agreements.sum() <= ROUNDING * np.trace(cohort.gram)
+    cancel = agreements.sum() <= SUM_ROUNDING * np.trace(cohort.gram)
     return np.stack([cohort.losses, np.where(cancel, 0.0, agreements)])
 
 

@@ -25,7 +25,7 @@ from fairbloom.system.files import make_folder, write_private
 from fairbloom.system.retry import write_until
 from fairbloom.tables.schema import shorten_value
 
-from .accepted_settings import FINGERPRINT, SCHEMA, SettingRefusedError
+from .accepted_settings import FINGERPRINT, SCHEMA_KEY, SettingRefusedError
 
 FOLDER = "schemas"
 ACCEPTED = "accepted.json"
@@ -187,7 +187,7 @@ def check_accepted(
     accepts every schema. `state_dir` is None if the device stores nothing. `run` is the run's
     number. For `until` see `Schemas.admits`.
     """
-    text = str(settings.get(SCHEMA, ""))
+    text = str(settings.get(SCHEMA_KEY, ""))
     if not text or allowed == "any":
         return
     if state_dir is None:

@@ -41,7 +41,7 @@ DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
 FINGERPRINT = "fingerprint"
 
 # The setting with the text of a schema.
-SCHEMA = "schema"
+SCHEMA_KEY = "schema"
 
 
 class SettingRefusedError(FairbloomError):
@@ -116,7 +116,7 @@ def _why_unsafe(parameter: Parameter, value: object) -> str:
         return ""
     if not value and (key not in SETTINGS or parameter.default == ""):
         return ""
-    if key == SCHEMA:
+    if key == SCHEMA_KEY:
         return text_if("\n" not in value, ": a device takes its text, and no place")
     if key == "device":
         return text_if(not DEVICE.fullmatch(value), ": auto, cpu, cuda, cuda:1 or mps would do")

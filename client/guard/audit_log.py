@@ -14,7 +14,7 @@ from fairbloom.protocol.names import CONFIG, FROZEN
 from fairbloom.system.retry import deadline, write_until
 
 from .accepted_schemas import SHOWN, digest_of
-from .accepted_settings import FINGERPRINT, SCHEMA
+from .accepted_settings import FINGERPRINT, SCHEMA_KEY
 from .log_entries import shorten
 from .log_files import open_log
 
@@ -55,7 +55,7 @@ def log_exchange(message: Message, context: Context, answer: ClientAppCallable) 
         "settings-digest": str(settings.get(FINGERPRINT, ""))[:SHOWN],
         "terms": shorten({key: value for key, value in config.items() if key != FROZEN}),
     }
-    if schema := str(settings.get(SCHEMA, "")):
+    if schema := str(settings.get(SCHEMA_KEY, "")):
         entry["schema"] = digest_of(schema)[:SHOWN]
     if models := message.content.array_records:
         entry["received"] = {name: digest_record(each) for name, each in models.items()}

@@ -20,7 +20,7 @@ from fairbloom.protocol.version import RUN_FOLDER_FORMAT
 from fairbloom.system.files import make_folder, sync_folder, write_private
 from fairbloom.system.sealed import Arrays, save_model
 from fairbloom.tables.preprocessing import PREPROCESSING, Preprocessing
-from fairbloom.tables.schema import SCHEMA
+from fairbloom.tables.schema import SCHEMA_NAME
 from fairbloom.tasks import Task
 
 from ..states import folder_of
@@ -72,7 +72,7 @@ def keep_model(
         ).encode(),
     )
     if task.schema:
-        write_private(draft / SCHEMA, task.schema.encode())
+        write_private(draft / SCHEMA_NAME, task.schema.encode())
     keep_preprocessing(draft, task, (client,))
     states = folder_of(settings.model_copy(update={"state_dir": "."}), client)
     save_model(

@@ -40,9 +40,9 @@ LONGEST_PAUSE = 15.0
 ANSWER_SECONDS = 30.0
 
 # Seconds that a chunk may take: 1 MiB on a line of 10 kB a second. The first one has twice as many,
-# as a run's settings may come with it. Times are checked every LOOK_SECONDS.
+# as a run's settings may come with it. Times are checked every CHUNK_CHECK_SECONDS.
 CHUNK_SECONDS = 120.0
-LOOK_SECONDS = 1.0
+CHUNK_CHECK_SECONDS = 1.0
 
 # Most characters of an id and of a handler's name, and those that are taken of a server's reason.
 MAX_ID = 100
@@ -219,7 +219,7 @@ class Calls:
 
     def _cancel_late(self) -> None:
         """Cancel a call of which a chunk is late, until this device's connection is closed."""
-        while not self._closed.wait(LOOK_SECONDS):
+        while not self._closed.wait(CHUNK_CHECK_SECONDS):
             call = self._receiving
             if call is not None and time.monotonic() > self._until:
                 call.cancel()

@@ -46,7 +46,7 @@ RESTARTS_SECONDS = 600.0
 END_SECONDS = 15.0
 
 # Pause in seconds between two looks at orders.
-LOOK_SECONDS = 0.5
+ORDERS_POLL_SECONDS = 0.5
 
 # Exit status of a run that was stopped by its operator.
 STOPPED = 130
@@ -55,7 +55,7 @@ STOPPED = 130
 LAST_BYTES = 64 << 10
 
 # The name of a run's folder: its number, which the protocol sends in 64 bits.
-NUMBER = re.compile("[1-9][0-9]{0,17}")
+RUN_NUMBER = re.compile("[1-9][0-9]{0,17}")
 
 # File next to the runs, with the highest number so far. Removing old runs does not remove it.
 LAST_NUMBER = "last-run"
@@ -195,7 +195,7 @@ def list_numbers(folder: Path) -> list[int]:
     Raise DeployError if it cannot be read.
     """
     try:
-        return [int(each.name) for each in folder.iterdir() if NUMBER.fullmatch(each.name)]
+        return [int(each.name) for each in folder.iterdir() if RUN_NUMBER.fullmatch(each.name)]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -229,7 +229,7 @@ def highest_number(last: Path, folder: Path) -> int:
     numbers = [0, *list_numbers(folder)]
     with contextlib.suppress(OSError, ValueError):
         text = read_small(last).strip()
-        if NUMBER.fullmatch(text):
+        if RUN_NUMBER.fullmatch(text):
             numbers.append(int(text))
     return max(numbers)
 
@@ -301,7 +301,7 @@ class Runs:
                 )
                 self._delete_old()
             self.current = 0
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(ORDERS_POLL_SECONDS)
 
     def _delete_old(self) -> None:
         """Delete the files of ended runs except the last ones; users' run folders are not there."""
@@ -382,7 +382,7 @@ class Runs:
                     until = monotonic() + END_SECONDS
                 if monotonic() > until:
                     process.kill()
-                await asyncio.sleep(LOOK_SECONDS / 5)
+                await asyncio.sleep(ORDERS_POLL_SECONDS / 5)
             return code
         finally:
             with contextlib.suppress(ProcessLookupError):

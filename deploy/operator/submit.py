@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fairbloom import __version__
-from fairbloom.client.guard.accepted_settings import SCHEMA, settings_to_allow
+from fairbloom.client.guard.accepted_settings import SCHEMA_KEY, settings_to_allow
 from fairbloom.errors import did_you_mean
 from fairbloom.imports import is_import_string
 from fairbloom.logs import escape_unprintable
@@ -37,7 +37,7 @@ from ..fleet.messages import MAX_SETTINGS_BYTES
 from ..fleet.runs import DRAIN, END_SECONDS, STOPPED, Order, RunFiles, list_runs
 
 # Pause in seconds between two looks at a run's log.
-LOOK_SECONDS = 0.2
+LOG_POLL_SECONDS = 0.2
 
 # Bytes that the app's name and version may add to a run's settings on their way to a device.
 ROOM_BYTES = 1000
@@ -192,7 +192,7 @@ def find_device_warnings(
     Raise SettingsError if no device accepts a setting.
     """
     # devices get the text of a schema, and their owners accept it in another way
-    refused = settings_to_allow({key: value for key, value in given.items() if key != SCHEMA})
+    refused = settings_to_allow({key: value for key, value in given.items() if key != SCHEMA_KEY})
     if "device" in refused:
         raise SettingsError(
             f"device = {refused['device']!r}: devices accept auto, cpu, cuda, cuda:1 or mps"
@@ -246,7 +246,7 @@ def follow(federation: Federation, run: RunFiles) -> int:
         if reason and reason != printed:
             say(reason)
         printed = reason
-        time.sleep(LOOK_SECONDS)
+        time.sleep(LOG_POLL_SECONDS)
 
 
 def describe_wait(federation: Federation, run: RunFiles) -> str:
@@ -300,7 +300,7 @@ def stop(federation: Federation, run: RunFiles) -> str:
     federation.note("stop", run=run.number)
     until = time.monotonic() + 2 * END_SECONDS
     while run.status is None and federation.is_served and time.monotonic() < until:
-        time.sleep(LOOK_SECONDS)
+        time.sleep(LOG_POLL_SECONDS)
     if run.status is None:
         return f"run {run.number} will not continue once a server runs"
     return f"run {run.number} is {describe_end(run.status)}"

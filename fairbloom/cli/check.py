@@ -47,7 +47,7 @@ def check(method: str, *, settings: Mapping[str, Value] = {}) -> None:
 def arguments_of(method: type[FairStrategy], settings: Mapping[str, Value]) -> dict[str, Value]:
     """Return the arguments of a method that settings such as worsthalf.share=0.5 give it."""
     known = (
-        {each.key: each for each in parameters_of(method.__name__.lower(), method)}
+        {parameter.key: parameter for parameter in parameters_of(method.__name__.lower(), method)}
         if settings
         else {}
     )

@@ -13,8 +13,8 @@ def restore_help(command: click.Command) -> None:
 
     Flower needs a typer before 0.21, and any click 8.
     """
-    for each in command.commands.values() if isinstance(command, click.Group) else ():
-        restore_help(each)
+    for subcommand in command.commands.values() if isinstance(command, click.Group) else ():
+        restore_help(subcommand)
     declared: Mapping[str, inspect.Parameter] = {}
     if command.callback:
         declared = inspect.signature(command.callback, eval_str=True).parameters

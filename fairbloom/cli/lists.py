@@ -162,18 +162,18 @@ def _show_described(described: Sequence[Mapping[str, Any]], as_json: bool) -> No
     if as_json:
         print(json.dumps(described, indent=2))
         return
-    for each in described:
-        _print(f"[b]{escape(each['name'])}[/]  {escape(each['summary'])}", indent=0)
+    for entry in described:
+        _print(f"[b]{escape(entry['name'])}[/]  {escape(entry['summary'])}", indent=0)
         for what in ("models", "partitions"):
-            if each.get(what):
-                _print(f"{what}: {escape(', '.join(each[what]))}")
-        for one in each["parameters"]:
+            if entry.get(what):
+                _print(f"{what}: {escape(', '.join(entry[what]))}")
+        for one in entry["parameters"]:
             default = one["default"] or repr("")
             default = f"{text_if(default != REQUIRED, 'default ')}{default}"
             about = f"({one['range']}, {default}) {one['description']}"
             _print(f"[cyan]{one['key']}[/] {escape(about)}")
-        if each["source"]:
-            _print(f"[dim]{escape(each['source'])}[/]")
+        if entry["source"]:
+            _print(f"[dim]{escape(entry['source'])}[/]")
         console.print()
 
 
@@ -191,9 +191,9 @@ def show_recipes(recipes: Sequence["Recipe"], ran: int, printed: int) -> None:
     """Print the recipes: what each is, its data, and of how many printed numbers it `ran`."""
     headings = ("name", "what", "data", "rows", "runs", "was run")
     cells = []
-    for each in recipes:
-        counts = (len(each.rows), each.runs)
-        words = (each.name, each.title, ", ".join(each.tasks), *counts, each.ran_in_words)
+    for recipe in recipes:
+        counts = (len(recipe.rows), recipe.runs)
+        words = (recipe.name, recipe.title, ", ".join(recipe.tasks), *counts, recipe.ran_in_words)
         cells.append([*map(Cell.of, words)])
     note = (
         f"runs: with the recipe's number of seeds. {ran} of {printed} printed numbers were run; no"

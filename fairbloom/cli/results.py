@@ -97,7 +97,7 @@ def describe(run: Run) -> dict[str, Any]:
         **run.absences(),
         "engine": run.engine,
         "clients": {score.name: run.final(score) for score in run.scores},
-        "scores": [each.as_row() for each in scores_of(run) if each.values],
+        "scores": [scored.as_row() for scored in scores_of(run) if scored.values],
     }
     if (groups := run.by_group()) is not None:
         about |= {"groups": groups.rows(), "gaps": groups.gap_rows()}

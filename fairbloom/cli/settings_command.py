@@ -69,13 +69,13 @@ class SettingsCommand(TyperCommand):
         """Read the command line."""
         try:
             words = repeat_runs(args)
-            if any(EVERY_CLIENT in each.opts for each in self.params):
+            if any(EVERY_CLIENT in param.opts for param in self.params):
                 words = name_every_client(words)
             return super().parse_args(ctx, words)
         except click.NoSuchOption as error:
             key = key_of(error.option_name.lstrip("-"))
             settings = default_config()
-            options = {name.lstrip("-") for each in self.params for name in each.opts}
+            options = {name.lstrip("-") for param in self.params for name in param.opts}
             # a run has --method and --seed, a study --methods
             others = (f"{key}s", key.removesuffix("s"))
             # which a recipe has
@@ -144,7 +144,9 @@ def settings_of(assignments: Iterable[str]) -> dict[str, Value]:
 
     Raise FairbloomError for an unknown setting, or one with two values.
     """
-    return reduce(merge_settings, (parse_assignments([each]) for each in assignments), {})
+    return reduce(
+        merge_settings, (parse_assignments([assignment]) for assignment in assignments), {}
+    )
 
 
 def command(
@@ -172,14 +174,15 @@ def command(
         ]
         common = {name: f"{text}.{MORE.get(name, '')}" for name, text in SAID.items()}
         said = reduce(
-            or_, [*own[:2], common, *(each for each in own[2:] if function is not api.run)]
+            or_,
+            [*own[:2], common, *(parameter for parameter in own[2:] if function is not api.run)],
         )
         signatures = [inspect.signature(each).parameters for each in (function, carry_out)]
         said["settings"] = common["settings"]
         parameters = [
-            _declare(each, said[each.name], arguments.get(each.name))
-            for each in {**signatures[0], **signatures[1]}.values()
-            if each.kind is not each.VAR_KEYWORD and each.name not in IN_PYTHON
+            _declare(parameter, said[parameter.name], arguments.get(parameter.name))
+            for parameter in {**signatures[0], **signatures[1]}.values()
+            if parameter.kind is not parameter.VAR_KEYWORD and parameter.name not in IN_PYTHON
         ]
 
         def called(**values: Any) -> None:
@@ -197,7 +200,7 @@ def command(
         called.__doc__ = "\n\n".join(
             part for part in parts if not part.startswith("The parameters that are not")
         ).replace("The same call", "The same command")
-        called.__annotations__ = {each.name: each.annotation for each in parameters}
+        called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         vars(called)["__signature__"] = inspect.Signature(parameters)
         return called
 

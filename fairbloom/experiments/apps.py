@@ -159,9 +159,9 @@ def read_app(
     config = flatten_tables(table["app"].get("config", {}))
     _check_keys(folder, config)
     nodes = [
-        each["options"]["num-supernodes"]
-        for each in table.get("federations", {}).values()
-        if isinstance(each, dict) and "num-supernodes" in each.get("options", {})
+        federation["options"]["num-supernodes"]
+        for federation in table.get("federations", {}).values()
+        if isinstance(federation, dict) and "num-supernodes" in federation.get("options", {})
     ]
     # Flower's newest template names no number of nodes; its earlier ones did: 10.
     clients = next(filter(None, (given.get("clients"), config.get("clients"), *nodes, 10)))

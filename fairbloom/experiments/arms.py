@@ -68,7 +68,7 @@ class Arm:
         """Return whether both have the same settings, including defaults."""
         if self.method != other.method:
             return False
-        defaults = {key: each.default for key, each in method_options(self.method).items()}
+        defaults = {key: option.default for key, option in method_options(self.method).items()}
         return {**defaults, **self.settings} == {**defaults, **other.settings}
 
 
@@ -86,9 +86,9 @@ def parse_arms(
     """
     if isinstance(words, str | type):
         words = [words]
-    texts = [name_of(each) for each in words]
+    texts = [name_of(word) for word in words]
     found: list[Arm] = []
-    for text in [part for each in texts for part in split_parts(each)]:
+    for text in [part for whole in texts for part in split_parts(whole)]:
         arm = make_arm(*parse_method(text))
         if twice := [key for key in arm.settings if key in (shared or {})]:
             raise SettingsError(

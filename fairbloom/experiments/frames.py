@@ -105,7 +105,7 @@ def _table_of(name: str, frame: "pandas.DataFrame") -> "pyarrow.Table":
         raise FairbloomError(
             f"data[{name!r}] is not a data frame with one type in each column: {error}{hint}"
         ) from error
-    index = [str(each) for each in frame.index.names if each is not None]
+    index = [str(level) for level in frame.index.names if level is not None]
     if index:
         raise FairbloomError(
             f"data[{name!r}] has {join_names(index)} as its index, which is left out: make it a"

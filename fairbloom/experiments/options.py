@@ -34,7 +34,11 @@ class CommonOptions(TypedDict, total=False):
 def expand_options(function: Function) -> Function:
     """Replace `**options` in a function's signature by the common options; refuse other names."""
     signature = inspect.signature(function)
-    own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    own = [
+        parameter
+        for parameter in signature.parameters.values()
+        if parameter.kind is not parameter.VAR_KEYWORD
+    ]
     common = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
         for name, kind in get_type_hints(CommonOptions).items()

@@ -130,7 +130,7 @@ class Study:
     def config(self, arm: Arm) -> dict[str, Value]:
         """Return the settings of an arm's runs, without other methods' parameters."""
         mine = owner_of(arm.method)
-        others = {*METHODS, *(owner_of(each.method) for each in self.arms)} - {mine}
+        others = {*METHODS, *(owner_of(other.method) for other in self.arms)} - {mine}
         return {
             k: v for k, v in self.settings.items() if k.partition(".")[0] not in others
         } | arm.config
@@ -184,11 +184,11 @@ class Study:
     def unfinished(self, out: Path) -> list[Path]:
         """Return the folders of runs that are neither finished nor failed."""
         return [
-            out / each
-            for each in dict.fromkeys(
+            out / name
+            for name in dict.fromkeys(
                 self.folder(arm, seed) for seed in self.seeds for arm in self.arms
             )
-            if each not in self.failed and not is_finished(out / each)
+            if name not in self.failed and not is_finished(out / name)
         ]
 
     @property

@@ -25,7 +25,7 @@ ERRORS = frozenset({"loss", "mae", "rmse"})
 NO_UNIT: Mapping[str, str] = {"measured_in": ""}
 
 # Sums of probabilities in float32 may exceed their interval by this.
-ROUNDING = 1e-6
+PROBABILITY_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Score:
     def has(self, value: float) -> bool:
         """Return whether a value is possible: finite and in its interval."""
         low, high = self.interval
-        around = 0.0 if self.percent else ROUNDING
+        around = 0.0 if self.percent else PROBABILITY_ROUNDING
         return math.isfinite(value) and low - around <= value <= high + around
 
     def shown(self, value: float) -> float:

@@ -14,7 +14,7 @@ from .updates import NotFiniteError
 MAX_REASON_CHARACTERS = 2000
 
 # A number in a reason. Digits in a name, such as client-1, are none.
-NUMBER = re.compile(r"(?<![\w.-])-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|inf|nan)(?![\w-])")
+NUMBER_IN_REASON = re.compile(r"(?<![\w.-])-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|inf|nan)(?![\w-])")
 
 # The folders of an absolute path, which reasons leave out: they show where a site keeps its files.
 FOLDERS = re.compile(r"(?<![\w/.:])/(?:[^/\s'\"]+/)+")
@@ -90,10 +90,10 @@ def join_alike(reasons: Mapping[str, str]) -> dict[str, list[str]]:
     """
     clients: dict[tuple[str, ...], list[str]] = {}
     for name, reason in reasons.items():
-        clients.setdefault(tuple(NUMBER.split(reason)), []).append(name)
+        clients.setdefault(tuple(NUMBER_IN_REASON.split(reason)), []).append(name)
     joined: dict[str, list[str]] = {}
     for texts, names in clients.items():
-        columns = zip(*(NUMBER.findall(reasons[name]) for name in names), strict=True)
+        columns = zip(*(NUMBER_IN_REASON.findall(reasons[name]) for name in names), strict=True)
         numbers = [values[0] if len({*values}) == 1 else join_names(values) for values in columns]
         parts = zip(texts, [*numbers, ""], strict=True)
         joined["".join(text + number for text, number in parts)] = names

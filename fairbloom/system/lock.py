@@ -15,7 +15,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 
 # The pause between two attempts to get a lock that another process holds.
-LOOK_SECONDS = 0.5
+LOCK_RETRY_SECONDS = 0.5
 
 
 class LockedError(FairbloomError):
@@ -51,7 +51,7 @@ def exclusive_lock(
         if not reported:
             on_wait(holder)
             reported = True
-        time.sleep(LOOK_SECONDS)
+        time.sleep(LOCK_RETRY_SECONDS)
     _held_here.add(descriptor)
     # on a full disk the name is missing, but the lock is held
     with contextlib.suppress(OSError):

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 
-LOOK_SECONDS = 0.5
+PARENT_POLL_SECONDS = 0.5
 
 
 def end_with_parent(parent: int) -> None:
@@ -25,5 +25,5 @@ def end_with_parent(parent: int) -> None:
 
 def _watch(parent: int) -> None:
     while os.getppid() == parent:
-        time.sleep(LOOK_SECONDS)
+        time.sleep(PARENT_POLL_SECONDS)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -28,7 +28,7 @@ Numbers = tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]
 MAX_NUMBER = 1e100
 
 WHOLE = re.compile(r"[+-]?[0-9]+\.0*")
-NUMBER = r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?"
+POINT_NUMBER = r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?"
 ANY_NUMBER = r"[+-]?(?:[0-9]{1,3}(?:[ '.,][0-9]{3})+(?:[.,][0-9]+)?|[0-9]*[.,]?[0-9]+)"
 WITH_UNIT = re.compile(  # kg/m2 is a unit, and 0xff is no number with one
     rf"(?!0[xX])(?P<number>{ANY_NUMBER})\s*"
@@ -123,8 +123,10 @@ def fold_value(cell: str, decimal: Decimal = ".") -> str:
 def shorten(text: str) -> str:
     """Return a text as an error shows it: its beginning, with invisible characters escaped."""
     return "".join(
-        each if each.isprintable() and not unicodedata.combining(each) else ascii(each)[1:-1]
-        for each in (text if len(text) <= 40 else f"{text[:40]}…")
+        letter
+        if letter.isprintable() and not unicodedata.combining(letter)
+        else ascii(letter)[1:-1]
+        for letter in (text if len(text) <= 40 else f"{text[:40]}…")
     )
 
 
@@ -133,7 +135,7 @@ def different_cells(values: Any) -> tuple[list[str], NDArray[np.int32]]:
     coded = values.dictionary_encode().combine_chunks()
     cells = coded.dictionary.to_pylist()
     if str(values.type) != "string":
-        cells = [format_number(each) if isinstance(each, float) else str(each) for each in cells]
+        cells = [format_number(cell) if isinstance(cell, float) else str(cell) for cell in cells]
     return [*cells, ""], np.from_dlpack(coded.indices.fill_null(len(cells))).astype(np.int32)
 
 
@@ -147,7 +149,7 @@ def parse_numbers(
     import pyarrow as pa  # imported late: a server reads no tables
     from pyarrow import compute
 
-    codes = [number for each in missing if (number := parse_number(each)) is not None]
+    codes = [number for text in missing if (number := parse_number(text)) is not None]
     decimal = file.decimalChar or "."
     group = file.groupChar
     if not pa.types.is_string(values.type):
@@ -176,7 +178,7 @@ def parse_numbers(
         texts = compute.if_else(compute.match_substring_regex(texts, pattern), plain, texts)
     if decimal == ",":
         texts = compute.replace_substring(compute.replace_substring(texts, ".", "!"), ",", ".")
-    is_number = compute.match_substring_regex(texts, f"^{NUMBER}$")
+    is_number = compute.match_substring_regex(texts, f"^{POINT_NUMBER}$")
     return _judge(
         _to_array(compute.if_else(is_number, texts, "nan").cast(pa.float64())), gone, codes
     )

@@ -105,7 +105,7 @@ def _list_clients(tables: Tables, count_examples: CountExamples) -> tuple[list[R
             clients.append({"client": name, **count_examples(name)})
         except FairbloomError as error:
             found = [error, *getattr(error, "others", ())]
-            faults += [_describe_fault(name, each) for each in found]
+            faults += [_describe_fault(name, fault) for fault in found]
             problem = plural(len(found), "1 fault", f"{len(found)} faults") + ", listed below"
             clients.append({"client": name, "problem": problem})
     return clients, faults
@@ -176,7 +176,7 @@ def _find_spellings(schema: Schema, tables: Tables) -> Iterator[Row]:
     """Yield a remark for each client with several spellings of its name."""
     for name, table in _read_tables(tables).items():
         if counts := table.file.spellings.get(name):
-            spellings = [f"{each} in {counts[each]:,} rows" for each in sorted(counts)]
+            spellings = [f"{spelling} in {counts[spelling]:,} rows" for spelling in sorted(counts)]
             yield {
                 "column": schema.client,
                 "client": name,
@@ -217,7 +217,7 @@ def _find_mixed_units(
         for client, numbers in columns[name].items()
         if (
             ratio := find_mixed_units(
-                numbers, [columns[each][client] for each in apart if client in columns[each]]
+                numbers, [columns[column][client] for column in apart if client in columns[column]]
             )
         )
     )
@@ -271,7 +271,7 @@ def _summarise_column(
     elif name not in schema.inputs:
         kind = f"{kind}, no input"
     named = [str(row["client"]) for row in remarks if row["client"] != "all"]
-    empty = [client for client, each in columns_of.items() if not len(present_values(each))]
+    empty = [client for client, columns in columns_of.items() if not len(present_values(columns))]
     standing_out = [*dict.fromkeys([*named, *empty])]
     return {
         "column": name,
@@ -315,7 +315,11 @@ def _summarise_faults(tables: Tables) -> Iterator[Row]:
             seen.add(table.file.path)
             yield from _summarise_file(
                 table.file,
-                {client: each.rows for client, each in readable.items() if each.file is table.file},
+                {
+                    client: source.rows
+                    for client, source in readable.items()
+                    if source.file is table.file
+                },
             )
 
 

@@ -54,21 +54,21 @@ def find_duplicates(tables: Mapping[str, ClientTable]) -> Iterator[tuple[str, st
     for name, table in tables.items():
         rows = table.rows[(table.file.usable & ~table.file.has_unknown)[table.rows]]
         clients.append(_Rows(name, ClientTable(table.file, rows), hashes_of[id(table.file)][rows]))
-    if not any(len(each.hashes) for each in clients):
+    if not any(len(client.hashes) for client in clients):
         return
-    hashes = np.concatenate([each.hashes for each in clients])
-    sites = np.repeat(np.arange(len(clients)), [len(each.hashes) for each in clients])
+    hashes = np.concatenate([client.hashes for client in clients])
+    sites = np.repeat(np.arange(len(clients)), [len(client.hashes) for client in clients])
     found = [
         *_count_repeated(hashes, sites, len(clients)),
         *_count_common(hashes, sites, len(clients)),
     ]
-    for count, places in sorted(found, key=lambda each: -each[0]):
+    for count, places in sorted(found, key=lambda pair: -pair[0]):
         if count < FEWEST:
             return
         holders = [clients[place] for place in places]
         expected = _expect_equal(holders)
         if count > FREQUENT * (expected + np.sqrt(expected)):
-            yield join_names([each.name for each in holders]), _describe(count, len(holders))
+            yield join_names([holder.name for holder in holders]), _describe(count, len(holders))
 
 
 def hash_rows(columns: Sequence[ColumnValues]) -> Hashes:
@@ -135,9 +135,9 @@ def _count_common(
         sums[starts + holders] - sums[starts], return_index=True, return_counts=True
     )
     held: dict[frozenset[int], int] = {}
-    for each in np.argsort(-rows, kind="stable")[:MAX_SETS].tolist():
-        start = int(starts[examples[each]])
-        held[frozenset(sites[start : start + int(holders[examples[each]])].tolist())] = rows[each]
+    for place in np.argsort(-rows, kind="stable")[:MAX_SETS].tolist():
+        start = int(starts[examples[place]])
+        held[frozenset(sites[start : start + int(holders[examples[place]])].tolist())] = rows[place]
     for some in held:
         # Rows that other sites share as well count here too.
         yield sum(int(each) for others, each in held.items() if some <= others), sorted(some)
@@ -149,14 +149,14 @@ def _expect_equal(clients: Sequence[_Rows]) -> float:
     The rows of a single client are compared with each other. Of several clients, the first is
     compared with the second.
     """
-    sizes = [len(each.hashes) for each in clients]
+    sizes = [len(client.hashes) for client in clients]
     expected = sizes[0] * (sizes[0] - 1) / 2 if len(sizes) == 1 else float(sizes[0] * sizes[1])
-    hashes = np.concatenate([each.hashes for each in clients])
+    hashes = np.concatenate([client.hashes for client in clients])
     some = slice(None, None, 1 + len(hashes) // SAMPLE)
     _, different = np.unique(hashes[some], return_index=True)
     for name in clients[0].table.file.columns:
         values = np.concatenate(
-            [each.table.file.columns[name][each.table.rows] for each in clients]
+            [client.table.file.columns[name][client.table.rows] for client in clients]
         )[some]
         # If nearly all values of a column differ, copies do not count as equal values.
         counts = np.unique(values[different], return_counts=True)[1]

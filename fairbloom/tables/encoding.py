@@ -153,7 +153,7 @@ def read_column(table: Table, name: str, schema: Schema, wrong: list[DataError])
 def _markers_of(schema: Schema, name: str) -> set[str]:
     """Return the markers of a missing value in a column, in lower case."""
     own = schema.fields[name].missingValues if name in schema.fields else ()
-    return {normalise(each).casefold() for each in (*schema.missingValues, *own)}
+    return {normalise(text).casefold() for text in (*schema.missingValues, *own)}
 
 
 # Categories ---------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ def _read_numbers(
         checks.append(
             (
                 ~np.isin(numbers, limits.enum),
-                "and allowed are " + join_first([f"{each:g}" for each in limits.enum]),
+                "and allowed are " + join_first([f"{number:g}" for number in limits.enum]),
             )
         )
     if field.type == "integer":
@@ -296,7 +296,9 @@ def rows_of_clients(
         folded, cells, np.bincount(codes, minlength=len(cells)).tolist(), strict=True
     ):
         spelled.setdefault(key, Counter())[normalise(cell)] += count
-    names = {key: min(each, key=lambda name: (-each[name], name)) for key, each in spelled.items()}
+    names = {
+        key: min(counts, key=lambda name: (-counts[name], name)) for key, counts in spelled.items()
+    }
     order = {key: place for place, key in enumerate(sorted(names, key=lambda key: names[key]))}
     places = np.array([order[key] for key in folded])[codes]
     ends = np.cumsum(np.bincount(places, minlength=len(order)))
@@ -432,14 +434,16 @@ def _read_units(table: Table, schema: Schema) -> NDArray[np.int64] | None:
     if values is None:  # which is a fault, if the schema names one
         return None
     missing = _markers_of(schema, name).union(
-        normalise(each).casefold() for each in table.file.field(name).missingValues
+        normalise(text).casefold() for text in table.file.field(name).missingValues
     )
     rows, _ = rows_of_clients(values, table.decimal, missing)
     units = np.arange(NO_UNIT, NO_UNIT + len(table))
-    for place, each in enumerate(
-        sorted([each for unit, each in rows.items() if unit], key=lambda each: int(each[0]))
+    for place, of_unit in enumerate(
+        sorted(
+            [of_unit for unit, of_unit in rows.items() if unit], key=lambda of_unit: int(of_unit[0])
+        )
     ):
-        units[each] = place
+        units[of_unit] = place
     return units
 
 

@@ -197,7 +197,7 @@ def _say_not_read(place: str, names: str) -> None:
 
 def _name_others(place: str, others: Sequence[Path]) -> None:
     if others and parent_process() is None:  # a study's processes have one that reads for all
-        _say_not_read(place, join_names([each.name for each in others]))
+        _say_not_read(place, join_names([other.name for other in others]))
 
 
 # Tables that are not read -------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def _has_parts(folder: Path) -> bool:
     except OSError:
         return False  # it is named with other entries that are not read
     return any(
-        PARTS.fullmatch(each.name) or (each.is_dir() and "=" in each.name) for each in entries
+        PARTS.fullmatch(entry.name) or (entry.is_dir() and "=" in entry.name) for entry in entries
     )
 
 
@@ -279,7 +279,7 @@ def _has_columns(start: bytes) -> bool:
 
 
 def _contents(path: Path) -> str:
-    names = [each.name for each in _list_visible(path)] if path.is_dir() else [path.name]
+    names = [entry.name for entry in _list_visible(path)] if path.is_dir() else [path.name]
     if not names:
         return "nothing at all"
     return ", ".join(names[:5]) + text_if(len(names) > 5, " …")

@@ -12,7 +12,7 @@ from itertools import islice
 LETTER = r"[^\W\d_²³¹¼-¾\u2070-\u209c⅐-⅟①-⓿]"
 
 # No number begins with a 0 before another digit, as codes and telephone numbers do.
-NUMBER = re.compile(
+NUMBER_IN_TEXT = re.compile(
     r"""(?<![\d.,])
     (?: 0[xX][0-9a-fA-F]+ | 0[oO][0-7]+ | 0[bB][01]+
     | (?: (?!0\d)\d{1,3}(?:[ '’´`_.,٬]\d{3})+ | \d{1,2}(?:,\d\d)+,\d{3} | (?!0\d)\d+ )  # 1,23,456
@@ -52,8 +52,8 @@ SAMPLE = 1_000
 def find_numbers(text: str) -> list[str]:
     """Return the one or two numbers that a normalised cell holds; [] if it is a code or a text."""
     text = OF_UNIT.sub("", text[:LONGEST])
-    rest = NUMBER.sub("\0", text)
-    numbers = [found[0] for found in NUMBER.finditer(text)]
+    rest = NUMBER_IN_TEXT.sub("\0", text)
+    numbers = [found[0] for found in NUMBER_IN_TEXT.finditer(text)]
     is_other = CODE.search(rest) or len(WORD.findall(rest)) > MAX_WORDS or len(numbers) > 2
     return [] if is_other else numbers
 
@@ -94,5 +94,5 @@ def are_numbers(texts: Collection[str], more: int) -> bool:
 
 def is_band(text: str) -> bool:
     """Return whether a cell is a range, 40-49 or 40 to 49, or a code with a suffix."""
-    numbers = [float(each) for each in re.findall(r"\d+(?:\.\d+)?", text.replace(",", "."))]
+    numbers = [float(number) for number in re.findall(r"\d+(?:\.\d+)?", text.replace(",", "."))]
     return len(numbers) == 2 and (numbers[0] < numbers[1] or bool(SUFFIXED.fullmatch(text)))

@@ -109,11 +109,11 @@ def read_groups(
         raise ReportableError(
             f"{key} = {text!r} names {len(found)} groupings, and {MAX_GROUPINGS} are the most"
         )
-    named = [each.column.lower() for each in found]
-    for each in found:
-        if named.count(each.column.lower()) > 1:
+    named = [term.column.lower() for term in found]
+    for term in found:
+        if named.count(term.column.lower()) > 1:
             raise ReportableError(
-                f"{key} = {text!r} names the column {each.column!r} twice: two groupings of one"
+                f"{key} = {text!r} names the column {term.column!r} twice: two groupings of one"
                 " column overlap, and the difference of their counts would show groups that are"
                 " too small to be reported: name it once"
             )

@@ -105,10 +105,10 @@ def judge_numbers(name: str, column: Column) -> Finding:
     of_files = np.split(
         column.numbers[column.codes], np.cumsum([len(rows) for rows in column.sites.rows])[:-1]
     )
-    parts = [each for each in of_files if not np.isnan(each).all()]
+    parts = [numbers for numbers in of_files if not np.isnan(numbers).all()]
     if not parts or not all(map(_all_differ, parts)):
         return Finding()
-    if all(each.max() - each.min() < DENSE * len(each) for each in parts):
+    if all(part.max() - part.min() < DENSE * len(part) for part in parts):
         return Finding(unused=NUMBERS_OF_ROWS)
     if NAMED.fullmatch(name):
         return Finding(ignored=NUMBERS_OF_PERSONS)
@@ -166,9 +166,12 @@ def judge_texts(column: Column) -> Finding:
         ("dates", DATE),
         ("numbers of persons or cases, or addresses", IDENTIFIER),
     ):
-        if 2 * sum(pattern.fullmatch(each) is not None for each in counts) > len(counts):
+        if 2 * sum(pattern.fullmatch(text) is not None for text in counts) > len(counts):
             return Finding(ignored=f"it looks like {kind}")
-    if any(nearly_all_differ(len(each), each.total()) for each in column.texts_of_sites()):
+    if any(
+        nearly_all_differ(len(counts_of_site), counts_of_site.total())
+        for counts_of_site in column.texts_of_sites()
+    ):
         return Finding(
             ignored="nearly every row has a different text, which may say who it is about"
         )

@@ -188,7 +188,7 @@ def infer(
     sites = Sites.of_files(tables)
     if client:
         found, _ = rows_of_clients(first.find(client), next(iter(tables.values())).decimal, MISSING)
-        rows = {name: each for name, each in found.items() if name}
+        rows = {name: reason for name, reason in found.items() if name}
         if not rows:
             raise DataError(f"{first.path}: column {client!r} names no client in any row")
         sites = Sites.of_one_file(first, rows)
@@ -218,7 +218,7 @@ def infer(
     shown = join_first([path.name for path in paths.values()], 10)
     lines = [
         f"# Inferred from {shown}. Read it and correct it.",
-        *(f"# {_printable(each)}" for each in notes),
+        *(f"# {_printable(note)}" for note in notes),
         f"target = {quote(target)}",
         *_positive_lines(draft.fields[target], positive_words),
     ]
@@ -382,7 +382,9 @@ def _ignore_other_names(draft: Draft, tables: dict[str, Table], unit: str) -> No
 def _squash(name: str) -> str:
     """Return a column's name without case, accents, spaces, underscores, hyphens and full stops."""
     plain = "".join(
-        each for each in unicodedata.normalize("NFKD", name) if not unicodedata.combining(each)
+        letter
+        for letter in unicodedata.normalize("NFKD", name)
+        if not unicodedata.combining(letter)
     )
     return re.sub(r"[\s_.\-]", "", plain.casefold()) or name
 
@@ -608,9 +610,9 @@ def _draft_target(
     classes = sum(sites.values(), Counter[str]())
     problem = ""
     if len(classes) > MAX_NUMBERED_CLASSES or any(
-        nearly_all_differ(len(each), each.total())
-        for each in sites.values()
-        if any(parse_number(text) is None for text in each)
+        nearly_all_differ(len(counts), counts.total())
+        for counts in sites.values()
+        if any(parse_number(text) is None for text in counts)
     ):
         problem = (
             f"has {len(classes):,} different values in {classes.total():,} rows, which are no"
@@ -642,7 +644,7 @@ def _usual_texts(sites: Mapping[str, Counter[str]], part: str, comments: list[st
             f"{join_first(strange, MAX_FAULTS)} {plural(len(strange), 'uses', 'use')} other {part}:"
             " map them in spellings"
         )
-    return sum((each for site, each in sites.items() if site not in strange), Counter[str]())
+    return sum((counts for site, counts in sites.items() if site not in strange), Counter[str]())
 
 
 def _question_gaps(texts: Counter[str], part: str) -> Iterator[str]:
@@ -660,7 +662,7 @@ def _find_strange(sites: Mapping[str, Counter[str]]) -> list[str]:
     kinds = Counter(sets.values())
     known = set(kinds.most_common(1)[0][0])
     for _ in kinds:  # then all that are linked by shared classes
-        known |= set().union(*(each for each in kinds if each & known))
+        known |= set().union(*(kind for kind in kinds if kind & known))
     if len(known) < 2:  # sites of one class each
         return []
     return [site for site, each in sets.items() if not each & known]
@@ -749,4 +751,4 @@ def _key(name: str) -> str:
 
 
 def _printable(text: str) -> str:
-    return "".join(each if each.isprintable() else "\ufffd" for each in text)
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)

@@ -169,7 +169,7 @@ def find_beyond(
     }
     is_beyond = np.abs(inputs[:, [*numbers.values()]]) >= limit
     rows = {name: np.flatnonzero(each) for name, each in zip(numbers, is_beyond.T, strict=True)}
-    return {name: each for name, each in rows.items() if len(each)}
+    return {name: places for name, places in rows.items() if len(places)}
 
 
 class Predictions(NamedTuple):
@@ -246,9 +246,9 @@ class Preprocessing:
     def of_clients(self, clients: Iterable[Preprocessing]) -> Preprocessing:
         """Return this preprocessing with the means and deviations of these clients."""
         moments = {}
-        for each in clients:
-            columns = {column.name: column for column in each.columns}
-            moments[each.client] = tuple(
+        for client in clients:
+            columns = {column.name: column for column in client.columns}
+            moments[client.client] = tuple(
                 (columns[name].center, columns[name].scale) for name in self.per_client
             )
         return replace(self, moments=moments)
@@ -259,10 +259,10 @@ class Preprocessing:
         return replace(
             self,
             columns=tuple(
-                InputColumn(each.name, NUMBER, (), *own[each.name], each.fill)
-                if each.name in own
-                else each
-                for each in self.columns
+                InputColumn(column.name, NUMBER, (), *own[column.name], column.fill)
+                if column.name in own
+                else column
+                for column in self.columns
             ),
             client=client,
             per_client=(),
@@ -287,7 +287,7 @@ class Preprocessing:
         if self.schema:
             schema = parse_schema(self.schema)
             return schema.of_client(schema.fields_of(self.client))
-        fields = {each.name: each.field for each in self.columns}
+        fields = {column.name: column.field for column in self.columns}
         fields[self.target] = (
             Field(type="string", categories=self.classes) if self.classes else Field(type="number")
         )

@@ -8,12 +8,13 @@ import csv
 import importlib.util
 import re
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
+from xml.parsers import expat
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
@@ -56,24 +57,25 @@ MAX_SHEET_CELLS = 20_000_000
 # Bytes of an unpacked workbook.
 MAX_UNPACKED = 2**30
 
+# The remedy for a workbook that is too large.
+SHRINK = "delete the rows and columns around the table, or save it as .csv"
+
 # The position of a cell in a sheet, as in r="B7".
-REFERENCE = re.compile(rb"""\br=["']([A-Z]{1,3})([0-9]{1,7})["']""", re.IGNORECASE)
+CELL_REFERENCE = re.compile(r"([A-Z]{1,3})([0-9]{1,7})", re.IGNORECASE)
 
-# A cell with a formula and no result, as programs write it that do not compute; its reference. An
-# empty text, t="str", is a result. Repetitions are bounded: a hostile file would take hours.
-UNCOMPUTED = re.compile(
-    rb"""<(?:\w{1,9}:)?c\s(?![^<>]{0,200}\bt=["']str)[^<>]{0,100}?\br=["']([A-Z0-9]{1,10})["']"""
-    rb"""[^<>]{0,200}>\s*<(?:\w{1,9}:)?f\b(?:[^<>]{0,200}/>|[^<>]{0,200}>[^<]*</(?:\w{1,9}:)?f>)\s*"""
-    rb"""(?:<(?:\w{1,9}:)?v\s*(?:/>|>\s*</(?:\w{1,9}:)?v>)\s*)?</(?:\w{1,9}:)?c>""",
-    re.IGNORECASE,
-)
+# Bytes of a workbook's XML that are parsed at once. Where a tag or comment is larger, expat before
+# 2.6 reads it again with each part, so that small parts of a hostile file take hours.
+XML_CHUNK_BYTES = 2**20
 
-# An attribute of an element, and its value.
-ATTRIBUTE = re.compile(rb"""([\w:]{1,30})=(["'])(.*?)\2""", re.DOTALL)
+# Elements inside each other; a workbook has about ten.
+MAX_XML_DEPTH = 100
+
+# Elements that are all in memory: formats of cells, of which Excel has at most 65,490, and sheets.
+MAX_ELEMENTS = 100_000
 
 # Texts and fillers in a format of numbers; and the formats of every workbook that show per cent.
-TEXTS = re.compile(rb"""[\\_*].|".*?\"""")
-PER_CENT_FORMATS = frozenset({b"9", b"10"})
+FORMAT_TEXTS = re.compile(r"""[\\_*].|".*?\"""")
+PER_CENT_FORMATS = frozenset({"9", "10"})
 
 # A number with a decimal point.
 POINT = re.compile(r"[+-]?[0-9]*\.[0-9]+([eE][+-]?[0-9]+)?")
@@ -82,7 +84,7 @@ POINT = re.compile(r"[+-]?[0-9]*\.[0-9]+([eE][+-]?[0-9]+)?")
 COMMA = re.compile(r"(?![+-]?[0-9]{1,3}(,[0-9]{3})+$)[+-]?[0-9]*,[0-9]+")
 
 # The attribute of a hidden row or column, and the last column of any sheet.
-TRUE = (b"1", b"true")
+TRUE = ("1", "true")
 MAX_COLUMN = 2**14
 
 LINE_END, QUOTE = b'\n"'
@@ -136,8 +138,8 @@ class Table:
         return replace(
             self,
             columns={
-                name: None if each is None else each.take(rows)
-                for name, each in self.columns.items()
+                name: None if values is None else values.take(rows)
+                for name, values in self.columns.items()
             },
             lines=self.lines[rows],
             surveyed={},
@@ -385,7 +387,7 @@ def _strip_around_quotes(content: bytes, delimiter: str) -> bytes:
         return content
     around = re.escape(delimiter.encode())
     pattern = rb'(?<![^%b\n]) +(?=")|(?<=") +(?=[%b\n]|\Z)' % (around, around)
-    spans = np.array([each.span() for each in re.finditer(pattern, content)])
+    spans = np.array([found.span() for found in re.finditer(pattern, content)])
     if not len(spans):
         return content
     marks = np.flatnonzero(np.frombuffer(content, np.uint8) == QUOTE)
@@ -508,8 +510,8 @@ def _read_parquet(path: Path, file: File) -> Table:
                     "too-large",
                 )
             # pandas writes its index as such a column
-            shown = [each for each in kinds if not each.name.startswith("__index_level_")]
-            plain = [each.name for each in shown if _is_plain(each.type)]
+            shown = [column for column in kinds if not column.name.startswith("__index_level_")]
+            plain = [column.name for column in shown if _is_plain(column.type)]
             table = content.read(columns=plain, use_threads=False)
             columns = {
                 name: _to_numbers_or_texts(table.column(name), file.decimalChar or ".")
@@ -528,7 +530,9 @@ def _read_parquet(path: Path, file: File) -> Table:
     return Table(
         path,
         _by_names(
-            path, [each.name.strip() for each in shown], [columns.get(each.name) for each in shown]
+            path,
+            [column.name.strip() for column in shown],
+            [columns.get(column.name) for column in shown],
         ),
         np.arange(1, rows + 1),
         "row",
@@ -604,7 +608,8 @@ def _read_workbook(path: Path, file: File) -> Table:
         CalamineError,
         OSError,
         EOFError,
-        KeyError,
+        LookupError,
+        expat.ExpatError,
         ValueError,
         RuntimeError,
         zlib.error,
@@ -614,7 +619,9 @@ def _read_workbook(path: Path, file: File) -> Table:
             " without a password",
             "no-table",
         ) from error
-    notes_of = {sheet.name: each for sheet, each in zip(metadata, notes, strict=False)}
+    notes_of = {
+        sheet.name: sheet_notes for sheet, sheet_notes in zip(metadata, notes, strict=False)
+    }
     for name in names:
         if name in notes_of and (cell := notes_of[name].uncomputed):
             raise DataError(
@@ -638,7 +645,7 @@ def _read_workbook(path: Path, file: File) -> Table:
         )
     decimal = file.decimalChar or "."
     ((name, sheet_rows),) = sheets.items()
-    about = notes_of.get(name, SheetNotes())
+    about = notes_of.get(name, SheetNotes(path))
 
     def as_text(row: int, column: int, cell: Any) -> str:
         if isinstance(cell, int | float) and not isinstance(cell, bool):
@@ -674,129 +681,193 @@ def _read_workbook(path: Path, file: File) -> Table:
     )
 
 
-@dataclass(frozen=True)
+@dataclass
 class SheetNotes:
     """What calamine does not tell of a sheet; its rows and columns are counted from 1.
 
+    `begin`, `add_text` and `end` note it while the sheet is parsed: a tree of a hostile one would
+    take more memory than there is.
+
     Attributes
     ----------
+    path
+        The workbook, which an error names.
+    per_cent_formats
+        The numbers of the formats of cells that are shown as per cent.
     uncomputed
         The first cell that has a formula without a result, or "".
     per_cent
         The (row, column) of each cell that is shown as per cent.
     hidden_rows, hidden_columns
         The numbers of the hidden ones.
+    last_row, last_column
+        The last ones with a cell.
     """
 
+    path: Path
+    per_cent_formats: Collection[str] = ()
     uncomputed: str = ""
-    per_cent: Collection[tuple[int, int]] = ()
-    hidden_rows: Collection[int] = ()
-    hidden_columns: Collection[int] = ()
+    per_cent: set[tuple[int, int]] = field(default_factory=set)
+    hidden_rows: set[int] = field(default_factory=set)
+    hidden_columns: set[int] = field(default_factory=set)
+    last_row: int = 0
+    last_column: int = 0
+    # the cell that was begun last
+    row: int = 0
+    column: int = 0
+    cell: Mapping[str, str] = field(default_factory=dict)
+    has_formula: bool = False
+    has_result: bool = False
+
+    def begin(self, path: Sequence[str], about: Mapping[str, str]) -> None:
+        """Note the beginning of a row, of a cell, or of columns with the same width."""
+        match path[-1]:
+            case "c":
+                self.cell = about
+                self.has_formula = False
+                self._place(about.get("r", ""))
+                if about.get("s") in self.per_cent_formats:
+                    self.per_cent.add((self.row, self.column))
+            case "row":
+                self.row = int(about.get("r", self.row + 1))
+                self.column = 0
+                if about.get("hidden") in TRUE:
+                    self.hidden_rows.add(self.row)
+            case "col" if about.get("hidden") in TRUE:
+                last = min(int(about["max"]), MAX_COLUMN)
+                self.hidden_columns.update(range(int(about["min"]), last + 1))
+
+    def _place(self, reference: str) -> None:
+        """Find the place of a cell: A is column 1, Z is 26, AA is 27.
+
+        Raise DataError if a sheet is too large: a stray last cell stands for billions.
+        """
+        found = CELL_REFERENCE.fullmatch(reference)
+        self.column += 1
+        if found is not None:
+            self.row = int(found[2])
+            self.column = 0
+            for letter in found[1].upper():
+                self.column = 26 * self.column + ord(letter) - ord("A") + 1
+        elif reference:
+            raise ValueError(f"{shorten(reference)!r} is no cell")
+        self.last_row = max(self.row, self.last_row)
+        self.last_column = max(self.column, self.last_column)
+        if self.last_row * self.last_column > MAX_SHEET_CELLS:
+            raise DataError(
+                f"{self.path} has values as far as row {self.last_row:,} and column"
+                f" {self.last_column:,}: {SHRINK}"
+            )
+
+    def add_text(self, text: str) -> None:
+        """Note a text of a cell."""
+        self.has_result = self.has_result or not text.isspace()
+
+    def end(self, name: str) -> None:
+        """Note the end of a formula, or of a cell."""
+        if name == "f":
+            self.has_formula = True
+            self.has_result = self.cell.get("t") == "str"  # an empty text is a result
+        elif name == "c" and self.has_formula and not self.has_result:
+            place = f"{self.column} of row {self.row}"
+            self.uncomputed = self.uncomputed or self.cell.get("r", place)
 
 
 def _check_sheets(path: Path) -> list[SheetNotes]:
     """Return notes on each sheet; raise DataError if a workbook needs too much memory."""
-    remedy = "delete the rows and columns around the table, or save it as .csv"
     found: dict[str, SheetNotes] = {}
     with ZipFile(path) as archive:
-        if sum(each.file_size for each in archive.infolist()) > MAX_UNPACKED:
-            raise DataError(f"{path} unpacks to more than {MAX_UNPACKED:,} bytes: {remedy}")
+        if sum(entry.file_size for entry in archive.infolist()) > MAX_UNPACKED:
+            raise DataError(f"{path} unpacks to more than {MAX_UNPACKED:,} bytes: {SHRINK}")
         per_cent = _find_per_cent_formats(archive)
         for name in archive.namelist():
             if name.startswith("xl/worksheets/") and name.endswith(".xml"):
-                content = archive.read(name)
-                _check_extent(path, content, remedy)
-                found[name] = _read_notes(content, per_cent)
-        return [found.get(name, SheetNotes()) for name in _files_of_sheets(archive)]
-
-
-def _check_extent(path: Path, content: bytes, remedy: str) -> None:
-    """Raise DataError if a sheet is too large: a stray last cell stands for billions of others."""
-    letters = {b""}
-    numbers = {b"0"}
-    for cell in REFERENCE.finditer(content):
-        letters.add(cell[1].upper())
-        numbers.add(cell[2])
-    row = max(int(number) for number in numbers)
-    column = max(_column_number(name) for name in letters)
-    if row * column > MAX_SHEET_CELLS:
-        raise DataError(f"{path} has values as far as row {row:,} and column {column:,}: {remedy}")
+                notes = found[name] = SheetNotes(path, per_cent)
+                _parse_xml(archive, name, notes.begin, notes.add_text, notes.end)
+        return [found.get(name, SheetNotes(path)) for name in _files_of_sheets(archive)]
 
 
 def _files_of_sheets(archive: ZipFile) -> list[str]:
     """Return the file of each sheet, in the workbook's order."""
-    targets: dict[bytes, str] = {}
-    for _, about in _find_elements(archive.read("xl/_rels/workbook.xml.rels"), b"Relationship"):
-        target = about.get(b"Target", b"").decode()
-        targets[about.get(b"Id", b"")] = target[1:] if target.startswith("/") else f"xl/{target}"
-    sheets = _find_elements(archive.read("xl/workbook.xml"), b"sheet")
+    targets: dict[str, str] = {}
+    relations = "xl/_rels/workbook.xml.rels"
+    for about in _find_elements(archive, relations, "Relationships", "Relationship"):
+        target = about.get("Target", "")
+        targets[about.get("Id", "")] = target[1:] if target.startswith("/") else f"xl/{target}"
     return [
         targets.get(key, "")
-        for _, about in sheets
+        for about in _find_elements(archive, "xl/workbook.xml", "sheets", "sheet")
         for name, key in about.items()
-        if name.endswith(b":id")
+        if name.endswith(":id")
     ]
 
 
-def _find_per_cent_formats(archive: ZipFile) -> set[bytes]:
+def _find_per_cent_formats(archive: ZipFile) -> set[str]:
     """Return the numbers of the formats of cells that show a number as per cent."""
-    if "xl/styles.xml" not in archive.namelist():
+    styles = "xl/styles.xml"
+    if styles not in archive.namelist():
         return set()
-    styles = archive.read("xl/styles.xml")
-    codes = {
-        about.get(b"numFmtId"): about.get(b"formatCode", b"").replace(b"&quot;", b'"')
-        for _, about in _find_elements(styles, b"numFmt")
-    }
     shown = PER_CENT_FORMATS.union(
-        key for key, code in codes.items() if b"%" in TEXTS.sub(b"", code)
+        about.get("numFmtId", "")
+        for about in _find_elements(archive, styles, "numFmts", "numFmt")
+        if "%" in FORMAT_TEXTS.sub("", about.get("formatCode", ""))
     )
-    of_cells = styles.partition(b"cellXfs")[2].partition(b"cellXfs")[0]
-    return {
-        b"%d" % place
-        for place, (_, about) in enumerate(_find_elements(of_cells, b"xf"))
-        if about.get(b"numFmtId") in shown
-    }
+    of_cells = _find_elements(archive, styles, "cellXfs", "xf")
+    return {str(place) for place, about in enumerate(of_cells) if about.get("numFmtId") in shown}
 
 
-def _read_notes(content: bytes, per_cent: Collection[bytes]) -> SheetNotes:
-    """Return the notes on a sheet; cells of the formats `per_cent` are shown as per cent."""
-    cell = UNCOMPUTED.search(content)
-    cells: set[tuple[int, int]] = set()
-    rows: set[int] = set()
-    row = column = 0
-    for name, about in (
-        _find_elements(content, b"row|c") if per_cent or b"hidden=" in content else ()
-    ):
-        if name == b"row":
-            row = int(about.get(b"r", row + 1))
-            column = 0
-            if about.get(b"hidden") in TRUE:
-                rows.add(row)
-            continue
-        letters = about.get(b"r", b"").rstrip(b"0123456789")
-        column = _column_number(letters) if letters else column + 1
-        if about.get(b"s") in per_cent:
-            cells.add((row, column))
-    columns = {
-        each
-        for _, about in _find_elements(content, b"col")
-        if about.get(b"hidden") in TRUE
-        for each in range(int(about[b"min"]), min(int(about[b"max"]), MAX_COLUMN) + 1)
-    }
-    return SheetNotes(cell[1].decode() if cell else "", cells, rows, columns)
+def _find_elements(
+    archive: ZipFile, file: str, parent: str, name: str
+) -> Sequence[Mapping[str, str]]:
+    """Return the attributes of the elements with a name inside of those with another one."""
+    found: list[Mapping[str, str]] = []
+
+    def begin(path: Sequence[str], about: Mapping[str, str]) -> None:
+        if path[-2:] == [parent, name]:
+            found.append(about)
+        if len(found) > MAX_ELEMENTS:
+            raise ValueError(f"it has more than {MAX_ELEMENTS:,} elements {name}")
+
+    _parse_xml(archive, file, begin)
+    return found
 
 
-def _find_elements(content: bytes, name: bytes) -> Iterator[tuple[bytes, dict[bytes, bytes]]]:
-    """Yield the elements with a name, which is a pattern, and the attributes of each."""
-    yield from (
-        (found[1], {key: value for key, _, value in ATTRIBUTE.findall(found[2])})
-        for found in re.finditer(rb"<(?:\w{1,9}:)?(%b)\b([^<>]{0,2000})>" % name, content)
-    )
+def _parse_xml(
+    archive: ZipFile,
+    file: str,
+    begin: Callable[[Sequence[str], Mapping[str, str]], None],
+    add_text: Callable[[str], None] | None = None,
+    finish: Callable[[str], None] | None = None,
+) -> None:
+    """Parse a file of a workbook; `begin` gets the names of an element and of those around it.
 
+    A document type is refused: its entities expand a few bytes to billions, or name other files,
+    and no program writes one into a workbook. ElementTree's iterparse could not refuse it in time,
+    and takes three times as long.
+    """
+    path: list[str] = []
 
-def _column_number(letters: bytes) -> int:
-    """Return the number of a sheet's column, from 1: A is 1, Z is 26, AA is 27; "" is 0."""
-    number = 0
-    for letter in letters:
-        number = 26 * number + letter - ord("A") + 1
-    return number
+    def start(tag: str, about: Mapping[str, str]) -> None:
+        path.append(tag.rpartition(":")[2])
+        if len(path) > MAX_XML_DEPTH:
+            raise ValueError(f"it has more than {MAX_XML_DEPTH} elements inside each other")
+        begin(path, about)
+
+    def end(_: str) -> None:
+        name = path.pop()
+        if finish is not None:
+            finish(name)
+
+    def refuse(*_: object) -> None:
+        raise ValueError("it has a document type, which no workbook has")
+
+    parser = expat.ParserCreate()
+    parser.buffer_text = True
+    parser.StartElementHandler = start
+    parser.CharacterDataHandler = add_text
+    parser.EndElementHandler = end
+    parser.StartDoctypeDeclHandler = refuse
+    with archive.open(file) as content:
+        while chunk := content.read(XML_CHUNK_BYTES):
+            parser.Parse(chunk)
+    parser.Parse(b"", True)

@@ -58,7 +58,7 @@ MAX_COLUMNS = 10_000
 MAX_BYTES = 2**20
 
 # The file of a schema in a run folder, and its name in errors if it came as text.
-SCHEMA = "schema.toml"
+SCHEMA_NAME = "schema.toml"
 
 # The server gets this text if a device's description of its own files has a fault.
 OWN_FILES = (
@@ -87,9 +87,9 @@ def normalise(text: str) -> str:
     """
     if not text.isascii():
         parts = [
-            each if RAISED.match(each) else unicodedata.normalize("NFKC", each)
-            for each in unicodedata.normalize("NFC", text)
-            if unicodedata.category(each) != "Cf"
+            letter if RAISED.match(letter) else unicodedata.normalize("NFKC", letter)
+            for letter in unicodedata.normalize("NFC", text)
+            if unicodedata.category(letter) != "Cf"
         ]
         text = unicodedata.normalize("NFC", "".join(parts))
     return " ".join(text.split())
@@ -204,24 +204,24 @@ class Field(_Table):
             return self
         # In any case of letters, as cells are compared, and before what others call a category.
         said = {
-            fold_cell(normalise(each)): name
+            fold_cell(normalise(text)): name
             for name, texts in {"": own.missingValues, **own.spellings}.items()
-            for each in texts
+            for text in texts
         }
-        means = {each: said.get(fold_cell(normalise(each))) for each in self.categories}
+        means = {category: said.get(fold_cell(normalise(category))) for category in self.categories}
         exact = {*chain(own.missingValues, *own.spellings.values())}
         again = {
-            name: [each for each in means if means[each] == name and each not in exact]
+            name: [text for text in means if means[text] == name and text not in exact]
             for name in ("", *self.categories)
         }
         spellings = {
             name: (
                 *own.spellings.get(name, ()),
-                *(each for each in again[name] if each != name),
+                *(text for text in again[name] if text != name),
                 *(
-                    each
-                    for each in self.spellings.get(name, ())
-                    if fold_cell(normalise(each)) not in said
+                    text
+                    for text in self.spellings.get(name, ())
+                    if fold_cell(normalise(text)) not in said
                 ),
             )
             for name in self.categories
@@ -381,7 +381,7 @@ def without_client(text: str) -> str:
 
 
 @lru_cache(maxsize=16)
-def parse_schema(text: str, name: str = SCHEMA) -> Schema:
+def parse_schema(text: str, name: str = SCHEMA_NAME) -> Schema:
     """Return the schema in a text; raise SchemaError with the key, or line, of its first fault."""
     schema = _parse(Schema, text, name)
     for fault in _find_contradictions(schema):
@@ -409,7 +409,7 @@ class ImageSchema(_Table):
         return (1 if self.grey else 3, self.size[1], self.size[0])
 
 
-def parse_image_schema(text: str, name: str = SCHEMA) -> ImageSchema:
+def parse_image_schema(text: str, name: str = SCHEMA_NAME) -> ImageSchema:
     """Return the schema of images in a text; raise SchemaError with its first fault."""
     schema = _parse(ImageSchema, text, name)
     if fault := _find_wrong_positive(schema.positive, schema.classes):
@@ -485,7 +485,7 @@ def _parse(kind: type[AnyTable], text: str, name: str) -> AnyTable:
 
 def _explain(error: ValidationError) -> str:
     """Return the first fault, an unknown key before others, as the key's path, value and remedy."""
-    fault = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
+    fault = min(error.errors(), key=lambda detail: detail["type"] != "extra_forbidden")
     path = ".".join(map(str, fault["loc"]))
     if fault["type"] == "missing":
         return f"{path} is missing: add it"

@@ -32,7 +32,12 @@ class Sites:
     def of_files(cls, tables: Mapping[str, Table]) -> "Sites":
         """Return sites that have a file each."""
         rows = [np.arange(len(table)) for table in tables.values()]
-        return cls([*tables], [*tables.values()], rows, np.cumsum([len(each) for each in rows]))
+        return cls(
+            [*tables],
+            [*tables.values()],
+            rows,
+            np.cumsum([len(rows_of_site) for rows_of_site in rows]),
+        )
 
     @classmethod
     def of_one_file(cls, table: Table, rows: Mapping[str, NDArray[np.intp]]) -> "Sites":
@@ -41,7 +46,7 @@ class Sites:
             [*rows],
             [table],
             [np.concatenate([*rows.values()])],
-            np.cumsum([len(each) for each in rows.values()]),
+            np.cumsum([len(rows_of_site) for rows_of_site in rows.values()]),
         )
 
     def __len__(self) -> int:
@@ -165,7 +170,7 @@ class Column:
     @cached_property
     def odd_counts(self) -> Counter[str]:
         """The number of rows of each text that is not a number."""
-        return self._count([each for each in self.texts if np.isnan(self.numbers[each])])
+        return self._count([text for text in self.texts if np.isnan(self.numbers[text])])
 
     def _count(self, entries: Collection[int]) -> Counter[str]:
         counts: Counter[str] = Counter()
@@ -222,7 +227,7 @@ class Column:
 
 
 def _count_numbers(columns: Sequence[FileColumn]) -> int:
-    if any(not len(each.texts) for each in columns):
+    if any(not len(column.texts) for column in columns):
         return SAMPLE
-    usable = [each.numbers[~each.is_wrong & ~each.is_missing] for each in columns]
+    usable = [column.numbers[~column.is_wrong & ~column.is_missing] for column in columns]
     return len(np.unique(np.concatenate(usable))) if usable else 0

@@ -83,7 +83,7 @@ class SiteValues(NamedTuple):
     def of(cls, columns: Mapping[str, ColumnValues]) -> "SiteValues":
         """Return the values of sites that are neither missing nor faulty."""
         together = np.concatenate([*columns.values()]) if columns else np.array([])
-        sites = np.repeat(np.arange(len(columns)), [len(each) for each in columns.values()])
+        sites = np.repeat(np.arange(len(columns)), [len(column) for column in columns.values()])
         return cls([*columns], together, sites).without(~_is_usable(together))
 
     def without(self, rows: NDArray[np.bool_]) -> "SiteValues":
@@ -256,16 +256,16 @@ def find_mixed_units(numbers: NDArray[np.float64], others: Sequence[ColumnValues
     gaps = np.diff(ordered)
     last = int(gaps.argmax())
     clusters = (ordered[: last + 1], ordered[last + 1 :])
-    if min(len(np.unique(each)) for each in clusters) < FEWEST_OF_UNIT:
+    if min(len(np.unique(cluster)) for cluster in clusters) < FEWEST_OF_UNIT:
         return None
-    spreads = [each.std() for each in clusters]
+    spreads = [cluster.std() for cluster in clusters]
     apart = np.median(clusters[1]) - np.median(clusters[0])
     if np.abs(UNIT_RATIOS - apart).min() > ALIKE or not max(spreads) < min(
         gaps[last], 2.0 * min(spreads)
     ):
         return None
     is_high = (logs > ordered[last]).astype(np.int64)
-    if any(determines(each[positive], is_high) for each in others):
+    if any(determines(other[positive], is_high) for other in others):
         return None
     return float(np.exp(apart))
 
@@ -296,7 +296,9 @@ def _compare_categories(name: str, field: Field, present: SiteValues) -> Iterato
         )
         return
     for place in places:
-        own = join_first([field.categories[each] for each in np.flatnonzero(is_held[place])], SHOWN)
+        own = join_first(
+            [field.categories[number] for number in np.flatnonzero(is_held[place])], SHOWN
+        )
         yield present.names[place], f"its categories, {own}, are {remedy}"
     rows = counts.sum(axis=1, keepdims=True)
     elsewhere = (counts.sum(axis=0) - counts) / np.maximum(rows.sum() - rows, 1)
@@ -365,6 +367,6 @@ def _share_of_one_class(values: ColumnValues, target: ColumnValues) -> float:
 
 def _are_intervals(values: NDArray[np.float64], target: ColumnValues) -> bool:
     """Return whether each class is one interval of the numbers."""
-    parts = [values[target == each] for each in np.unique(target)]
-    ends = sorted((each.min(), each.max()) for each in parts)
+    parts = [values[target == value] for value in np.unique(target)]
+    ends = sorted((part.min(), part.max()) for part in parts)
     return all(end < start for (_, end), (start, _) in pairwise(ends))

@@ -14,7 +14,7 @@ from fairbloom.errors import FairbloomError, ReportableError, did_you_mean
 from fairbloom.imports import import_callable, imported, is_import_string
 from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.settings import RunSettings, Setup, Value
-from fairbloom.tables.schema import SCHEMA, read_schema
+from fairbloom.tables.schema import SCHEMA_NAME, read_schema
 
 from .classifiers import PREFIX, check_classifier
 from .task import Splits, Task
@@ -212,7 +212,7 @@ class TaskInfo:
         if not (setup.schema_ and self.schema):
             return
         # The setting may hold the schema's text, which has no file.
-        imported("task", self.schema)(setup.schema_, SCHEMA if "\n" in place else place)
+        imported("task", self.schema)(setup.schema_, SCHEMA_NAME if "\n" in place else place)
         for each in self.settings:
             value = config.get(each.key, each.default)
             if value != each.default and each.name not in self.in_process:

@@ -18,7 +18,7 @@ from fairbloom.system.lock import is_held
 from fairbloom.system.sealed import read_about
 from fairbloom.system.values import decode_as
 from fairbloom.tables.preprocessing import PREPROCESSING as PREPROCESSING_NAME, Preprocessing
-from fairbloom.tables.schema import SCHEMA as SCHEMA_NAME
+from fairbloom.tables.schema import SCHEMA_NAME
 
 from ..checkpoint import Arrays, load_last, load_model, save_model
 from .errors import explain_read_errors, explain_write_errors

@@ -16,7 +16,7 @@ from torch import nn
 from fairbloom.client.device import _warn_of_float32, autocast, computing_in
 from fairbloom.client.guard.accepted_settings import fingerprint
 from fairbloom.client.rounding import round_updates
-from fairbloom.client.states import ROUNDING, ClientStates
+from fairbloom.client.states import ROUNDING_STATE, ClientStates
 from fairbloom.logs import log
 from fairbloom.protocol.bfloat16 import widen
 from fairbloom.protocol.terms import Terms
@@ -39,7 +39,7 @@ def send(states: ClientStates, number: int, update: NDArray[np.float32]) -> NDAr
 
 
 def error(states: ClientStates, number: int) -> NDArray[np.float32]:
-    found = states.find(ROUNDING, before=number + 1)
+    found = states.find(ROUNDING_STATE, before=number + 1)
     assert found.made == number
     return widen(found.state["w"].numpy())
 
@@ -86,7 +86,7 @@ def test_a_repeated_round_starts_from_the_same_error(tmp_path: Path) -> None:
 
 def test_the_error_takes_two_bytes_a_number(states: ClientStates) -> None:
     send(states, 1, UPDATES[0])
-    assert states.in_memory[ROUNDING][1]["w"].dtype == torch.uint16
+    assert states.in_memory[ROUNDING_STATE][1]["w"].dtype == torch.uint16
 
 
 def test_an_array_may_be_one_number(states: ClientStates) -> None:

@@ -787,7 +787,7 @@ def test_a_run_whose_folder_is_read_only_waits_alone(
         end(run, status)
 
     monkeypatch.setattr(RunFiles, "end", end_unless_locked)
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(module, "ORDERS_POLL_SECONDS", 0.01)
     runs, started = make_runs(tmp_path / "runs", lambda: 0)
     carry_out(runs, last)
     assert started[:2] == [first.number, last.number]
@@ -820,7 +820,7 @@ def test_a_fault_of_the_machine_only_delays_runs(
             raise faults.pop()
         return 0
 
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(module, "ORDERS_POLL_SECONDS", 0.01)
     runs, started = make_runs(tmp_path / "runs", code)
     carry_out(runs, first, last)
     assert started == [first.number] * 4 + [last.number]  # in their order
@@ -840,7 +840,7 @@ def test_orders_are_found_again_after_too_many_open_files(
         return look(self)
 
     monkeypatch.setattr(Path, "iterdir", iterdir)
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(module, "ORDERS_POLL_SECONDS", 0.01)
     runs, _ = make_runs(tmp_path / "runs", lambda: 0)
     carry_out(runs, run)
     assert run.status == 0

@@ -232,7 +232,7 @@ def test_a_slow_line_has_time_for_each_chunk(monkeypatch: pytest.MonkeyPatch) ->
             time.sleep(0.1)
             yield bytes([value])
 
-    for name in ("HELD_SECONDS", "ANSWER_SECONDS", "CHUNK_SECONDS", "LOOK_SECONDS"):
+    for name in ("HELD_SECONDS", "ANSWER_SECONDS", "CHUNK_SECONDS", "CHUNK_CHECK_SECONDS"):
         monkeypatch.setattr(fleet_calls, name, 0.4)
     lying = Lying(slowly)
     calls = lying.calls()
@@ -252,7 +252,7 @@ def test_a_server_that_stops_sending_is_asked_again(monkeypatch: pytest.MonkeyPa
             yield in_head(head_of())
             time.sleep(3)
 
-    for name in ("HELD_SECONDS", "CHUNK_SECONDS", "LOOK_SECONDS"):
+    for name in ("HELD_SECONDS", "CHUNK_SECONDS", "CHUNK_CHECK_SECONDS"):
         monkeypatch.setattr(fleet_calls, name, 0.2)
     lying = Lying(stopping)
     calls = lying.calls()

@@ -13,7 +13,6 @@ from fairbloom.server.fairness import summarize
 from fairbloom.server.run_folder.csv_rows import ClientTable, round_columns
 from fairbloom.server.run_folder.files import (
     CLIENTS,
-    COEFFICIENTS,
     CONFIG,
     ENVIRONMENT,
     MODEL,
@@ -106,8 +105,6 @@ def make_run(
             ceilings * (1 - np.exp(-number / 15)) + draws.normal(0, 0.02, len(clients)), 0, 1
         )
         drawn = draws.random(len(clients)) < 0.5
-        weights = np.where(drawn, draws.random(len(clients)), 0.0)
-        weights /= max(weights.sum(), 1e-9)
         for i, client in enumerate(clients):
             row = {
                 "round": number,
@@ -116,11 +113,7 @@ def make_run(
                 "test_examples": 37,
             }
             row |= {score.column(): values[i], "test_loss_of_global_model": 1.0 - values[i] / scale}
-            row |= (
-                {"coefficient": weights[i], "train_loss_before_round": draws.random()}
-                if drawn[i]
-                else {}
-            )
+            row |= {"train_loss_before_round": draws.random()} if drawn[i] else {}
             row |= {score.column("personal"): min(scale, 1.1 * values[i])} if personal else {}
             client_rows.append(row)
         spread = summarize(
@@ -133,8 +126,9 @@ def make_run(
             "participants": count,
             "replies_used": count,
             "seconds": round(draws.random(), 6),
+            "bytes_sent": 8192 * len(clients),
+            "bytes_received": 8192 * count,
         }
-        about |= {"bytes_sent": 8192 * len(clients), "bytes_received": 8192 * count}
         round_rows.append(
             about | {f"{score.column()}_{measure}": value for measure, value in spread.items()}
         )
@@ -143,8 +137,6 @@ def make_run(
     CLIENTS.path_in(folder).write_text(
         format_csv(ClientTable([score]).columns, client_rows), encoding="utf-8"
     )
-    used = [row for row in client_rows if "coefficient" in row]
-    COEFFICIENTS.path_in(folder).write_text(format_csv(COEFFICIENTS.needed, used), encoding="utf-8")
     if dealt:
         examples = 45 * len(clients)
         owner = np.arange(examples) % len(clients)

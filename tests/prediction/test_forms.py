@@ -17,7 +17,7 @@ from fairbloom.prediction.predictor import load_predictor
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.tables.preprocessing import encode_columns, input_columns
 from fairbloom.tasks import TaskInfo, forget_tasks, load_task
-from fairbloom.tasks.datasets.adult import COLUMNS, SCHEMA
+from fairbloom.tasks.datasets.adult import ADULT, COLUMNS
 from fairbloom.tasks.datasets.store import folder_of
 from fairbloom.tasks.datasets.uci import read_columns
 from fairbloom.tasks.task import Setup
@@ -190,7 +190,7 @@ def test_people_of_adult_become_the_inputs_of_training(tmp_path: Path) -> None:
     found = run.predict(
         pandas.read_csv(path, header=None, names=list(COLUMNS), skipinitialspace=True).iloc[:2000]
     )
-    inputs = encode_columns(input_columns(SCHEMA), read_columns(path, COLUMNS, SCHEMA))
+    inputs = encode_columns(input_columns(ADULT), read_columns(path, COLUMNS, ADULT))
     np.testing.assert_allclose(
         found[["probability_<=50K", "probability_>50K"]],
         run.predictor().outputs(torch.from_numpy(inputs[:2000])).softmax(dim=1).double(),

@@ -359,7 +359,7 @@ def test_an_interrupted_save_leaves_an_intact_checkpoint(tmp_path: Path) -> None
 @pytest.fixture(autouse=True)
 def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_lock, "WAIT_SECONDS", 0.2)
-    monkeypatch.setattr(lock, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(lock, "LOCK_RETRY_SECONDS", 0.05)
 
 
 @pytest.fixture

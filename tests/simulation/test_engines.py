@@ -22,7 +22,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 from safetensors.numpy import load_file
 
 from fairbloom.client.app import app
-from fairbloom.client.states import ROUNDING
+from fairbloom.client.states import ROUNDING_STATE
 from fairbloom.errors import FairbloomError
 from fairbloom.rounds.round import Round
 from fairbloom.rounds.sampling import sample
@@ -363,7 +363,7 @@ def bits_of(folder: Path) -> dict[str, Any]:
         "best": (folder / "model-best.safetensors").read_bytes(),
         "clients": (folder / "clients.csv").read_bytes(),
         "personal": sorted(newest_states(folder).values()),
-        "errors": sorted(newest_states(folder, ROUNDING).values()),
+        "errors": sorted(newest_states(folder, ROUNDING_STATE).values()),
     }
 
 

@@ -25,7 +25,7 @@ from .helpers import at_once, held_elsewhere
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(lock, "LOCK_RETRY_SECONDS", 0.01)
 
 
 @pytest.fixture

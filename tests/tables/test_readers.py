@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from xml.sax.saxutils import quoteattr
 
 import numpy as np
 import pandas
@@ -32,7 +33,16 @@ from fairbloom.tasks import Task
 from fairbloom.tasks.columns import ENDINGS
 
 from .helpers import csv_of, inferred, load, schema_with
-from .workbooks import STYLES, FormulaError, escape, sheet_of, write_workbook
+from .workbooks import (
+    HEAD,
+    MAIN,
+    SHEET,
+    STYLES,
+    FormulaError,
+    edit_workbook,
+    sheet_of,
+    write_workbook,
+)
 
 
 def read(path: Path, **how: Any) -> Table:
@@ -707,7 +717,7 @@ def test_results_of_formulas_are_read(path: Path) -> None:
 
 def formatted(code: str) -> str:
     """Return the styles of a workbook, of which cells of style 2 have this format of numbers."""
-    own = f'<numFmts count="1"><numFmt numFmtId="164" formatCode="{escape(code)}"/></numFmts>'
+    own = f'<numFmts count="1"><numFmt numFmtId="164" formatCode={quoteattr(code)}/></numFmts>'
     return STYLES.replace("<cellXfs", f"{own}<cellXfs").replace(
         "</cellXfs>", '<xf numFmtId="164"/><xf applyNumberFormat="1" numFmtId="9"/></cellXfs>'
     )
@@ -756,34 +766,69 @@ def test_hidden_rows_and_columns_are_remarked(path: Path) -> None:
     assert not read(path).remarks
 
 
-def test_a_hostile_workbook_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ('<row><c r="A1"/><c r="XFD1048576"/></row>', "as far as row 1,048,576 and column 16,384"),
+        (f'<row r="1048576">{"<c/>" * 20}</row>', "as far as row 1,048,576 and column 20"),
+        ('<row><c r="XFDE1"/></row>', "'XFDE1' is no cell"),
+        ("<a>" * 200 + "</a>" * 200, "more than 100 elements inside each other"),
+        ("<row>", "mismatched tag"),
+        ("<row\x0b/>", "not well-formed"),
+    ],
+    ids=["far", "unnumbered", "impossible", "deep", "torn", "damaged"],
+)
+def test_a_hostile_or_damaged_sheet_is_refused(path: Path, rows: str, words: str) -> None:
     """A stray last cell stands for 17 billion of them, for which calamine would end the process."""
-    far = (
-        '<row r="1"><c r="A1"><v>1</v></c></row><row r="1048576"><c s="1"'
-        ' r="XFD1048576"><v>1</v></c></row>'
-    )
-    write_workbook(path, {"S": far})
-    assert "as far as row 1,048,576 and column 16,384" in str(refusal(path))
+    write_workbook(path, {"S": rows})
+    assert words in str(refusal(path))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "cp037"])
+@pytest.mark.parametrize(
+    "part", [SHEET, "xl/workbook.xml", "xl/styles.xml", "xl/_rels/workbook.xml.rels"]
+)
+def test_a_workbook_that_declares_entities_is_refused(path: Path, part: str, encoding: str) -> None:
     inner = "".join(
         f'<!ENTITY {chr(98 + k)} "{("&" + chr(97 + k) + ";") * 10}">' for k in range(12)
     )
     laughs = f'<!DOCTYPE w [<!ENTITY a "lol">{inner}<!ENTITY own SYSTEM "file:///etc/passwd">]>'
-    rows = (
-        '<row r="1"><c r="A1" t="inlineStr"><is><t>&m;&own;</t></is></c><c r="B1"'
-        ' t="str"><v>&own;</v></c></row>'
-    )
-    write_workbook(path, {"S": rows}, before=laughs)
-    try:
-        names = "".join(read(path).columns)
-    except DataError as error:
-        names = str(error)
-    assert "lol" not in names
-    assert "root:" not in names
+    write_workbook(path, {"S": [["x", "y"], [1, "&m;&own;"]]})
+    edit_workbook(path, part, HEAD, f"{HEAD}{laughs}", encoding)
+    error = str(refusal(path))
+    assert "it has a document type" in error or encoding == "cp037"
+    assert not re.search("lol|root:", error)
+
+
+def test_a_workbook_has_at_most_so_many_bytes_and_formats(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "MAX_ELEMENTS", 3)
+    write_workbook(path, {"S": [["x"]]}, styles=formatted("0"))
+    assert "more than 3 elements xf" in str(refusal(path))
     monkeypatch.setattr(reading, "MAX_UNPACKED", 10**6)
     write_workbook(
         path, {"S": f'<row r="1"><c r="A1" t="inlineStr"><is><t>{"x" * 10**6}</t></is></c></row>'}
     )
     assert "1,000,000 bytes" in str(refusal(path))
+
+
+@pytest.mark.parametrize("size", [1, 2**20])
+def test_notes_do_not_go_by_prefixes_or_chunks(
+    path: Path, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "XML_CHUNK_BYTES", size)
+    rows = (
+        '<x:row><x:c t="str"><x:v>A</x:v></x:c><x:c t="str"><x:v>B</x:v></x:c></x:row><x:row'
+        ' hidden="1"><x:c r="A2" s="3"><x:v>0.5</x:v></x:c><x:c r="b2"><x:f>A2</x:f><x:v>2</x:v>'
+        "</x:c></x:row>"
+    )
+    write_workbook(path, {"S": rows}, styles=formatted("0"))
+    edit_workbook(path, SHEET, f'xmlns="{MAIN}"', f'xmlns="{MAIN}" xmlns:x="{MAIN}"')
+    assert numbers_of(read(path), "A")[0] == [50.0]
+    assert dict(read(path).remarks).keys() == {"all"}
+    edit_workbook(path, SHEET, "<x:v>2</x:v>", "")
+    assert "cell b2: it has formulas without results" in str(refusal(path))
 
 
 def test_a_workbook_without_its_package_names_what_to_install(

@@ -10,6 +10,7 @@ MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 RELATIONS = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
 PACKAGE = "http://schemas.openxmlformats.org/package/2006"
 HEAD = '<?xml version="1.0" encoding="UTF-8" standalone="yes"?>'
+SHEET = "xl/worksheets/sheet1.xml"
 STYLES = (
     f'<styleSheet xmlns="{MAIN}"><cellXfs count="2"><xf numFmtId="0"/>'
     '<xf numFmtId="14" applyNumberFormat="1"/></cellXfs></styleSheet>'
@@ -70,8 +71,8 @@ def write_workbook(
     before: str = "",
     styles: str = STYLES,
 ) -> None:
-    """Write an .xlsx file of these sheets, as rows of cells or XML; each sheet begins with
-    `before`."""
+    """Write an .xlsx file of these sheets, as rows of cells or XML; each has `before` in front of
+    its rows."""
     states = ("visible", "hidden")
     names = "".join(
         f'<sheet name="{escape(name)}" sheetId="{k}" state="{states[name in hidden]}"'
@@ -104,8 +105,19 @@ def write_workbook(
     }
     for k, rows in enumerate(sheets.values(), start=1):
         content = rows if isinstance(rows, str) else sheet_of(rows)
-        content = f'<worksheet xmlns="{MAIN}"><sheetData>{content}</sheetData></worksheet>'
-        whole[f"xl/worksheets/sheet{k}.xml"] = before + content
+        whole[f"xl/worksheets/sheet{k}.xml"] = (
+            f'<worksheet xmlns="{MAIN}">{before}<sheetData>{content}</sheetData></worksheet>'
+        )
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in whole.items():
             archive.writestr(name, HEAD + content)
+
+
+def edit_workbook(path: Path, part: str, old: str, new: str, encoding: str = "utf-8") -> None:
+    """Replace a text in one file of a workbook, and write this file in an encoding."""
+    with zipfile.ZipFile(path) as archive:
+        whole = {name: archive.read(name).decode() for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in whole.items():
+            changed = text.replace(old, new).replace('"UTF-8"', f'"{encoding}"')
+            archive.writestr(name, changed.encode(encoding) if name == part else text)

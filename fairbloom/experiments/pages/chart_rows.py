@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,20 +9,19 @@ from numpy.typing import NDArray
 
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.csv_rows import IMPROVED, TRAIN_LOSS_OF_GLOBAL_MODEL
-from fairbloom.server.run_folder.files import CLIENTS, COEFFICIENTS
+from fairbloom.server.run_folder.files import CLIENTS
 from fairbloom.text import text_if
 
 from ..render.theme import Series
 from ..results.run import Run
-from ..results.tables import LARGEST_SHOWN, is_shown, read_frame
-from .charts import Row, series_of, short, thin
+from ..results.tables import LARGEST_SHOWN, is_shown
+from .charts import series_of, short, thin
 
 if TYPE_CHECKING:
     import pandas
 
-# So many rounds a curve has at most, and a map of clients × rounds.
+# So many rounds a curve has at most.
 CURVE_ROUNDS = 60
-MAP_ROUNDS = 40
 
 # Up to this many clients are shown one by one; of more, the worst and best served.
 NAMED = 40
@@ -43,21 +41,6 @@ class Line:
     runs: Sequence[Run]
     model: str = "global"
     same_runs_as: str = ""
-
-    @cached_property
-    def scores(self) -> "list[pandas.DataFrame]":
-        """Run by run, the `value` of each client after each evaluated `round`."""
-        return [_pick(run, run.clients, run.score.column(self.model)) for run in self.runs]
-
-    @cached_property
-    def shares(self) -> "list[pandas.DataFrame]":
-        """Each participant's `value` in percent of a `round`'s weights, run by run."""
-        found = []
-        for run in self.runs:
-            table = _pick(run, read_frame(COEFFICIENTS, run.folder, optional=True), "coefficient")
-            total = table["value"].abs().groupby(table["round"]).transform("sum")
-            found.append(table.assign(value=100.0 * table["value"] / total.where(total > 0.0)))
-        return found
 
 
 def _pick(run: Run, table: "pandas.DataFrame", column: str) -> "pandas.DataFrame":
@@ -89,13 +72,6 @@ class Scene:
     first_only: bool
     clients: int
 
-    def join(self, tables: "Sequence[pandas.DataFrame]") -> "pandas.DataFrame":
-        """Return the rows with a value of the shown clients, of all runs or the first."""
-        import pandas
-
-        table = pandas.concat(tables[:1] if self.first_only else tables)
-        return table[table["value"].notna() & table["client"].isin(self.shown)]
-
     def shown_name(self, client: str) -> str:
         """Return a client's name as it is shown; see Run."""
         return self.lines[0].runs[0].shown_name(client)
@@ -114,21 +90,6 @@ class Scene:
     def trained(self) -> list[Line]:
         """The lines, except for personal models that come from the same runs as another."""
         return [line for line in self.lines if not line.same_runs_as]
-
-    @property
-    def caption(self) -> str:
-        """Text: which clients a chart shows, in which order, and with which seeds."""
-        under = text_if(len(self.lines) > 1, f" under {self.lines[0].label}")
-        which = text_if(
-            len(self.shown) < self.clients,
-            f" The {WORST_SHOWN} worst and {BEST_SHOWN} best of {self.clients}.",
-        )
-        seeds = (
-            " Of the first seed: each deals the data again."
-            if self.first_only
-            else " Mean over the seeds."
-        )
-        return f"The worst-served client{under} is at the top.{which}{text_if(self.several, seeds)}"
 
     @property
     def several(self) -> bool:
@@ -177,7 +138,7 @@ def curves(lines: Iterable[Line], measure: str) -> list[dict[str, Any]]:
             {
                 "round": number,
                 "method": line.label,
-                **mean_and_range([each[number] for each in by_run]),
+                **mean_and_range([values[number] for values in by_run]),
             }
             for number in thin(sorted(set.intersection(*map(set, by_run))), CURVE_ROUNDS)
         ]
@@ -201,38 +162,6 @@ def mean_and_range(values: Sequence[float]) -> dict[str, float | None]:
         "low": short(min(values)),
         "high": short(max(values)),
     }
-
-
-def score_map(scene: Scene, line: Line) -> list[Row]:
-    """Return each shown client's score after thinned rounds, the mean over the runs."""
-    table = scene.join(line.scores)
-    kept = thin(sorted(int(number) for number in table["round"].unique()), MAP_ROUNDS)
-    return _mapped(scene, table[table["round"].isin(kept)])
-
-
-def weight_map(scene: Scene, line: Line) -> list[Row]:
-    """Return each shown client's weight in the steps, in percent of a round's weights.
-
-    Rounds are put together where they are many: a value is the mean over the rounds in which the
-    client took part.
-    """
-    table = scene.join(line.shares)
-    if table.empty:
-        return []
-    last = int(table["round"].max())
-    width = -(-last // MAP_ROUNDS)
-    return _mapped(
-        scene, table.assign(round=np.minimum(last, np.ceil(table["round"] / width) * width))
-    )
-
-
-def _mapped(scene: Scene, table: "pandas.DataFrame") -> list[Row]:
-    """Return the mean value by round and client."""
-    return [
-        {"round": int(number), "client": scene.shown_name(str(name)), "value": short(float(value))}
-        for (number, name), value in table.groupby(["round", "client"])["value"].mean().items()
-        if value == value
-    ]
 
 
 def sorted_scores(by_seed: Sequence[Mapping[str, float]], score: Score) -> NDArray[np.float64]:

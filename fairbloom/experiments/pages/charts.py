@@ -55,18 +55,17 @@ def clients_by_method(
     axis: str,
     *,
     of: str = "client",
-    zero: bool = False,
 ) -> Spec:
     """Return a row for each client, or what else `of` names, with a point for each method.
 
     A line spans the seeds.
 
     The rows have a field of that name, `method`, `value`, `low` and `high`. The points of a row
-    lie below each other if there is room. `zero` draws a line there.
+    lie below each other if there is room.
     """
     apart = len(series) * len(clients) <= 90
     offset = (
-        {"yOffset": {"field": "method", "sort": [each.label for each in series]}} if apart else {}
+        {"yOffset": {"field": "method", "sort": [look.label for look in series]}} if apart else {}
     )
     common = {
         "y": {**_names(of, clients), "axis": {**NAMES, "grid": True, "tickBand": "extent"}},
@@ -85,7 +84,7 @@ def clients_by_method(
     x = {**_quantity("value", axis), **END}
     points = _layer("point", {"x": x, "shape": _shape(series), **common, "tooltip": tooltip})
     return {
-        **_spec(rows, [*([_zero_line()] if zero else []), spans, points]),
+        **_spec(rows, [spans, points]),
         "height": len(clients) * (10 * len(series) + 8 if apart else 24),
     }
 
@@ -220,40 +219,6 @@ def contribution_against_gain(
     return {**_spec(rows, [points]), "height": 300}
 
 
-def heat_map(
-    rows: Sequence[Row],
-    clients: Sequence[str],
-    title: str,
-    ends: tuple[float, float],
-    *,
-    reverse: bool = False,
-) -> Spec:
-    """Return a map of clients × rounds with `ends` as the darkest and the brightest value.
-
-    Places without a row are blank.
-    """
-    rounds = sorted({row["round"] for row in rows})
-    band = {"paddingInner": 0, "paddingOuter": 0}
-    legend = {
-        "orient": "top",
-        "title": title,
-        "titleLimit": 260,
-        "gradientLength": 140,
-        "gradientThickness": 9,
-    }
-    # also readable in grey
-    scale = {"scheme": "viridis", "domain": list(ends), "clamp": True, "reverse": reverse}
-    axis = {"values": thin(rounds, 9), "labelAngle": 0}
-    encoding: Spec = {
-        "x": {"field": "round", "type": "ordinal", "title": "round", "axis": axis, "scale": band},
-        "y": {**_names("client", clients), "scale": band},
-        "color": {"field": "value", "type": "quantitative", "scale": scale, "legend": legend},
-        "tooltip": _tooltip(("client", "client"), ("round", "round"), ("value", title)),
-    }
-    step = min(26, max(12, 320 // max(1, len(clients))))  # less leaves names out
-    return {**_spec(rows, [_layer("rect", encoding)]), "height": step * len(clients)}
-
-
 # How numbers of a reproduction look.
 PRINTED_AND_MEASURED = (Series("printed", "series-0", "square"), Series("measured", "series-1"))
 
@@ -291,8 +256,8 @@ def _bands(rows: Sequence[Row], series: Sequence[Series], x: Spec, y: Spec) -> S
         # The band of a method that is not picked vanishes.
         "fillOpacity": {"condition": {"test": EMPHASISED, "value": 0.16}, "value": 0.0},
     }
-    labels = [each.label for each in series]
-    dashes = _scaled("method", labels, [[5, 3] if each.dashed else [1, 0] for each in series])
+    labels = [look.label for look in series]
+    dashes = _scaled("method", labels, [[5, 3] if look.dashed else [1, 0] for look in series])
     # Where lines coincide, the wider one below shows at both sides of the one above.
     widths = {
         **_scaled("method", labels, [max(2.8 - 0.4 * i, 1.4) for i in range(len(series))]),
@@ -349,13 +314,13 @@ def _scaled(field: str, domain: Sequence[str], looks: Sequence[Any]) -> Spec:
 def _method(series: Sequence[Series]) -> dict[str, Spec]:
     return {
         "color": _scaled(
-            "method", [each.label for each in series], [colour(each.colour) for each in series]
+            "method", [look.label for look in series], [colour(look.colour) for look in series]
         )
     }
 
 
 def _shape(series: Sequence[Series]) -> Spec:
-    return _scaled("method", [each.label for each in series], [each.shape for each in series])
+    return _scaled("method", [look.label for look in series], [look.shape for look in series])
 
 
 def _quantity(field: str, title: str, among: Sequence[Row] = ()) -> Spec:

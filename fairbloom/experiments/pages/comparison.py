@@ -24,18 +24,15 @@ from .sections import (
     LIMITS,
     absences_section,
     all_settings_section,
-    cost_section,
-    examples_section,
     files_of,
-    map_section,
     named_charts,
     notes_section,
     ordered_charts,
     present,
     rounds_section,
+    score_columns,
     settings_section,
     table_of_clients,
-    weights_section,
 )
 
 # The measures of which differences are shown.
@@ -89,7 +86,7 @@ def brief_sections(comparison: Comparison) -> list[Section]:
     clients = Section(
         "clients", "Each client under each method", intro, [drawn, client_table(comparison)]
     )
-    reports = {label: each for label, each in comparison.by_group.items() if label in finals}
+    reports = {label: by_seed for label, by_seed in comparison.by_group.items() if label in finals}
     gaps = [compared_gaps_table(reports, comparison.baseline)] if reports else []
     left_out = [
         f"Left out with seed {seed} (no test {comparison.score.words} under some method):"
@@ -126,10 +123,6 @@ def detailed_sections(comparison: Comparison, lines: Sequence[Line]) -> list[Sec
             rounds_section(scene),
             subgroups_section(scene, comparison.by_group),
             contributions_section(comparison),
-            map_section(scene),
-            weights_section(scene),
-            examples_section(scene),
-            cost_section(scene),
             absences_section(scene.trained),
             settings_section(scene.trained),
             all_settings_section(scene.trained),
@@ -236,8 +229,8 @@ def method_table(comparison: Comparison) -> Table:
     headings = [f"gain, {title}" for title in (titles[0], titles[2])] if gains else []
     blank = [NONE] * len(headings)
     rows = [
-        [Cell(name), *map(digits.cell, each), *gains.get(name, blank)]
-        for name, each in means.items()
+        [Cell(name), *map(digits.cell, values), *gains.get(name, blank)]
+        for name, values in means.items()
     ]
     if comparison.improved:
         headings.append("participants improved, %")
@@ -306,7 +299,7 @@ def contributions_section(comparison: Comparison) -> Section | None:
     if not rows:
         return None
     methods = {row["method"] for row in rows}
-    series = [each for each in _series(comparison) if each.label in methods]
+    series = [look for look in _series(comparison) if look.label in methods]
     axes = (CONTRIBUTION, f"gain over {comparison.baseline}, test {comparison.score.title}")
     spec = charts.contribution_against_gain(rows, series, axes)
     what = f"Contribution and gain over {comparison.baseline} of each client under each method."
@@ -337,14 +330,12 @@ def client_table(comparison: Comparison) -> Table:
             f", mean over {text_if(comparison.held_out_measures, 'up to ')}{seeds} seeds",
         )
     )
+    columns = {LARGER_CLASS: (Digits(0), shares)} if shares else {}
     return table_of_clients(
         f"Each client, the worst served under {base} first: test {comparison.score.title}{over}",
-        shown_of(order),
-        len(order),
-        comparison.score,
-        values,
+        order,
+        columns | score_columns(comparison.score, values),
         comparison.shown_name,
-        before={LARGER_CLASS: shares} if shares else {},
     )
 
 
@@ -371,34 +362,38 @@ def _differences_section(comparison: Comparison) -> Section | None:
         title = measure_title(measure, comparison.client_count) + (
             text_if(score.unit != unit, f", {score.unit}")
         )
-        digits = Digits.of(score, (each.mean for each in found.values()))
+        digits = Digits.of(score, (difference.mean for difference in found.values()))
         words = {
-            method: (tone_of(each) or "not clear") if tested else "not tested"
-            for method, each in found.items()
+            method: (tone_of(difference) or "not clear") if tested else "not tested"
+            for method, difference in found.items()
         }
         rows = [
             {"method": method, "clear": words[method]}
-            | {key: charts.short(getattr(each, key)) for key in ("mean", "low", "high")}
-            for method, each in found.items()
+            | {key: charts.short(getattr(difference, key)) for key in ("mean", "low", "high")}
+            for method, difference in found.items()
         ]
         said = "; ".join(
-            f"{name} {digits.difference(each).text}, {words[name]}" for name, each in found.items()
+            f"{name} {digits.difference(difference).text}, {words[name]}"
+            for name, difference in found.items()
         )
         what = f"Difference to {base} in {title}, to the right is better: {said}."
         spec = charts.differences(rows, score.unit)
         of = text_if(measure in comparison.gaps_compared, f" by {comparison.grouping_compared}")
         panels.append(Chart(f"difference-{slug(measure)}", title.capitalize() + of, what, spec))
-        for method, each in found.items():
+        for method, difference in found.items():
             p_value = Cell(
-                "< 0.001" if each.p_value < 0.001 else f"{each.p_value:.3f}", each.p_value
+                "< 0.001" if difference.p_value < 0.001 else f"{difference.p_value:.3f}",
+                difference.p_value,
             )
             cells.append(
                 [
                     Cell(method),
                     Cell(title),
-                    replace(digits.difference(each), tone=tone_of(each) if tested else ""),
-                    Cell.of(each.better),
-                    Cell.of(each.worse),
+                    replace(
+                        digits.difference(difference), tone=tone_of(difference) if tested else ""
+                    ),
+                    Cell.of(difference.better),
+                    Cell.of(difference.worse),
                     p_value if tested else NONE,
                 ]
             )

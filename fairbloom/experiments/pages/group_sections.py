@@ -119,7 +119,7 @@ def _group_charts(
         ]
         if not rows:
             continue
-        series = [each for each in scene.series if each.label in reports]
+        series = [look for look in scene.series if look.label in reports]
         spec = charts.clients_by_method(
             rows, series, list(dict.fromkeys(row["client"] for row in rows)), score.title
         )
@@ -173,14 +173,14 @@ def compared_gaps_table(reports: Reports, baseline: str) -> Table:
     of_baseline = reports[baseline][0]
     for grouping, score in itertools.product(of_baseline.grouped.groupings, of_baseline.scores):
         gaps = {
-            method: [report.gap(ALL, grouping, score) for report in each]
-            for method, each in reports.items()
+            method: [report.gap(ALL, grouping, score) for report in by_seed]
+            for method, by_seed in reports.items()
         }
         with_seeds = [gap is not None for gap in gaps[baseline]]
         sizes = {
-            method: mean_and_deviation([gap.size for gap in each if gap])
-            for method, each in gaps.items()
-            if any(with_seeds) and [gap is not None for gap in each] == with_seeds
+            method: mean_and_deviation([gap.size for gap in of_method if gap])
+            for method, of_method in gaps.items()
+            if any(with_seeds) and [gap is not None for gap in of_method] == with_seeds
         }
         if not sizes:
             continue
@@ -195,7 +195,7 @@ def compared_gaps_table(reports: Reports, baseline: str) -> Table:
                 Cell(smallest),
             ]
         )
-    every = [gap for each in reports.values() for report in each for gap in report.gaps(ALL)]
+    every = [gap for by_seed in reports.values() for report in by_seed for gap in report.gaps(ALL)]
     return Table(
         "gaps",
         "Gaps between groups over all clients",

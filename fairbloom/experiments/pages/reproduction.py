@@ -29,6 +29,7 @@ def page_of_reproduction(done: Reproduction) -> Page:
         ("recipe", recipe.name),
         ("rows", str(len(done.outcomes))),
         ("seeds", str(len(done.study.seeds))),
+        ("time of the rounds", in_seconds(sum(outcome.seconds for outcome in done.outcomes))),
     ]
     facts += [(key, str(value)) for key, value in done.study.overrides.items() if key != "data-dir"]
     written = done.whole and (folder / "results.csv").exists()
@@ -62,29 +63,14 @@ def page_of_reproduction(done: Reproduction) -> Page:
             f" The same command runs them. {verdict}"
         ).strip()
 
-    def details() -> list[Section]:
-        cells = [
-            [Cell(o.name), Cell.of(len(o.runs)), Cell(in_seconds(o.seconds), o.seconds)]
-            for o in done.outcomes
-        ]
-        table = Table(
-            "cost",
-            "How long the rounds took to compute",
-            ["row", "runs", "time of their rounds together"],
-            cells,
-            folded=True,
-        )
-        return [Section("cost", "Time", "", [table])]
-
     return Page(
         recipe.title,
         verdict,
         said,
         facts,
         sections,
-        details,
-        files,
-        partial(_rows_charts, done),
+        files=files,
+        figure=partial(_rows_charts, done),
     )
 
 

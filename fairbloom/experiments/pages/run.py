@@ -23,11 +23,8 @@ from .sections import (
     LIMITS,
     absences_section,
     all_settings_section,
-    cost_section,
     describe_engine,
-    examples_section,
     files_of,
-    map_section,
     named_charts,
     notes_section,
     ordered_charts,
@@ -35,9 +32,9 @@ from .sections import (
     privacy_section,
     rounds_charts_of_run,
     rounds_section_of_run,
+    score_columns,
     settings_section,
     table_of_clients,
-    weights_section,
 )
 
 # A score by client.
@@ -74,7 +71,7 @@ def page_of_run(run: Run) -> Page:
     )
     left_out = [f"{defence}: {join_first(counts, MAX_LISTED)}."] if counts else []
     groups = {
-        line.label: [each] for line in lines if (each := run.by_group(line.model)) is not None
+        line.label: [report] for line in lines if (report := run.by_group(line.model)) is not None
     }
     sections = [
         _clients_section(
@@ -103,10 +100,6 @@ def page_of_run(run: Run) -> Page:
         return present(
             [
                 rounds_section_of_run(run),
-                map_section(scene),
-                weights_section(scene),
-                examples_section(scene),
-                cost_section(scene),
                 all_settings_section(lines[:1]),
             ]
         )
@@ -172,13 +165,12 @@ def _clients_section(scene: Scene, columns: Mapping[str, Values]) -> Section | N
         drawn = ordered_charts(finals, scene.series, scene.score)
     run = scene.lines[0].runs[0]
     intro = f"The {scene.score.words} of the final model on each client's own test examples."
-    after: dict[str, tuple[Digits, Values]] = {
-        "test examples": (Digits(0), run.test_examples()),
-    }
+    shown = score_columns(run.score, columns)
+    shown["test examples"] = (Digits(0), run.test_examples())
     if shares := run.column(SHARE_OF_LARGER_CLASS):
-        after[LARGER_CLASS] = (Digits(0), shares)
+        shown[LARGER_CLASS] = (Digits(0), shares)
     if contributions := run.column(CONTRIBUTION):
-        after[CONTRIBUTION] = (Digits(2), contributions)
+        shown[CONTRIBUTION] = (Digits(2), contributions)
         intro += f" {ABOUT_CONTRIBUTION}"
     trained = run.column(PERSONAL_ROUND)
     if 0 in trained.values():
@@ -186,15 +178,12 @@ def _clients_section(scene: Scene, columns: Mapping[str, Values]) -> Section | N
             " Clients with personal model of round 0 have not trained yet: they are tested with the"
             " common model."
         )
-        after["personal model of round"] = (Digits(0), trained)
+        shown["personal model of round"] = (Digits(0), trained)
     clients = table_of_clients(
         f"Each client, the worst served first: test {run.score.title}",
-        scene.shown,
-        scene.clients,
-        run.score,
-        columns,
+        worst_first(next(iter(columns.values())), run.score),
+        shown,
         run.shown_name,
-        after=after,
     )
     return Section(
         "clients", "How each client is served", intro, [drawn, _measures_table(run), clients]

@@ -1,8 +1,8 @@
 """The sections that pages of runs and of comparisons have in common, each of the same lines."""
 
-import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from fairbloom.errors import MAX_LISTED
 from fairbloom.protocol.private import SIMULATED_NOISE
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.csv_rows import ABSENT, parse_refusals
-from fairbloom.server.run_folder.files import ENVIRONMENT, ROUNDS, SPLIT
+from fairbloom.server.run_folder.files import ENVIRONMENT, ROUNDS
 from fairbloom.strategies.named import format_value
 from fairbloom.text import join_first, text_if
 
@@ -30,9 +30,8 @@ from .chart_rows import (
     curves,
     hidden_in_words,
     mean_and_range,
-    score_map,
+    shown_of,
     sorted_scores,
-    weight_map,
 )
 
 # The most lines that one chart has; more methods have a chart each, with the baseline in it.
@@ -73,7 +72,7 @@ def named_charts(
         {"client": shown_name(client), "method": method, **mean_and_range(values)}
         for method, by_seed in finals.items()
         for client in clients
-        if (values := [each[client] for each in by_seed if client in each])
+        if (values := [of_seed[client] for of_seed in by_seed if client in of_seed])
     ]
     first = next(iter(finals))
     said = ", ".join(
@@ -101,79 +100,87 @@ def ordered_charts(finals: Finals, series: Sequence[Series], score: Score) -> Ch
     worst = "; ".join(
         f"{row['method']} {score.written(row['value'])}" for row in rows if row["rank"] == 1
     )
-    return lines_charts(
-        "clients",
-        "All clients in order",
-        f"The worst served: {worst}.",
-        rows,
-        series,
-        axis_title(score),
-        charts.sorted_clients,
-    )
+    said = f"The worst served: {worst}."
+    caption = Caption("clients", "All clients in order", said, axis_title(score))
+    return lines_charts(caption, rows, series, charts.sorted_clients)
+
+
+@dataclass(frozen=True)
+class Caption:
+    """What is written at a chart of lines: `panel` after the label of a line with its own chart."""
+
+    name: str
+    title: str
+    said: str
+    axis: str
+    panel: str = ""
 
 
 def lines_charts(
-    name: str,
-    title: str,
-    said: str,
+    caption: Caption,
     rows: Sequence[charts.Row],
     series: Sequence[Series],
-    axis: str,
     draw: Callable[..., Spec],
-    panel: str = "",
 ) -> Charts:
     """Return one chart of all lines, or one of each line and the baseline if many."""
+    name = caption.name
+    title = caption.title
+    axis = caption.axis
     if len(series) <= TOGETHER:
-        return Charts([Chart(name, title, f"{title}. {said}", draw(rows, series, axis))], series)
+        described = f"{title}. {caption.said}"
+        return Charts([Chart(name, title, described, draw(rows, series, axis))], series)
     base, *others = series
     panels = []
-    for place, each in enumerate(others, 1):
-        shown = [row for row in rows if row["method"] in (base.label, each.label)]
-        spec = {**draw(shown, [base, each], axis, rows), "height": 200}
+    for place, other in enumerate(others, 1):
+        shown = [row for row in rows if row["method"] in (base.label, other.label)]
+        spec = {**draw(shown, [base, other], axis, rows), "height": 200}
         panels.append(
             Chart(
                 f"{name}-{place}",
-                f"{each.label}{panel}",
-                f"{title} under {each.label} and {base.label}.",
+                f"{other.label}{caption.panel}",
+                f"{title} under {other.label} and {base.label}.",
                 spec,
             )
         )
     return Charts(panels, [base], narrow=True)
 
 
+# A column of a table of clients: how its numbers are written, and the number of each client.
+Column = tuple[Digits, Mapping[str, float]]
+
+
+def score_columns(score: Score, values: Mapping[str, Mapping[str, float]]) -> dict[str, Column]:
+    """Return columns of a score by their headings, all written with as many digits."""
+    digits = Digits.of(score, (value for column in values.values() for value in column.values()))
+    return {heading: (digits, column) for heading, column in values.items()}
+
+
 def table_of_clients(
     caption: str,
-    shown: Sequence[str],
-    clients: int,
-    score: Score,
-    values: Mapping[str, Mapping[str, float]],
+    order: Sequence[str],
+    columns: Mapping[str, Column],
     shown_name: Callable[[str], str],
-    *,
-    before: Mapping[str, Mapping[str, float]] = {},
-    after: Mapping[str, tuple[Digits, Mapping[str, float]]] = {},
 ) -> Table:
-    """Return scores by client, in columns by their headings.
+    """Return numbers by client, in columns by their headings; `order` has the worst served first.
 
-    `before` has columns of whole numbers in front of them, `after` others behind them.
+    Of many clients the worst and the best served.
     """
-    digits = Digits.of(score, (value for each in values.values() for value in each.values()))
-    columns = [
-        *((Digits(0), each) for each in before.values()),
-        *((digits, each) for each in values.values()),
-        *after.values(),
-    ]
+    shown = shown_of(order)
     cells = [
-        [Cell(shown_name(client)), *(written.cell(each.get(client)) for written, each in columns)]
+        [
+            Cell(shown_name(client)),
+            *(digits.cell(numbers.get(client)) for digits, numbers in columns.values()),
+        ]
         for client in shown
     ]
     return Table(
         "clients",
         caption,
-        ["client", *before, *values, *after],
+        ["client", *columns],
         cells,
-        hidden_in_words(clients),
+        hidden_in_words(len(order)),
         folded=len(cells) > 12,
-        hidden=clients - len(shown),
+        hidden=len(order) - len(shown),
         nouns="clients",
     )
 
@@ -192,22 +199,19 @@ def rounds_section(scene: Scene) -> Section | None:
         ends = {row["method"]: row["value"] for row in rows}
         said = "; ".join(f"{label} {scene.score.written(value)}" for label, value in ends.items())
         full = f"{title} over clients".capitalize() if measure == "mean" else title.capitalize()
-        drawn.append(
-            lines_charts(
-                f"rounds-{slug(measure)}",
-                full,
-                f"Over the rounds. At the end: {said}.",
-                rows,
-                [each for each in scene.series if each.label in ends],
-                axis_title(scene.score),
-                charts.over_rounds,
-                f": {title}",
-            )
+        caption = Caption(
+            f"rounds-{slug(measure)}",
+            full,
+            f"Over the rounds. At the end: {said}.",
+            axis_title(scene.score),
+            f": {title}",
         )
+        series = [look for look in scene.series if look.label in ends]
+        drawn.append(lines_charts(caption, rows, series, charts.over_rounds))
     if not drawn:
         return None
     if not drawn[0].narrow:  # side by side, with one legend
-        drawn = [Charts([chart for each in drawn for chart in each.charts], drawn[0].legend)]
+        drawn = [Charts([chart for panels in drawn for chart in panels.charts], drawn[0].legend)]
     intro = (
         f"The {scene.score.words} on the clients' test examples after each evaluated round."
     ) + text_if(
@@ -257,138 +261,6 @@ def rounds_charts_of_run(run: Run) -> Charts:
     return Charts([chart], series)
 
 
-# Clients over rounds ------------------------------------------------------------------------------
-
-
-def map_section(scene: Scene) -> Section | None:
-    """Return the score of each client, or group of clients, over the rounds, a map a line."""
-    found = {line.label: score_map(scene, line) for line in scene.lines}
-    found = {
-        label: rows for label, rows in found.items() if len({row["round"] for row in rows}) > 1
-    }
-    if not found:
-        return None
-    written = scene.score.written
-    higher = scene.score.higher_is_better
-    low, high = bounds = _bounds(found, 0.05, 1.0) if higher else _bounds(found, 0.0, 0.95)
-    maps = []
-    names = [*map(scene.shown_name, scene.shown)]
-    for place, (label, rows) in enumerate(found.items(), 1):
-        end = max(row["round"] for row in rows)
-        last = [row for row in rows if row["round"] == end]
-        least, most = (choose(last, key=lambda row: row["value"]) for choose in (min, max))
-        ends = " to ".join(f"{written(row['value'])} ({row['client']})" for row in (least, most))
-        what = f"Score by client and round. After round {end} from {ends}."
-        spec = charts.heat_map(rows, names, scene.score.title, bounds, reverse=not higher)
-        maps.append(Chart(f"map-{place}", label, what, spec))
-    beyond = f"{written(low)} and below" if higher else f"{written(high)} and above"
-    intro = f"Bright is better; the darkest stands for {beyond}. {scene.caption}"
-    return Section("map", "Clients over the rounds", intro, [Charts(maps, narrow=len(maps) > 2)])
-
-
-def weights_section(scene: Scene) -> Section | None:
-    """Return maps of each client's weight in the steps over the rounds, and a table of means."""
-    found = {line.label: rows for line in scene.trained if (rows := weight_map(scene, line))}
-    if not found:
-        return None
-    shares = {  # the mean over rounds and runs
-        line.label: scene.join(line.shares).groupby("client")["value"].mean().to_dict()
-        for line in scene.trained
-        if line.label in found
-    }
-    bounds = _bounds(found, 0.0, 0.99)
-    maps = []
-    for place, (label, share) in enumerate(shares.items(), 1):
-        most = max(share, key=lambda name: share[name])
-        what = (
-            f"Weight by client and round. On average {most} weighs most, {share[most]:.1f} % of a"
-            " round."
-        )
-        spec = charts.heat_map(
-            found[label], [*map(scene.shown_name, scene.shown)], "% of a round's weights", bounds
-        )
-        maps.append(Chart(f"weights-{place}", label, what, spec))
-    table = Table(
-        "weights",
-        "Share of a round's weights, in %",
-        ["client", *shares],
-        [
-            [
-                Cell(scene.shown_name(name)),
-                *(Digits(1).cell(share.get(name)) for share in shares.values()),
-            ]
-            for name in scene.shown
-        ],
-        "Mean over the rounds in which a client took part.",
-        folded=True,
-    )
-    return Section(
-        "weights",
-        "Whom the method listened to",
-        "The weight (coefficient) of each client's update in the step, in percent of the weights of"
-        f" its round; blank where it did not take part. {scene.caption}",
-        [Charts(maps, narrow=len(maps) > 2), table],
-    )
-
-
-def _bounds(
-    found: Mapping[str, Sequence[charts.Row]], low: float, high: float
-) -> tuple[float, float]:
-    """Return two distinct quantiles of all maps' values, the ends of their colour scale."""
-    values = [row["value"] for rows in found.values() for row in rows]
-    ends = [float(f"{end:.3g}") for end in np.quantile(values, [low, high])]
-    return (ends[0], ends[1]) if ends[0] < ends[1] else (ends[0] - 1.0, ends[0] + 1.0)
-
-
-# Data ---------------------------------------------------------------------------------------------
-
-
-def examples_section(scene: Scene) -> Section | None:
-    """Return the shown clients' numbers of examples, by part if the folder has the split."""
-    run = scene.lines[0].runs[0]
-    split = SPLIT.read(run.folder)
-    counts: dict[str, Mapping[str, int]] = {"test": run.test_examples()}
-    if split is not None:
-        owners = {
-            part: split.client[split.part == i]
-            for i, part in enumerate(("training", "test", "validation"))
-        }
-        counts = {
-            part: dict(
-                zip(
-                    split.clients,
-                    np.bincount(each, minlength=len(split.clients)).tolist(),
-                    strict=True,
-                )
-            )
-            for part, each in owners.items()
-            if each.size
-        }
-    if not counts["test"]:
-        return None
-    table = Table(
-        "examples",
-        "Examples of each client",
-        ["client", *(f"{part} examples" for part in counts)],
-        [
-            [
-                Cell(scene.shown_name(name)),
-                *(Digits(0).cell(each.get(name)) for each in counts.values()),
-            ]
-            for name in scene.shown
-        ],
-        hidden_in_words(scene.clients),
-        folded=True,
-        hidden=scene.clients - len(scene.shown),
-        nouns="clients",
-    )
-    intro = text_if(
-        scene.several and split is not None,
-        f"The split of seed {run.settings.get('seed')}; others deal the data in other ways.",
-    )
-    return Section("examples", "Who has how many examples", intro, [table])
-
-
 # What happened ------------------------------------------------------------------------------------
 
 
@@ -399,15 +271,16 @@ def absences_section(lines: Iterable[Line]) -> Section | None:
     for line in lines:
         absences = [run.absences() for run in line.runs]
         found = [
-            sum((Counter(dict(each[kind])) for each in absences), Counter[str]()) for kind in ABSENT
+            sum((Counter(dict(by_kind[kind])) for by_kind in absences), Counter[str]())
+            for kind in ABSENT
         ]
         rows += [
             [
                 Cell(line.label),
                 Cell(client),
-                *(Cell(str(each[client] or "–"), each[client]) for each in found),
+                *(Cell(str(counts[client] or "–"), counts[client]) for counts in found),
             ]
-            for client in sorted({name for each in found for name in each})
+            for client in sorted({name for counts in found for name in counts})
         ]
         refusals = Counter(
             refusal
@@ -459,8 +332,8 @@ def privacy_section(run: Run) -> Section | None:
         return None
     keys = ("epsilon", "delta", "sigma", "units", "reports")
     rows = [
-        [Cell(client), *(Cell(f"{each[key]:.3g}", each[key]) for key in keys)]
-        for client, each in accounts.items()
+        [Cell(client), *(Cell(f"{account[key]:.3g}", account[key]) for key in keys)]
+        for client, account in accounts.items()
     ]
     note = (
         "ε and δ hold for each row of a client that is blanked, over the life of its account. Noise"
@@ -480,51 +353,6 @@ def privacy_section(run: Run) -> Section | None:
     return Section("privacy", "Privacy accounts", "", [table])
 
 
-def cost_section(scene: Scene) -> Section:
-    """Return how long the rounds took to compute, and how many bytes were sent and received."""
-    cells = []
-    for line in scene.trained:
-        seconds, sent, received = (
-            mean_of(float(np.nansum(run.rounds.get(column, ()))) for run in line.runs)
-            for column in ("seconds", "bytes_sent", "bytes_received")
-        )
-        rounds = statistics.fmean(run.rounds_done for run in line.runs)
-        numbers = {in_seconds: (seconds, seconds / max(rounds, 1)), in_bytes: (sent, received)}
-        cost = [
-            Cell(in_words(each), each) if is_shown(each) else NONE
-            for in_words, values in numbers.items()
-            for each in values
-        ]
-        cells.append([Cell(line.label), Digits(0).cell(rounds), *cost])
-    first = scene.lines[0].runs[0]
-    words = describe_engine(first)
-    by = text_if(
-        words,
-        f" Clients were computed by the engine {words}: {(first.engine or {}).get('reason')}.",
-    )
-    caption = (
-        "A run's time and traffic, mean over the seeds"
-        if scene.several
-        else "The run's time and traffic"
-    )
-    table = Table(
-        "cost",
-        caption,
-        [
-            "method",
-            "rounds",
-            "time of a run",
-            "time of a round",
-            "sent to clients",
-            "received from clients",
-        ],
-        cells,
-        "Time is that of the rounds with their evaluation; the CSV file has seconds and bytes. Runs"
-        f" that go on at the same time share the machine.{by}",
-    )
-    return Section("cost", "Time and traffic", "", [table])
-
-
 def describe_engine(run: Run) -> str | None:
     """Return which engine computes the clients of a run, and in how many processes.
 
@@ -537,13 +365,46 @@ def describe_engine(run: Run) -> str | None:
 
 
 def settings_section(lines: Sequence[Line]) -> Section:
-    """Return the settings that are not at their defaults."""
+    """Return the settings that are not at their defaults, and what the rounds cost with them."""
     table = _settings_table(
         "settings",
         "Settings other than the defaults",
         {line.label: line.runs[0].differing() for line in lines},
     )
-    return Section("settings", "Settings", "", [table])
+    return Section("settings", "Settings", "", [table, Note(_describe_cost(lines))])
+
+
+def _describe_cost(lines: Sequence[Line]) -> list[str]:
+    """Return how long the rounds took to compute, and how many bytes were sent and received."""
+    over = text_if(any(len(line.runs) > 1 for line in lines), ", mean over the seeds")
+    first = lines[0].runs[0]
+    engine = text_if(
+        first.engine,
+        f" Clients were computed by the engine {describe_engine(first)}:"
+        f" {(first.engine or {}).get('reason')}.",
+    )
+    seconds = _total(lines, "seconds", in_seconds)
+    sent = _total(lines, "bytes_sent", in_bytes)
+    received = _total(lines, "bytes_received", in_bytes)
+    return [
+        f"Time of a run's rounds with their evaluation{over}: {seconds}."
+        f" Concurrent runs share the machine.{engine}",
+        f"Sent to clients in a run{over}: {sent}. Received from them: {received}.",
+    ]
+
+
+def _total(lines: Sequence[Line], column: str, in_words: Callable[[float], str]) -> str:
+    """Return the sum of a column over the rounds of each line, the mean over its runs."""
+    totals = {
+        line.label: mean_of(float(np.nansum(run.rounds.get(column, ()))) for run in line.runs)
+        for line in lines
+    }
+    written = {
+        label: in_words(total) if is_shown(total) else NONE.text for label, total in totals.items()
+    }
+    if len(written) == 1:
+        return written[lines[0].label]
+    return ", ".join(f"{label} {words}" for label, words in written.items())
 
 
 def all_settings_section(lines: Sequence[Line]) -> Section:
@@ -555,7 +416,7 @@ def all_settings_section(lines: Sequence[Line]) -> Section:
     ]
     environments = [ENVIRONMENT.read(run.folder) for line in lines for run in line.runs]
     if versions := [[Cell(key), Cell(str(value))] for key, value in environments[0].items()]:
-        differ = any(each != environments[0] for each in environments)
+        differ = any(environment != environments[0] for environment in environments)
         tables.append(
             Table(
                 "versions",

@@ -94,10 +94,10 @@ def spec_of(charts: Charts) -> VegaLite:
     looks = dict[str, dict[str, Any]]()
     parts = []
     for layer in (layer for chart in charts.charts for layer in chart.spec["layer"]):
-        for channel, each in layer["encoding"].items():
-            if isinstance(each, dict) and each.get("legend", ...) is None:
+        for channel, encoded in layer["encoding"].items():
+            if isinstance(encoded, dict) and encoded.get("legend", ...) is None:
                 looks.setdefault(channel, {}).update(
-                    zip(each["scale"]["domain"], each["scale"]["range"], strict=True)
+                    zip(encoded["scale"]["domain"], encoded["scale"]["range"], strict=True)
                 )
     for chart in charts.charts:
         part = {

@@ -131,7 +131,7 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]], baseline: str) -> l
     return [
         *found,
         *(
-            f"Under {join_all([label for label, each in worse.items() if said in each])}, {said}"
+            f"Under {join_all([label for label, texts in worse.items() if said in texts])}, {said}"
             for said in dict.fromkeys(itertools.chain(*worse.values()))
         ),
         *_attacked(every),

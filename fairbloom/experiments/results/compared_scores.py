@@ -127,8 +127,8 @@ class ComparedScores:
     def gain_decimals(self) -> int:
         """The decimals of gains: those of the score, or more for the gains that sentences name."""
         gains = self.claims.values()
-        largest = max((abs(each.mean) for each in gains), default=0.0)
-        named = [each.mean for each in gains if each.significant or each.excludes_zero]
+        largest = max((abs(gain.mean) for gain in gains), default=0.0)
+        named = [gain.mean for gain in gains if gain.significant or gain.excludes_zero]
         return max(
             self.decimals,
             *(decimals_showing(1, size) for size in named),
@@ -181,7 +181,7 @@ class ComparedScores:
     @property
     def held_out_measures(self) -> list[str]:
         """The measures of the clients that are not in training; [] without `held-out-clients`."""
-        return [*{name: 0 for each in self.held_out.get(self.baseline, ()) for name in each}]
+        return [*{name: 0 for of_seed in self.held_out.get(self.baseline, ()) for name in of_seed}]
 
     @property
     def left_out(self) -> Mapping[int, Sequence[str]]:
@@ -242,7 +242,8 @@ class ComparedScores:
     def spread(self, method: str, measure: str) -> tuple[float, float]:
         """Return mean and standard deviation of a measure over the seeds that have it, or NaN."""
         return mean_and_deviation(
-            [each[measure] for each in self.measures(method) if measure in each] or [math.nan]
+            [of_seed[measure] for of_seed in self.measures(method) if measure in of_seed]
+            or [math.nan]
         )
 
     @cached_property
@@ -259,7 +260,7 @@ class ComparedScores:
     def grouping_compared(self) -> str:
         """The first grouping: its gaps are compared; "" without groups."""
         reports = [by_seed[0] for by_seed in self.by_group.values()]
-        return next((grouping for each in reports for grouping in each.grouped.groupings), "")
+        return next((grouping for report in reports for grouping in report.grouped.groupings), "")
 
     def _pairs(self, method: str, measure: str) -> list[tuple[float, float]]:
         """Return a measure under a method and under the baseline, for each seed that has both."""
@@ -386,7 +387,8 @@ class ComparedScores:
             if measure not in self.held_out_measures or self._pairs(method, measure)
         }
         return {
-            method: difference_of(each, test_share=share).untested for method, each in gains.items()
+            method: difference_of(by_seed, test_share=share).untested
+            for method, by_seed in gains.items()
         }
 
     @cached_property

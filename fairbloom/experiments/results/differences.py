@@ -139,12 +139,17 @@ def differences_of(
 
     Methods that equal the baseline with every seed are not tested: they cost the others no power.
     """
-    tested = [key for key, each in differences.items() if any(each)]
-    found = {key: difference_of(each, test_share=test_share) for key, each in differences.items()}
+    tested = [key for key, by_seed in differences.items() if any(by_seed)]
+    found = {
+        key: difference_of(by_seed, test_share=test_share) for key, by_seed in differences.items()
+    }
     p_values = dict(
         zip(tested, correct_by_holm([found[key].p_value for key in tested]), strict=True)
     )
-    return {key: replace(each, p_value=p_values.get(key, 1.0)) for key, each in found.items()}
+    return {
+        key: replace(difference, p_value=p_values.get(key, 1.0))
+        for key, difference in found.items()
+    }
 
 
 def correct_by_holm(p_values: Sequence[float]) -> list[float]:
@@ -153,7 +158,7 @@ def correct_by_holm(p_values: Sequence[float]) -> list[float]:
     order = np.argsort(p)
     corrected = np.empty_like(p)
     corrected[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(p.size, 0, -1)), 1.0)
-    return [float(each) for each in corrected]
+    return [float(p_value) for p_value in corrected]
 
 
 def mean_by_client(by_seed: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -54,14 +54,14 @@ class Group:
         """Return the union of several clients' groups, with scores over all examples."""
         overs: dict[str, int] = {}
         sums: dict[str, float] = {}
-        for each in groups:
-            for name, value in each.values.items():
-                overs[name] = overs.get(name, 0) + each.overs[name]
-                sums[name] = sums.get(name, 0.0) + each.overs[name] * value
+        for group in groups:
+            for name, value in group.values.items():
+                overs[name] = overs.get(name, 0) + group.overs[name]
+                sums[name] = sums.get(name, 0.0) + group.overs[name] * value
         values = {name: sums[name] / overs[name] for name in overs}
-        count = sum(each.count for each in groups)
+        count = sum(group.count for group in groups)
         lacking = {
-            name: {each.client: each.count for each in groups if name not in each.values}
+            name: {group.client: group.count for group in groups if name not in group.values}
             for name in overs
         }
         without = {name: clients for name, clients in lacking.items() if clients}
@@ -113,7 +113,7 @@ class GroupReport:
     @property
     def clients(self) -> tuple[str, ...]:
         """The clients that report a group."""
-        return tuple(dict.fromkeys(each.client for each in self.groups))
+        return tuple(dict.fromkeys(group.client for group in self.groups))
 
     def of(self, client: str, grouping: str) -> tuple[Group, ...]:
         """Return the groups of a client by a grouping; with ALL, the groups over all clients."""
@@ -125,7 +125,7 @@ class GroupReport:
         if client != ALL:
             return tuple(chosen)
         together = [
-            [each for each in chosen if each.group == group]
+            [member for member in chosen if member.group == group]
             for group in self.grouped.groupings[grouping]
         ]
         return tuple(Group.over(parts) for parts in together if parts)
@@ -134,7 +134,7 @@ class GroupReport:
         """Return the gap between a client's groups in a score, None if fewer than two have it."""
         groups = self.of(client, grouping)
         values = {
-            each.group: each.values[score.name] for each in groups if score.name in each.values
+            group.group: group.values[score.name] for group in groups if score.name in group.values
         }
         if len(values) < 2:
             return None
@@ -148,16 +148,14 @@ class GroupReport:
             highest,
             values[lowest],
             values[highest],
-            tuple(sorted({name for each in groups for name in each.without.get(score.name, ())})),
+            tuple(sorted({name for group in groups for name in group.without.get(score.name, ())})),
         )
 
     def sizes(self, client: str = "") -> dict[str, float]:
         """Return the gaps of the first grouping by score, by default over all clients."""
         grouping = next(iter(self.grouped.groupings))
         return {
-            each.score.name: each.size
-            for each in self.gaps(client or ALL)
-            if each.grouping == grouping
+            gap.score.name: gap.size for gap in self.gaps(client or ALL) if gap.grouping == grouping
         }
 
     def gaps(self, client: str = "") -> list[Gap]:
@@ -167,16 +165,16 @@ class GroupReport:
             gap
             for grouping in self.grouped.groupings
             for score in self.scores
-            for each in clients
-            if (gap := self.gap(each, grouping, score)) is not None
+            for name in clients
+            if (gap := self.gap(name, grouping, score)) is not None
         ]
 
     def left_out(self, grouping: str) -> str:
         """Return as text how many test examples are in groups too small to be reported."""
         reported = dict.fromkeys(self.tested, 0)
-        for each in self.groups:
-            if each.grouping == grouping and each.client in reported:
-                reported[each.client] += each.count
+        for group in self.groups:
+            if group.grouping == grouping and group.client in reported:
+                reported[group.client] += group.count
         lacking = {client: count - reported[client] for client, count in self.tested.items()}
         every = sum(self.tested.values())
         count = sum(lacking.values())
@@ -191,12 +189,12 @@ class GroupReport:
     def partial_scores(self, grouping: str) -> list[str]:
         """Return a sentence on each score over all clients that leaves some of them out."""
         return [
-            f"{score.words} of {each.group}: without"
-            f" {join_names(sorted(each.without[score.name]))}"
-            f" ({sum(each.without[score.name].values())} of {each.count} examples)"
-            for each in self.of(ALL, grouping)
+            f"{score.words} of {group.group}: without"
+            f" {join_names(sorted(group.without[score.name]))}"
+            f" ({sum(group.without[score.name].values())} of {group.count} examples)"
+            for group in self.of(ALL, grouping)
             for score in self.scores
-            if score.name in each.without
+            if score.name in group.without
         ]
 
     def rows(self) -> list[dict[str, Any]]:
@@ -228,17 +226,17 @@ class GroupReport:
         """Return a row a gap."""
         return [
             {
-                "client": each.client,
-                "grouping": each.grouping,
-                "score": each.score.name,
-                "gap": each.size,
-                "lowest": each.lowest,
-                "low": each.low,
-                "highest": each.highest,
-                "high": each.high,
-                "without": ", ".join(each.without),
+                "client": gap.client,
+                "grouping": gap.grouping,
+                "score": gap.score.name,
+                "gap": gap.size,
+                "lowest": gap.lowest,
+                "low": gap.low,
+                "highest": gap.highest,
+                "high": gap.high,
+                "without": ", ".join(gap.without),
             }
-            for each in self.gaps()
+            for gap in self.gaps()
         ]
 
 

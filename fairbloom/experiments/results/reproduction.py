@@ -23,7 +23,7 @@ from .run import OpenedRuns, Run, final_of
 from .search import choose, judge_arms
 
 # Allowance for rounding, so that a difference of exactly the tolerance agrees.
-ROUNDING = 1e-9
+AGREEMENT_ROUNDING = 1e-9
 
 # Mean and sample standard deviation over seeds.
 Spread = tuple[float, float]
@@ -66,7 +66,7 @@ class Outcome:
     def measured(self) -> dict[str, Spread]:
         """The measures over the finished seeds; empty without finished seeds, or with a fault."""
         return {
-            measure: mean_and_deviation([each[measure] for each in self.by_seed.values()])
+            measure: mean_and_deviation([measured[measure] for measured in self.by_seed.values()])
             for measure in next(iter(self.by_seed.values()), {})
         }
 
@@ -252,7 +252,10 @@ def agree(recipe: Recipe, measure: str, printed: Printed, found: Spread, seeds: 
         most = 2.0 * math.hypot(
             printed.spread / math.sqrt(recipe.published_seeds), spread / math.sqrt(seeds)
         )
-    return abs(printed.mean - mean) <= max(most, recipe.tolerance.get(measure, 0.0)) + ROUNDING
+    return (
+        abs(printed.mean - mean)
+        <= max(most, recipe.tolerance.get(measure, 0.0)) + AGREEMENT_ROUNDING
+    )
 
 
 # From the runs ------------------------------------------------------------------------------------
@@ -301,7 +304,9 @@ def choose_arm(recipe: Recipe, arms: Sequence[Arm], runs: OpenedRuns) -> tuple[A
     best = None if scored is None else choose(measure, scored, judged)
     if best is not None:
         return best.arm, ""
-    return None, next((f"{each.arm.label}: {each.fault}" for each in judged if each.fault), "")
+    return None, next(
+        (f"{arm_score.arm.label}: {arm_score.fault}" for arm_score in judged if arm_score.fault), ""
+    )
 
 
 def _read_row(
@@ -314,7 +319,8 @@ def _read_row(
 ) -> Outcome:
     """Return the results of a row; an error in measuring is a fault of this row only.
 
-    `bases` are the runs of the recipe's first row, by their seeds.
+    `study` knows the failed runs, `opened` may be older. `bases` are the runs of the recipe's first
+    row, by their seeds.
     """
     best, fault = choose_arm(recipe, arms, opened)
     searched = [(arm, seed) for arm in arms for seed in seeds_of(recipe, arms, study)]

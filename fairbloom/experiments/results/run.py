@@ -817,18 +817,18 @@ def sentences_of(found: Sequence[Scored]) -> list[str]:
     """
     shown: list[str] = []
     seen = list[tuple[Score, Mapping[str, str]]]()
-    for each in found:
-        if (each.score, each.lacking) in seen:
+    for scored in found:
+        if (scored.score, scored.lacking) in seen:
             continue
-        seen.append((each.score, each.lacking))
-        words = each.score.words
+        seen.append((scored.score, scored.lacking))
+        words = scored.score.words
         of = {"global": words, "personal": f"{words} of personal models"}.get(
-            each.model, f"{words} of clients {each.model}"
+            scored.model, f"{words} of clients {scored.model}"
         )
-        over = f"{of} is the mean of {len(each.values)} of {each.clients} clients"
-        for reason in dict.fromkeys(each.lacking.values()):
-            names = join_names(name for name, why in each.lacking.items() if why == reason)
+        over = f"{of} is the mean of {len(scored.values)} of {scored.clients} clients"
+        for reason in dict.fromkeys(scored.lacking.values()):
+            names = join_names(name for name, why in scored.lacking.items() if why == reason)
             shown.append(f"{over}; without a test {words} ({reason}): {names}")
-        if each.unasked and not each.lacking:
+        if scored.unasked and not scored.lacking:
             shown.append(f"{over}, those that were asked to evaluate")
     return shown

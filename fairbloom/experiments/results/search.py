@@ -74,18 +74,18 @@ def judge_arms(
         served.append(of_arm if len(of_arm) == len(by_seed) else [])
         faults.append(fault)
     wanted = [
-        set[str]().union(*(each.values for each in of_seed))
+        set[str]().union(*(scores.values for scores in of_seed))
         for of_seed in zip(*filter(None, served), strict=True)
     ]
     judged = []
     compute_mean = find_measure("mean").of
     for arm, mine, fault in zip(arms, served, faults, strict=True):
-        values = [measure.of(each) for each in mine]
+        values = [measure.of(scores) for scores in mine]
         fault = fault or _find_fault(measure, values, mine, wanted)
         judged.append(
             ArmScore(arm, fault=fault)
             if fault
-            else ArmScore(arm, values, [compute_mean(each) for each in mine])
+            else ArmScore(arm, values, [compute_mean(scores) for scores in mine])
         )
     return judged
 
@@ -99,8 +99,8 @@ def _find_fault(
     """Return why an arm cannot be chosen, "" if it can; `wanted` has the clients of each seed."""
     lacking = {
         client
-        for each, clients in zip(served, wanted, strict=False)
-        for client in clients.difference(each.values)
+        for scores, clients in zip(served, wanted, strict=False)
+        for client in clients.difference(scores.values)
     }
     if lacking:
         return (
@@ -149,13 +149,17 @@ def choose(
 
     `within` is the largest loss in the mean over the clients against `base`, in points.
     """
-    eligible = [each for each in among if each.values]
+    eligible = [arm_score for arm_score in among if arm_score.values]
     if within is not None and base is not None:
         mean = statistics.fmean(base.means)
         eligible = [
-            each for each in eligible if score.better(mean, statistics.fmean(each.means)) <= within
+            arm_score
+            for arm_score in eligible
+            if score.better(mean, statistics.fmean(arm_score.means)) <= within
         ]
-    return max(eligible, key=lambda each: measure.better(each.mean, 0.0, score), default=None)
+    return max(
+        eligible, key=lambda arm_score: measure.better(arm_score.mean, 0.0, score), default=None
+    )
 
 
 # The outcome --------------------------------------------------------------------------------------
@@ -216,7 +220,7 @@ class Search(Shown):
 
     def of(self, label: str) -> ArmScore:
         """Return the value of an arm."""
-        return next(each for each in self.judged if each.arm.label == label)
+        return next(arm_score for arm_score in self.judged if arm_score.arm.label == label)
 
     def promise(self, label: str) -> float:
         """Return an arm's gain over the baseline on validation examples."""
@@ -276,7 +280,7 @@ class Search(Shown):
             "judged": list(self.found.judged),
             "fresh": list(self.found.fresh),
             "sentences": list(self.sentences),
-            "arms": [self._arm_as_json(each) for each in self.judged],
+            "arms": [self._arm_as_json(arm_score) for arm_score in self.judged],
             "comparison": None if self.comparison is None else self.comparison.as_json,
             "folder": str(self.folder),
         }
@@ -335,8 +339,10 @@ def _notes(study: Study, judged: Sequence[ArmScore], first: Run) -> tuple[str, .
             f"Judged by {len(found.judged)} of {len(study.seeds)} seeds, begun in {study.minutes:g}"
             " minutes: the same command continues."
         )
-    failing = [each for each in judged if each.fault]
-    notes += [f"{each.arm.label} was not judged: {each.fault}." for each in failing[:NAMED]]
+    failing = [arm_score for arm_score in judged if arm_score.fault]
+    notes += [
+        f"{arm_score.arm.label} was not judged: {arm_score.fault}." for arm_score in failing[:NAMED]
+    ]
     if len(failing) > NAMED:
         notes.append(
             f"{len(failing) - NAMED} more arms were not judged; the table of the report says why."

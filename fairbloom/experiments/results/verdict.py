@@ -282,7 +282,7 @@ def _costs(compared: ComparedScores, methods: Sequence[str]) -> str:
             for name in compared.clients_compared
             if base[name] < mine[name] < (share := _guessing(compared, name))
         ]
-        found = [join_first(each, MOST_CLIENTS) for each in (falls, below) if each]
+        found = [join_first(clients, MOST_CLIENTS) for clients in (falls, below) if clients]
         if below:
             remain = plural(len(below), "remains", "remain")
             found[-1] += f" {remain} below always guessing the larger class"
@@ -417,7 +417,7 @@ def find_contradictions(compared: ComparedScores, methods: Iterable[str]) -> lis
             for client, lost in _losses(compared, method).items()
             if gains.get(client, 0.0) > 0.0
         ]
-    return [sentence for _, sentence in sorted(found, key=lambda each: -each[0])]
+    return [sentence for _, sentence in sorted(found, key=lambda weighted: -weighted[0])]
 
 
 def _losses(compared: ComparedScores, method: str) -> dict[str, list[str]]:

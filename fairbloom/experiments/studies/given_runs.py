@@ -142,13 +142,13 @@ def _check_same_data(run: Run, other: Run) -> None:
     task = f"{run.settings.get('task')}."
     of_task = (key for key in {*run.settings, *other.settings} if key.startswith(task))
     for key in ("task", *sorted(OF_DATA.union(of_task))):
-        here, there = (each.settings.get(key) for each in (run, other))
+        here, there = (side.settings.get(key) for side in (run, other))
         if here != there:
             raise FairbloomError(
                 f"{pair}: their {key} is {here!r}, and {there!r}: choose runs with the same data"
             )
     if run.scores != other.scores:
-        here, there = (", ".join(each.words for each in of.scores) for of in (run, other))
+        here, there = (", ".join(score.words for score in of.scores) for of in (run, other))
         raise FairbloomError(
             f"{pair}: their scores are {here}, and {there}: choose runs with the same scores, the"
             " one that fairness goes by first"

@@ -26,7 +26,7 @@ from ..study import STUDY, Study, find_study
 from .compare import warn_of_idle
 from .on_ray import OnRay, Pool, place_of
 from .progress import StudyBar, study_progress
-from .running import QUIET, carry_out, check_measures, fix_score, write_tables
+from .running import carry_out, check_measures, fix_score, write_tables
 
 
 @explained_in_python
@@ -84,17 +84,15 @@ def reproduce(
     overrides = merge_settings({}, settings or {})
     if data_dir is not None:
         overrides["data-dir"] = os.fspath(data_dir)
-    study = replace(
-        study_of(
-            recipe,
-            choose_rows(recipe, rows),
-            range(count),
-            quick=quick,
-            grid=grid,
-            overrides=overrides,
-        ),
+    plan = Study(
+        "reproduce",
+        [],
+        list(range(count)),
         recipe=str(Path(name).absolute()) if name.endswith(".toml") else name,
+        quick=quick,
+        overrides=overrides,
     )
+    study = study_of(recipe, choose_rows(recipe, rows), plan, grid=grid)
     default = Path("runs", "reproduce", f"{recipe.name}-quick" if quick else recipe.name)
     folder = Path(out or default).absolute()
     place = place_of(jobs, pool, gpus_per_run)
@@ -125,27 +123,31 @@ def choose_rows(recipe: Recipe, words: Sequence[str]) -> list[Row]:
 
 # The study of a recipe ----------------------------------------------------------------------------
 
+# A plan of whole runs with one seed.
+ONE_SEED = Study("reproduce", [], [0])
+
 
 def study_of(
     recipe: Recipe,
     rows: Sequence[Row],
-    seeds: Sequence[int] = (0,),
+    plan: Study = ONE_SEED,
     *,
-    quick: bool = False,
     grid: bool = False,
-    overrides: Mapping[str, Value] = {},
 ) -> Study:
     """Return the study of a recipe's rows, with `grid` also of the values that a row fixes.
 
-    The user's `overrides` replace all other values, and are not varied. Raise FairbloomError, with
-    the row's name, for an unknown, impossible or unused setting.
+    The `plan` is the study without its arms and settings. The user's `overrides` in it replace all
+    other values, and are not varied. Raise FairbloomError, with the row's name, for an unknown,
+    impossible or unused setting.
     """
+    quick = plan.quick
+    overrides = plan.overrides
     _check_overrides(overrides, recipe, rows)
     shared = {**recipe.settings, **overrides}
     if quick:
         shared = {**_shorten(shared), **overrides}
     arms = [arm for row in rows for arm in _arms(recipe, row, overrides, quick=quick, grid=grid)]
-    study = Study("reproduce", arms, list(seeds), settings=shared, quick=quick, overrides=overrides)
+    study = replace(plan, arms=arms, settings=shared)
     settings = dict[str, Settings]()
     for arm in study.arms:
         try:
@@ -261,7 +263,7 @@ def _carry_out(
     # the chosen arm of each grid runs with the other seeds
     later = sum(len(study.seeds) - len(seeds[arms[0].label]) for arms in study.groups.values())
     bar.expect(len(first) + later)
-    with carry_out(kept if kept.kind == study.kind else study, out, place, bar, QUIET) as work:
+    with carry_out(kept if kept.kind == study.kind else study, out, place, bar) as work:
         work.run(first, some=True)
         opened = OpenedRuns(study, out)
         chosen = [choose_arm(recipe, arms, opened)[0] for arms in study.groups.values()]

@@ -30,8 +30,8 @@ from .on_ray import OnRay, run_on_cluster
 from .pool import check_runs, run_in_processes
 from .progress import StudyBar
 
-# The lowest level of log lines that are printed: the warnings of hundreds of runs would be too
-# many, and rounds.csv has them.
+# The lowest level of log lines that are printed of searches and reproductions: the warnings of
+# hundreds of runs would be too many, and rounds.csv has them.
 QUIET = logging.ERROR
 
 
@@ -90,14 +90,11 @@ def carry_out(
     out: Path,
     place: int | OnRay,
     bar: StudyBar,
-    log_level: int = logging.WARNING,
     on_run: OnRun = ignore_run,
 ) -> Iterator[StudyRunner]:
-    """Check and lock the folder of a study, write study.json, and yield the runner of its runs.
-
-    Log lines of runs are printed from `log_level` on.
-    """
+    """Check and lock the folder of a study, write study.json, and yield the runner of its runs."""
     check_runs(study.runs(out))
+    log_level = logging.WARNING if study.kind == "compare" else QUIET
     with study_folder(study, out):
         yield StudyRunner(out, place, bar, log_level, on_run)
 

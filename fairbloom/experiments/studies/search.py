@@ -45,7 +45,7 @@ from ..study import SearchOutcome, Study
 from .compare import OPTIONS, prepare, tables_of
 from .on_ray import OnRay
 from .progress import StudyBar
-from .running import QUIET, carry_out, check_measures, write_tables
+from .running import carry_out, check_measures, write_tables
 
 # The name for all methods.
 ALL = "all"
@@ -168,7 +168,7 @@ def _axes(arm: Arm, grid: Grid, app: App | None) -> dict[str, tuple[str, list[Va
     """
     own = method_parameters(arm.method)
     found = dict[str, tuple[str, list[Value]]]()
-    checks = _checks(app) | {key: each.checked for key, each in own.items()}
+    checks = _checks(app) | {key: parameter.checked for key, parameter in own.items()}
     for name, values in grid.items():
         key = find_key(name, own) or name
         if key not in checks:
@@ -275,7 +275,7 @@ def search_arms(study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> S
     study = _prepare_search(study, out)
     count = len(study.runs(out))
     bar.expect(count)
-    with carry_out(study, out, place, bar, QUIET) as work:
+    with carry_out(study, out, place, bar) as work:
         until = time.monotonic() + 60.0 * (study.minutes or math.inf)
         judged = list[int]()
         batches: list[Sequence[int]] = (
@@ -337,12 +337,12 @@ def _choose(search: Search) -> list[str]:
     measure = search.measure
     score = search.score
     methods: dict[str, list[ArmScore]] = {}
-    for each in search.judged:
-        methods.setdefault(each.arm.method, []).append(each)
+    for arm_score in search.judged:
+        methods.setdefault(arm_score.arm.method, []).append(arm_score)
     candidates = search.judged[:1] if study.reference else methods.pop(study.baseline)
     base = choose(measure, score, candidates)
     if base is None:
-        faults = [f": {each.fault}" for each in candidates if each.fault]
+        faults = [f": {arm_score.fault}" for arm_score in candidates if arm_score.fault]
         raise FairbloomError(
             f"no arm of the baseline can be judged{''.join(faults[:1])}: choose another --baseline"
         )
@@ -351,5 +351,5 @@ def _choose(search: Search) -> list[str]:
         chosen = choose(measure, score, among, study.mean_within, base)
         if chosen is not None and chosen is not base:
             best.append(chosen)
-    best.sort(key=lambda each: measure.better(0.0, each.mean, score))
-    return [each.arm.label for each in best]
+    best.sort(key=lambda arm_score: measure.better(0.0, arm_score.mean, score))
+    return [arm_score.arm.label for arm_score in best]

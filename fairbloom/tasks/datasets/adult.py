@@ -64,13 +64,13 @@ COLUMNS = (
 )
 
 # The schema of both files.
-SCHEMA = parse_schema(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+ADULT = parse_schema(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 # The categories of each column in the order of adult.names, which is the order of the inputs.
-CATEGORIES = {name: field.categories for name, field in SCHEMA.inputs.items()}
+CATEGORIES = {name: field.categories for name, field in ADULT.inputs.items()}
 
 # The classes.
-INCOMES = SCHEMA.predicted.categories
+INCOMES = ADULT.predicted.categories
 
 # The partition, and the client, of people with a doctorate.
 PHD = "phd"
@@ -100,9 +100,9 @@ def load(setup: Setup, *, groups: str, group: str, left_out: str) -> Task:
             )
     fields = {
         name: field.model_copy(update={"input": name not in without})
-        for name, field in SCHEMA.fields.items()
+        for name, field in ADULT.fields.items()
     }
-    schema = describe_columns(SCHEMA.model_copy(update={"fields": fields}), "adult.group", group)
+    schema = describe_columns(ADULT.model_copy(update={"fields": fields}), "adult.group", group)
     if not schema.inputs:
         raise FairbloomError(f"adult.left-out = {left_out!r} leaves no input: name fewer columns")
     columns = input_columns(schema)
@@ -162,7 +162,7 @@ def _deal(
 ) -> list[Dealt]:
     if setup.partition not in (PHD, *CATEGORIES):
         return deal(
-            train[SCHEMA.target].astype(np.int64), setup, test[SCHEMA.target].astype(np.int64)
+            train[ADULT.target].astype(np.int64), setup, test[ADULT.target].astype(np.int64)
         )
     doctorate = CATEGORIES["education"].index("Doctorate")
     # Client 0 of PHD has the people with a doctorate.

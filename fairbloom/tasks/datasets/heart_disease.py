@@ -38,7 +38,7 @@ from .uci import describe_columns, read_columns
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "long-beach")
 
 # The schema of the files.
-SCHEMA = parse_schema(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+HEART_SCHEMA = parse_schema(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 # The columns of the files.
 COLUMNS = (
@@ -62,10 +62,10 @@ COLUMNS = (
 ONE_HOT = ("cp", "restecg")
 
 # The columns that are one input each, unchanged.
-NUMBERS = tuple(name for name in SCHEMA.inputs if name not in ONE_HOT)
+NUMBERS = tuple(name for name in HEART_SCHEMA.inputs if name not in ONE_HOT)
 
 # The length of an example, 13.
-INPUTS = len(NUMBERS) + sum(len(SCHEMA.fields[name].categories) - 1 for name in ONE_HOT)
+INPUTS = len(NUMBERS) + sum(len(HEART_SCHEMA.fields[name].categories) - 1 for name in ONE_HOT)
 
 # The share of a hospital's patients that it trains on.
 TRAINED = 0.66
@@ -83,7 +83,7 @@ def load(setup: Setup, *, split: int, group: str) -> Task:
             " each hospital's patients, as FLamby does: leave test-share out"
         )
 
-    schema = describe_columns(SCHEMA, "heart-disease.group", group)
+    schema = describe_columns(HEART_SCHEMA, "heart-disease.group", group)
 
     @cache
     def splits(client: str) -> Splits:
@@ -143,7 +143,7 @@ def standardise(inputs: NDArray[np.float64], train: Indices) -> NDArray[np.float
 
 def read_patients(path: Path) -> dict[str, ColumnValues]:
     """Return the columns of a file by the schema, for the patients without a missing value."""
-    columns = read_columns(path, COLUMNS, SCHEMA)
+    columns = read_columns(path, COLUMNS, HEART_SCHEMA)
     known = ~np.any([is_missing(values) for values in columns.values()], axis=0)
     if not known.any():
         raise FairbloomError(
@@ -157,7 +157,7 @@ def encode_patients(patients: Mapping[str, ColumnValues]) -> tuple[NDArray[np.fl
     one_hot = [
         patients[name] == place
         for name in ONE_HOT
-        for place in range(1, len(SCHEMA.fields[name].categories))
+        for place in range(1, len(HEART_SCHEMA.fields[name].categories))
     ]
     return (
         np.stack([*(patients[name].astype(np.float64) for name in NUMBERS), *one_hot], axis=1),

@@ -31,7 +31,7 @@ from fairbloom.protocol.scores import ACCURACY, LOSS_SCORE, Score
 from fairbloom.server.run_folder.csv_rows import WORDS
 from fairbloom.server.run_folder.files import (
     CLIENTS,
-    COEFFICIENTS,
+    ENGINE,
     ENVIRONMENT,
     MODEL,
     ROUNDS,
@@ -156,8 +156,6 @@ def test_names_are_text_wherever_they_stand(tmp_path: Path) -> None:
     assert "img" not in {tag for tag, _ in page.tags}
     assert {row[0] for row in page.tables["clients"][1:]} == set(EVIL)
     assert page.tables["clients"][0][1:] == [arm.label for arm in arms]
-    drawn = [page.data[name] for name in page.data if name.startswith("spec-map")]
-    assert {row["client"] for spec in drawn for row in spec["data"]["values"]} == set(EVIL)
     assert {name for name in EVIL if name in page.text} == set(EVIL)
     run = tmp_path / "runs" / "fedavg-seed0"
     config = (run / "config.toml").read_text()
@@ -169,6 +167,7 @@ def test_names_are_text_wherever_they_stand(tmp_path: Path) -> None:
     assert len(page.scripts) == 2
     assert "b" not in {tag for tag, _ in page.tags}
     assert "<script>alert(3)</script>" in page.text
+    assert {row["client"] for row in page.chart("clients")["data"]["values"]} == set(EVIL)
 
 
 def test_data_in_a_script_have_nothing_that_could_end_it() -> None:
@@ -241,54 +240,31 @@ def test_curves_are_means_over_the_seeds_within_what_these_span(
             assert (row["value"], row["low"], row["high"]) == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_clients_share_is_of_the_weights_of_its_rounds(hospitals: Path, report: Parsed) -> None:
-    (row,) = [row for row in report.rows("weights") if row["client"] == "Hungary"]
-    shares = []
-    for seed in range(3):
-        rows = rows_of(hospitals, "fedfv", seed, COEFFICIENTS.name)
-        for each in rows:
-            total = sum(
-                float(other["coefficient"]) for other in rows if other["round"] == each["round"]
-            )
-            shares += (
-                [100.0 * float(each["coefficient"]) / total] if each["client"] == "Hungary" else []
-            )
-    assert float(row["FedFV"]) == pytest.approx(statistics.fmean(shares), abs=0.05)
-
-
-def test_weights_are_of_all_rounds_evaluated_or_not(tmp_path: Path) -> None:
-    common = {"method": "fedfv", "clients": 4, "rounds": 6, "fraction": 0.5, "progress": False}
-    pages = []
-    for every in (1, 6):
-        run = api.run(
-            "digits", out=tmp_path / str(every), settings={"evaluate-every": every}, **common
-        )
-        page = page_of(run.folder)
-        pages.append((page.rows("weights"), page.chart("weights-1")["data"]["values"]))
-    assert pages[0] == pages[1]
-    table, drawn = pages[1]
-    assert {row["round"] for row in drawn} == {1, 2, 3, 4, 5, 6}
-    assert len(drawn) == 2 * 6  # two of four clients a round
-    rows = {row["client"] for row in table_of(tmp_path / "6" / COEFFICIENTS.name)}
-    assert rows == {row["client"] for row in table if row["FedFV"] != "–"}
-
-
 @pytest.mark.parametrize(
-    ("heading", "column", "write"),
+    ("sentence", "column", "write"),
     [
-        ("time of a run", "seconds", in_seconds),
-        ("sent to clients", "bytes_sent", in_bytes),
+        ("Time of a run's rounds with their evaluation", "seconds", in_seconds),
+        ("Sent to clients in a run", "bytes_sent", in_bytes),
+        ("Received from them", "bytes_received", in_bytes),
     ],
 )
 def test_time_and_traffic_are_sums_over_the_rounds(
-    hospitals: Path, report: Parsed, heading: str, column: str, write: Any
+    hospitals: Path, report: Parsed, sentence: str, column: str, write: Any
 ) -> None:
-    (row,) = [row for row in report.rows("cost") if row["method"] == "FedFV"]
-    sums = [
-        sum(float(each[column]) for each in rows_of(hospitals, "fedfv", s, ROUNDS.name))
-        for s in range(3)
-    ]
-    assert row[heading] == write(statistics.fmean(sums))
+    sums = {
+        method: [
+            sum(float(each[column]) for each in rows_of(hospitals, method, seed, ROUNDS.name))
+            for seed in range(3)
+        ]
+        for method in METHODS
+    }
+    (said,) = re.findall(
+        rf"{sentence}(?:, mean over the seeds)?: (.*?)\. [A-Z]", " ".join(report.text.split())
+    )
+    assert said == ", ".join(
+        f"{find_method(method).__name__} {write(statistics.fmean(totals))}"
+        for method, totals in sums.items()
+    )
 
 
 def test_the_front_has_the_methods_that_none_beats(report: Parsed) -> None:
@@ -313,33 +289,20 @@ def test_the_verdict_comes_first(hospitals: Path, report: Parsed) -> None:
     assert all(sentence in text for sentence in verdict.sentences)
 
 
-def test_dealt_clients_are_shown_by_the_first_seed(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
+def test_dealt_clients_are_shown_by_the_first_seed(tmp_path: Path) -> None:
     make_comparison(tmp_path, METHODS, range(3), [f"client-{i}" for i in range(4)], 5)
     page = page_of(tmp_path)
     assert {row["client"]: float(row["QFedAvg"]) for row in page.rows("clients")} == pytest.approx(
         finals_of(tmp_path, "qfedavg", 0), abs=0.051
     )
     assert "first seed" in page.text
-    counts = {row["client"]: int(float(row["test examples"])) for row in page.rows("examples")}
     first = load(tmp_path / "runs" / "fedavg-seed0")
-    split = first.split()
-    assert counts == {
-        name: int(((split.client == i) & (split.part == 1)).sum())
-        for i, name in enumerate(split.clients)
-    }
-    SPLIT.write(first.folder, replace(split, marks=("", "rotated", "", "rotated")))
-    marked = page_of(tmp_path)
+    SPLIT.write(first.folder, replace(first.split(), marks=("", "rotated", "", "rotated")))
     shown = {"client-0", "client-1 (rotated)", "client-2", "client-3 (rotated)"}
-    for table in ("clients", "weights", "examples"):
-        with subtests.test(table=table):
-            assert {row["client"] for row in marked.rows(table)} == shown
-    for chart in ("spec-map-1", "spec-weights-1"):
-        with subtests.test(chart=chart):
-            spec = marked.data[chart]
-            order = spec["layer"][0]["encoding"]["y"]["sort"]
-            assert {*order} == {row["client"] for row in spec["data"]["values"]} == shown
+    assert {row["client"] for row in page_of(tmp_path).rows("clients")} == shown
+    drawn = page_of(first.folder).chart("clients")
+    assert {*drawn["layer"][0]["encoding"]["y"]["sort"]} == shown
+    assert {row["client"] for row in drawn["data"]["values"]} == shown
 
 
 # Many clients -------------------------------------------------------------------------------------
@@ -362,10 +325,9 @@ def test_ten_methods_and_a_hundred_clients_stay_small(tmp_path: Path) -> None:
     make_comparison(tmp_path, methods, range(2), [f"client-{i:03}" for i in range(100)], 80)
     page = page_of(tmp_path)
     assert (tmp_path / REPORT).stat().st_size < 5_000_000
-    rows = page.chart("map-1")["data"]["values"]
-    assert len({row["client"] for row in rows}) <= 40
-    assert len({row["round"] for row in rows}) <= 40
-    assert {80} < {row["round"] for row in rows}, "the last round is there"
+    rounds = {row["round"] for row in page.chart("rounds-mean-1")["data"]["values"]}
+    assert len(rounds) <= 60
+    assert {80} < rounds, "the last round is there"
     shown = [float(row["FedAvg"]) for row in page.rows("clients")]
     values = sorted(finals_of(tmp_path, "fedavg", 0).values())
     assert shown == pytest.approx([*values[:20], *values[-10:]], abs=0.051)
@@ -401,10 +363,6 @@ def test_where_lower_is_better_the_worst_has_the_highest(tmp_path: Path) -> None
     page = page_of(tmp_path)
     base = [float(row["FedAvg"]) for row in page.rows("clients")]
     assert base == sorted(base, reverse=True)
-    (scale,) = {
-        layer["encoding"]["color"]["scale"]["reverse"] for layer in page.chart("map-1")["layer"]
-    }
-    assert scale is True
     (point,) = [layer for layer in page.chart("front")["layer"] if layer["mark"]["type"] == "point"]
     assert point["encoding"]["x"]["scale"]["reverse"] is True
 
@@ -424,6 +382,17 @@ def run_folder(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+def test_a_run_says_its_own_time_and_engine(run_folder: Path) -> None:
+    seconds = sum(float(row["seconds"]) for row in table_of(ROUNDS.path_in(run_folder)))
+    spent = f"evaluation: {in_seconds(seconds)}. Concurrent runs share the machine."
+    assert f"{spent}Sent to" in page_of(run_folder).text.replace("\n", "")
+    ENGINE.write(run_folder, {"engine": "loop", "reason": "it was asked for", "workers": 2})
+    assert (
+        f"{spent} Clients were computed by the engine loop in 2 processes: it was asked for."
+        in page_of(run_folder).text
+    )
+
+
 def test_an_interrupted_run_is_reported_as_far_as_it_is_written(run_folder: Path) -> None:
     MODEL.path_in(run_folder).unlink()
     for table in (ROUNDS, CLIENTS):
@@ -439,7 +408,7 @@ def test_an_interrupted_run_is_reported_as_far_as_it_is_written(run_folder: Path
 
 
 def test_a_run_before_its_first_evaluation(run_folder: Path) -> None:
-    for entry in (MODEL, ROUNDS, CLIENTS, COEFFICIENTS, SPLIT):
+    for entry in (MODEL, ROUNDS, CLIENTS, SPLIT):
         entry.path_in(run_folder).unlink()
     page = page_of(run_folder)
     assert "has not been evaluated yet" in page.text
@@ -459,7 +428,7 @@ def test_files_that_a_run_may_lack(run_folder: Path) -> None:
         entry.path_in(run_folder).unlink()
     page = page_of(run_folder)
     assert "versions" not in page.tables
-    assert {row["client"]: row["test examples"] for row in page.rows("examples")} == dict.fromkeys(
+    assert {row["client"]: row["test examples"] for row in page.rows("clients")} == dict.fromkeys(
         FOUR, "37"
     )
 
@@ -523,12 +492,19 @@ def test_methods_whose_labels_differ_in_a_sign_have_a_chart_each(tmp_path: Path)
     make_comparison(tmp_path, ["fedavg", "term"], range(2), FOUR, 3, dealt=False)
     study = find_study(tmp_path)
     base, term = study.arms
-    arms = [base, *(replace(term, label=f"TERM (tilt={tilt})") for tilt in (1, -1))]
+    arms = [
+        base,
+        *(
+            replace(term, label=f"TERM (tilt={sign}{tilt})")
+            for tilt in (1, 2, 3)
+            for sign in ("", "-")
+        ),
+    ]
     replace(study, arms=arms).write(tmp_path)
     page = page_of(tmp_path)
     identifiers = [about["id"] for _, about in page.tags if "id" in about]
     assert len(identifiers) == len(set(identifiers))
-    assert {"spec-map-1", "spec-map-2", "spec-map-3"} <= page.data.keys()
+    assert {f"spec-rounds-mean-{place}" for place in range(1, len(arms))} <= page.data.keys()
 
 
 def numbers_in(value: Any) -> list[float]:
@@ -558,7 +534,7 @@ def test_contributions_are_shown_against_gains(tmp_path: Path) -> None:
 EXTREMES = ("inf", "-inf", "nan", "1.7976931348623157e308", "-1.7976931348623157e308")
 EXTREMES += ("1e200", "1e100", "-1", "0", "5e-324", "9007199254740992")
 
-FILES = (CLIENTS, ROUNDS, COEFFICIENTS)
+FILES = (CLIENTS, ROUNDS)
 
 NAMES = ("a", "b", "c", "d")
 

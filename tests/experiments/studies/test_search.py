@@ -15,6 +15,7 @@ import fairbloom as api
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.arms import Arm
 from fairbloom.experiments.results.measures import REGISTRY, ClientScores, find_measure
+from fairbloom.experiments.results.presentation import page_of
 from fairbloom.experiments.results.run import REPORT, load
 from fairbloom.experiments.results.search import ArmScore, choose, read_scores
 from fairbloom.experiments.studies.search import arms_of, parse_grid
@@ -23,6 +24,7 @@ from fairbloom.protocol.settings import Value
 from fairbloom.strategies import METHODS
 
 from ..helpers import as_json, captured, times_in
+from ..pages.parsed import Parsed
 
 SMALL: dict[str, Any] = {
     "clients": 5,
@@ -216,6 +218,20 @@ def test_the_same_folder_gives_the_same_answer(
     )
 
 
+def test_the_page_has_the_arms_and_the_comparison(found: api.Search) -> None:
+    page = Parsed.of((found.folder / REPORT).read_text(encoding="utf-8"))
+    rows = {row["arm"]: row for row in page.rows("arms")}
+    assert [*rows] == sorted(rows, key=lambda label: -found.of(label).mean)
+    (tested,) = {*found.found.best} - {found.baseline}
+    gains = [rows[tested][name].split()[0] for name in ("gain promised", "gain tested")]
+    described = {each["arm"]: each for each in found.as_json["arms"]}[tested]
+    assert [*map(float, gains)] == pytest.approx(
+        [described["promised"], described["gained"]], abs=0.051
+    )
+    assert [label for label, row in rows.items() if row["gain tested"] != "–"] == [tested]
+    assert {row["method"] for row in page.rows("methods")} == {*found.found.best}
+
+
 def test_as_many_fresh_seeds_are_tested_as_asked_for(tmp_path: Path) -> None:
     search = api.search(out=tmp_path / "out", test_seeds=1, **WORDS)
     assert search.found.fresh == [1000]
@@ -338,3 +354,4 @@ def test_a_search_that_is_begun_is_shown_as_far_as_it_is(found: api.Search, tmp_
     begun = api.load(tmp_path / "out")
     assert (begun.best, begun.comparison) == ("", None)
     assert "the same command continues" in begun.sentences[0]
+    assert [section.id for section in page_of(begun).sections] == ["arms"]
