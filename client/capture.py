@@ -227,6 +227,8 @@ class Capture:
 
     def wrap(self, fixed: FixedStep, step: TakeStep) -> TakeStep:
         """Return a function that takes a step of a client, by its graph if it has one."""
+        if fixed not in self._kinds.values():
+            return step
 
         def take(inputs: Inputs, targets: Tensor) -> None:
             def of_batch(batch: Sequence[Tensor]) -> None:
@@ -309,6 +311,20 @@ class Capture:
         return result
 
 
+class NoCapture(Capture):
+    """Records no step: the processor launches each operation by operation."""
+
+    def __init__(self) -> None:
+        super().__init__(CudaRecorder(torch.device("cpu")))
+
+    def find_kind(self, key: Hashable, make: Callable[[], K], unsupported: str) -> K | None:
+        """Return None."""
+        return None
+
+
+NO_CAPTURE = NoCapture()
+
+
 def is_same_step(recorded: Tensor, ordinary: Tensor, before: Tensor) -> bool:
     """Return whether two steps changed a tensor alike: to 1e-3 of the change, and to rounding."""
     if not ordinary.is_floating_point():
@@ -319,24 +335,25 @@ def is_same_step(recorded: Tensor, ordinary: Tensor, before: Tensor) -> bool:
     return bool(difference.norm() <= 1e-3 * change.norm() + rounding)
 
 
-def find_fixed(
+def find_step(
     capture: Capture,
     model: nn.Module,
     parameters: Sequence[Tensor],
     work: LocalWork,
     *,
     corrected: bool,
-) -> FixedStep | None:
-    """Return the kind of step that this work takes; None if none of them can be recorded.
+) -> FixedStep:
+    """Return the kind of step that this work takes, a recorded one if it can be recorded.
 
     `corrected`: whether a rule corrects the gradients.
     """
     rate = make_rate(work, parameters[0])
-    return capture.find_kind(
+    recorded = capture.find_kind(
         (*map(id, parameters), work.learning_rate if rate is None else None, *key_of(work)),
         lambda: FixedStep(model, parameters, work, rate),
         find_unsupported(model, work, corrected=corrected),
     )
+    return recorded or FixedStep(model, parameters, work)
 
 
 def make_rate(work: LocalWork, like: Tensor) -> Tensor | None:

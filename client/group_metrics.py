@@ -14,7 +14,7 @@ from fairbloom.protocol.scores import COUNT, GroupScore, name_in_group
 from fairbloom.tasks import Task
 from fairbloom.tasks.measures import clients_of
 
-from .guard.audit_log import hold_back
+from .gate import hold_back
 
 
 def measure_groups(

@@ -9,12 +9,11 @@ from types import MappingProxyType
 
 import torch
 
-from fairbloom.logs import log
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.terms import Terms
 from fairbloom.tasks.models import sendable
 
-from .capture import Capture
+from .capture import NO_CAPTURE, Capture
 from .frozen import check_frozen_unchanged, fix_parameters
 from .local import LocalClient, Metrics
 from .metrics import (
@@ -25,18 +24,16 @@ from .metrics import (
     RECEIVED,
     Measurement,
     WorkDone,
-    requested_metrics,
 )
 from .plan import global_work, personal_works, work_of_client
 from .round import ClientRound
-from .rules.arrays import check_finite
-from .rules.base import HOOKS, Arrays, Corrector, GradientOffset, Rule
-from .rules.registry import kinds_of, rules_of
-from .rules.rule_round import RuleRound
-from .states import RULE, StateDict, Version
+from .rules.base import HOOKS
+from .rules.registry import kinds_of
+from .rules.rule_round import finish_rules
+from .states import StateDict
 from .support import Support
 from .training import AfterStep, CorrectStep, measure_slope, train
-from .work import Copy, LocalWork, StepsTaken, run_work
+from .work import LocalWork, StepsTaken, run_work
 
 # Everything: each engine that computes clients one by one supports it.
 SUPPORTED = Support(
@@ -72,9 +69,6 @@ def train_client(
 
     Raise ReportableError if this client is a straggler in this round and stragglers are dropped.
     """
-    if client.account is not None:
-        update: Update = client.account.train(client, received, terms, sent)
-        return update
     training = _ClientTraining(client, received, terms, sent)
     training.run()
     return training.update
@@ -82,9 +76,6 @@ def train_client(
 
 def evaluate_client(client: LocalClient, received: StateDict, terms: Terms) -> Metrics:
     """Measure the received model on the test set, and more if the terms ask for it."""
-    if client.account is not None:
-        report: Metrics = client.account.evaluate(client, received, terms)
-        return report
     client.model.load_state_dict(received)
     metrics = client.describe_tests()
     own: Metrics = {}
@@ -100,7 +91,7 @@ def evaluate_client(client: LocalClient, received: StateDict, terms: Terms) -> M
         measured = metrics if model == RECEIVED else own
         for each in measurements:
             measured |= client.measured(each, terms)
-    return metrics | client.first_numbers("evaluate", own, terms)
+    return metrics | client.gate.pass_numbers("evaluate", own, terms, client.states)
 
 
 def load_to_measure(client: LocalClient, model: str, terms: Terms) -> Metrics:
@@ -127,9 +118,8 @@ def own_work(client: LocalClient, work: LocalWork, terms: Terms, training: str =
         work_of_client(work, client.settings, terms, client.key, training, order),
         smallest_batch=client.smallest_batch(work),
     )
-    if client.gate is not None:
-        client.gate.check_training()
-        client.gate.check_work(planned, terms)
+    client.gate.check_training()
+    client.gate.check_work(planned, terms)
     return planned
 
 
@@ -140,7 +130,7 @@ def train_here(
     *,
     correct: CorrectStep | None = None,
     after_step: AfterStep | None = None,
-    capture: Capture | None = None,
+    capture: Capture = NO_CAPTURE,
 ) -> StepsTaken:
     """Train the client's model on its examples, as `train` does; return the steps.
 
@@ -157,45 +147,8 @@ def train_here(
         after_step=after_step,
         capture=capture,
     )
-    if client.gate is not None:
-        client.gate.check_steps(work, steps.count, client.model)
+    client.gate.check_steps(work, steps.count, client.model)
     return steps
-
-
-def start_rule(
-    client: LocalClient,
-    rule: Rule,
-    received: StateDict,
-    terms: Terms,
-    sent: Mapping[str, StateDict],
-) -> RuleRound:
-    """Return the round of a rule that corrects steps, begun from the client's stored state."""
-    version = client.states.of_rule(terms)
-    trainable = {name: received[name] for name, _ in client.trainable()}
-    expected = {name: array.shape for name, array in trainable.items()}
-    stored = {name: array.shape for name, array in version.state.items()}
-    if version.made and isinstance(rule, GradientOffset) and stored != expected:
-        log.warning(
-            "the state that client %s keeps belongs to another model: the client begins again"
-            " without state",
-            client.name,
-        )
-        version = Version(0, {})
-    return RuleRound(rule, trainable, version, sent)
-
-
-def finish_rules(
-    training: Sequence[tuple[LocalClient, RuleRound, Arrays, StepsTaken]], terms: Terms
-) -> list[Arrays]:
-    """Finish the clients' rounds of a rule, each with its trained parameters and its steps.
-
-    Store the clients' new states, and return the parameters that each of them replies.
-    """
-    finished = [started.finish(trained, steps) for _, started, trained, steps in training]
-    check_finite(part for _, started, _, _ in training for part in started.finished)
-    for (client, started, _, _), (_, kept) in zip(training, finished, strict=True):
-        client.states.keep(RULE, terms.server_round, kept, started.origin)
-    return [replied for replied, _ in finished]
 
 
 class _ClientTraining(ClientRound):
@@ -204,35 +157,22 @@ class _ClientTraining(ClientRound):
     def __init__(
         self, client: LocalClient, received: StateDict, terms: Terms, sent: Mapping[str, StateDict]
     ) -> None:
+        super().__init__([client], received, terms, sent)
         self._client = client
-        self._received = received
-        self._terms = terms
-        self._sent = sent
-        self._rules = rules_of(client.settings, terms)
         self._work = own_work(client, global_work(client.settings, terms, self._rules), terms)
-        self._scores: dict[str, float] = {}
-        self._started: RuleRound | None = None
         self._steps = StepsTaken()
-        self._own = tuple(
-            name for rule in self._rules for name in rule.personal_arrays(client.model)
-        )
         client.model.load_state_dict(received)
         if self._own:
             client.load_personal(terms.server_round, self._own)
-
-    def before(self) -> None:
-        for rule in self._rules:
-            self._scores |= rule.before(self._client)
 
     def measure(self, measurement: Measurement) -> None:
         client = self._client
         if not measurement.applies(self._terms, client.splits):
             return
-        # on a device, a message without a step tells no loss of the model in it
-        if client.gate is None or not (self._work.idle or self._work.steps == 0):
-            self._scores |= client.measured(measurement, self._terms)
+        if client.gate.shows_loss(self._work):
+            self._scores[0] |= client.measured(measurement, self._terms)
         elif client.load_personal(self._terms.server_round):
-            self._scores |= client.measured(measurement, self._terms)
+            self._scores[0] |= client.measured(measurement, self._terms)
             client.model.load_state_dict(self._received)
 
     def report(self) -> None:
@@ -240,10 +180,9 @@ class _ClientTraining(ClientRound):
             with fix_parameters(self._client.model, self._own):
                 self._anchor = [each.detach().clone() for _, each in self._client.trainable()]
                 self._slope = self._measure_slope()
+        super().report()
         for rule in self._rules:
-            self._scores |= rule.report(self._client)
-        for rule in self._rules:
-            self._scores |= rule.make_second_model(
+            self._scores[0] |= rule.make_second_model(
                 self._client, self._received, self._work.learning_rate
             )
 
@@ -253,23 +192,8 @@ class _ClientTraining(ClientRound):
         pull = sum(rule.pull() for rule in self._rules)
         return measure_slope(client.model, client.task, client.splits.train, pull, self._anchor)
 
-    def start(self) -> None:
-        for rule in self._rules:
-            if isinstance(rule, Corrector):
-                self._started = start_rule(
-                    self._client, rule, self._received, self._terms, self._sent
-                )
-
     def take_steps(self) -> None:
         client = self._client
-        started = self._started
-        correct = None if started is None else started.correct
-        watching = [rule for rule in self._rules if "after_step" in rule.hooks()]
-
-        def after_step(step: int, copy: Copy, last: bool) -> None:
-            for rule in watching:
-                rule.after_step(step, copy, last=last)
-
         first = [work for rule in self._rules if (work := rule.work_on_own(self._work)) is not None]
         for work in first:
             self._train_own(work)
@@ -280,8 +204,8 @@ class _ClientTraining(ClientRound):
             self._steps = train_here(
                 client,
                 self._work,
-                correct=correct,
-                after_step=after_step if watching else None,
+                correct=self._started[0].correct if self._started else None,
+                after_step=self._after_step if self._watching else None,
                 capture=client.capture,
             )
 
@@ -295,10 +219,10 @@ class _ClientTraining(ClientRound):
 
     def finish(self) -> None:
         client = self._client
-        if self._started is None:
+        if not self._started:
             return
         trained = sendable({name: parameter.detach() for name, parameter in client.trainable()})
-        (replied,) = finish_rules([(client, self._started, trained, self._steps)], self._terms)
+        (replied,) = finish_rules([(client, self._started[0], trained, self._steps)], self._terms)
         if replied is not trained:
             client.model.load_state_dict({**client.model.state_dict(), **replied})
 
@@ -316,14 +240,8 @@ class _ClientTraining(ClientRound):
         if wire.INEXACTNESS in terms.measure:
             # Without a slope at first, the client began at its minimum.
             with fix_parameters(client.model, self._own):
-                self._scores[wire.INEXACTNESS] = self._measure_slope() / (self._slope or 1.0)
+                self._scores[0][wire.INEXACTNESS] = self._measure_slope() / (self._slope or 1.0)
         done = WorkDone(lambda: self._work.learning_rate, changes, lambda: self._steps.rate_sum)
-        metrics: Metrics = {wire.NUM_EXAMPLES: len(client.splits.train)}
-        metrics |= requested_metrics(
-            terms.measure, client.first_numbers("train", self._scores, terms), lambda: done
-        )
-        if terms.state_round is not None:
-            metrics[wire.STATE_ROUND] = 0 if self._started is None else self._started.origin
         record = ""
         second: StateDict = {}
         for rule in self._rules:
@@ -336,7 +254,7 @@ class _ClientTraining(ClientRound):
             client.keep_personal(terms.server_round, trained, self._own)
         self.update = Update(
             {name: tensor for name, tensor in trained.items() if name not in self._own},
-            metrics,
+            self._metrics(0, lambda: done),
             second,
             record,
         )

@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.names import LOSS
@@ -31,12 +29,12 @@ from fairbloom.tasks.models import choose_output
 from fairbloom.tasks.task import AnyExamples, is_of_model
 
 from .augmentation import Augment, make_augmentation
-from .capture import Capture, FixedStep, find_fixed
+from .capture import NO_CAPTURE, Capture, find_step
 from .device import autocast, in_double, read_scalars
 from .generators import generators_of, restore_states
 from .group_metrics import measure_groups
 from .linear import TakeStep, linear_step
-from .work import Copy, LocalWork, StepsTaken, descend
+from .work import Copy, LocalWork, StepsTaken, batches, count_steps, descend, min_batch_of
 
 # Examples per forward pass in evaluation. It bounds memory; the result does not depend on it.
 EVALUATION_BATCH = 4096
@@ -74,7 +72,7 @@ def train(
     *,
     correct: CorrectStep | None = None,
     after_step: AfterStep | None = None,
-    capture: Capture | None = None,
+    capture: Capture = NO_CAPTURE,
 ) -> StepsTaken:
     """Run the local steps on `model` in place, and return them.
 
@@ -92,10 +90,7 @@ def train(
             f"the model, {type(model).__name__}, has no parameter to train: all are frozen"
             " (requires_grad)"
         )
-    fixed = None
-    if capture is not None:
-        fixed = find_fixed(capture, model, parameters, work, corrected=correct is not None)
-    tensors = fixed or FixedStep(model, parameters, work)
+    tensors = find_step(capture, model, parameters, work, corrected=correct is not None)
     tensors.begin(parameters if anchor is None else anchor, work.learning_rate)
     ends = time.monotonic() + work.time_budget
     min_batch = min_batch_of(model)
@@ -130,8 +125,8 @@ def train(
             linear_step(model, task, work, tensors.received, tensors.velocity, in_tensors)
             or by_autograd
         )
-    if capture is not None and fixed is not None and take_step is by_autograd:
-        take_step = capture.wrap(fixed, take_step)
+    if take_step is by_autograd:
+        take_step = capture.wrap(tensors, take_step)
     fetched = fetch_batches(
         examples, batches(len(examples), work, min_batch), make_augmentation(work)
     )
@@ -211,83 +206,6 @@ def gradients_of(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | No
     for parameter in parameters:
         parameter.grad = None
     return gradients
-
-
-def batches(count: int, work: LocalWork, min_batch: int = 1) -> Iterator[Tensor]:
-    """Yield the indices of each step's examples.
-
-    Every epoch has a new random order; if each step takes all examples, they keep their order. See
-    `batch_sizes` for the last batch of an epoch.
-    """
-    size = batch_of(count, work)
-    if size < min_batch:
-        raise ReportableError(
-            f"a batch has {size} example here, of {count} to train on, and the model's BatchNorm"
-            f" needs {min_batch}: raise batch-size, leave out clients with a single example, or put"
-            " GroupNorm or LayerNorm in its place"
-        )
-    sizes = batch_sizes(count, work, min_batch)
-    random = None if sizes == [count] else work.random
-    if random is None and sizes != [count]:
-        raise ValueError(
-            f"batches of {size} of {count} examples need an order: give the work a random generator"
-        )
-    epochs = range(work.epochs) if work.steps is None else itertools.count()
-    steps = (
-        batch
-        for _ in epochs
-        for batch in torch.split(_draw_order(count, random)[: sum(sizes)], sizes)
-    )
-    return itertools.islice(steps, work.steps)
-
-
-def _draw_order(count: int, random: np.random.Generator | None) -> Tensor:
-    return torch.arange(count) if random is None else torch.from_numpy(random.permutation(count))
-
-
-def batch_sizes(count: int, work: LocalWork, min_batch: int = 1) -> list[int]:
-    """Return the number of examples of each step of an epoch.
-
-    A last batch of fewer than the work's `smallest_batch` joins the one before it. If one of fewer
-    than `min_batch` is left, it is left out; it has other examples in the next epoch.
-    """
-    size = batch_of(count, work)
-    whole, rest = divmod(count, size)
-    sizes = [size] * whole
-    if 0 < rest < work.smallest_batch:
-        sizes[-1] += rest
-    elif rest >= min_batch:
-        sizes.append(rest)
-    return sizes
-
-
-def count_steps(count: int, work: LocalWork, min_batch: int = 1) -> int:
-    """Return the number of steps of `batches`."""
-    if work.steps is not None:
-        return work.steps
-    return work.epochs * len(batch_sizes(count, work, min_batch))
-
-
-def count_rows(count: int, work: LocalWork, steps: int, min_batch: int = 1) -> int:
-    """Return the number of different examples in the first `steps` steps of `batches`, at least.
-
-    Examples of later epochs than the first are not counted.
-    """
-    return sum(batch_sizes(count, work, min_batch)[:steps])
-
-
-def min_batch_of(model: nn.Module) -> int:
-    """Return the fewest examples of a step: BatchNorm needs the variance of a batch."""
-    return 1 + any(isinstance(module, _BatchNorm) and module.training for module in model.modules())
-
-
-def batch_of(count: int, work: LocalWork) -> int:
-    """Return the batch size with `count` examples; the last batch of an epoch may have another."""
-    if not count:
-        raise ReportableError(
-            "there is no training example here, so nothing can be trained: leave this client out"
-        )
-    return min(work.batch_size or count, count)
 
 
 def outputs_of(model: nn.Module, inputs: Inputs, output: str = "") -> Tensor:

@@ -1,7 +1,8 @@
-"""Local work: the settings of a client's training, and one step of it."""
+"""Local work: the settings of a client's training, the batches of its steps, and one step."""
 
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from math import fsum
@@ -9,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from fairbloom.errors import ReportableError
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.streams import generator, seed_of
 from fairbloom.tasks.optimizers import OF_PYTORCH, SGD, make_optimizer, optimizer_in
@@ -35,7 +38,7 @@ def unchanged(loss: Tensor) -> Tensor:
 class LocalWork:
     """How a client trains.
 
-    `descend` takes one step by these settings; `fairbloom.client.training` chooses the steps.
+    `batches` has the examples of each step, and `descend` takes one step by these settings.
 
     Attributes
     ----------
@@ -217,6 +220,83 @@ def batch_order(
 def draws_seed(seed: int | str, number: int, client: str, training: str = "") -> int:
     """Return the seed of the random numbers of a client's model in round `number`."""
     return seed_of(seed, f"{training} dropout".lstrip(), number, client)
+
+
+def batches(count: int, work: LocalWork, min_batch: int = 1) -> Iterator[Tensor]:
+    """Yield the indices of each step's examples.
+
+    Every epoch has a new random order; if each step takes all examples, they keep their order. See
+    `batch_sizes` for the last batch of an epoch.
+    """
+    size = batch_of(count, work)
+    if size < min_batch:
+        raise ReportableError(
+            f"a batch has {size} example here, of {count} to train on, and the model's BatchNorm"
+            f" needs {min_batch}: raise batch-size, leave out clients with a single example, or put"
+            " GroupNorm or LayerNorm in its place"
+        )
+    sizes = batch_sizes(count, work, min_batch)
+    random = None if sizes == [count] else work.random
+    if random is None and sizes != [count]:
+        raise ValueError(
+            f"batches of {size} of {count} examples need an order: give the work a random generator"
+        )
+    epochs = range(work.epochs) if work.steps is None else itertools.count()
+    steps = (
+        batch
+        for _ in epochs
+        for batch in torch.split(_draw_order(count, random)[: sum(sizes)], sizes)
+    )
+    return itertools.islice(steps, work.steps)
+
+
+def _draw_order(count: int, random: np.random.Generator | None) -> Tensor:
+    return torch.arange(count) if random is None else torch.from_numpy(random.permutation(count))
+
+
+def batch_sizes(count: int, work: LocalWork, min_batch: int = 1) -> list[int]:
+    """Return the number of examples of each step of an epoch.
+
+    A last batch of fewer than the work's `smallest_batch` joins the one before it. If one of fewer
+    than `min_batch` is left, it is left out; it has other examples in the next epoch.
+    """
+    size = batch_of(count, work)
+    whole, rest = divmod(count, size)
+    sizes = [size] * whole
+    if 0 < rest < work.smallest_batch:
+        sizes[-1] += rest
+    elif rest >= min_batch:
+        sizes.append(rest)
+    return sizes
+
+
+def count_steps(count: int, work: LocalWork, min_batch: int = 1) -> int:
+    """Return the number of steps of `batches`."""
+    if work.steps is not None:
+        return work.steps
+    return work.epochs * len(batch_sizes(count, work, min_batch))
+
+
+def count_rows(count: int, work: LocalWork, steps: int, min_batch: int = 1) -> int:
+    """Return the number of different examples in the first `steps` steps of `batches`, at least.
+
+    Examples of later epochs than the first are not counted.
+    """
+    return sum(batch_sizes(count, work, min_batch)[:steps])
+
+
+def min_batch_of(model: nn.Module) -> int:
+    """Return the fewest examples of a step: BatchNorm needs the variance of a batch."""
+    return 1 + any(isinstance(module, _BatchNorm) and module.training for module in model.modules())
+
+
+def batch_of(count: int, work: LocalWork) -> int:
+    """Return the batch size with `count` examples; the last batch of an epoch may have another."""
+    if not count:
+        raise ReportableError(
+            "there is no training example here, so nothing can be trained: leave this client out"
+        )
+    return min(work.batch_size or count, count)
 
 
 # Maps the gradients of a step to the corrected gradients, both in the model's order.

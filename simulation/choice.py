@@ -21,8 +21,8 @@ from fairbloom.client.linear import linear_step
 from fairbloom.client.local import load_task_and_model
 from fairbloom.client.plan import global_work
 from fairbloom.client.rules.registry import rules_of
-from fairbloom.client.training import batch_of, count_steps, measure, outputs_of, train
-from fairbloom.client.work import batch_order
+from fairbloom.client.training import measure, outputs_of, train
+from fairbloom.client.work import batch_of, batch_order, count_steps
 from fairbloom.errors import FairbloomError, failure_reason
 from fairbloom.logs import log
 from fairbloom.protocol.private import SIMULATED

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from fairbloom.client.capture import NO_CAPTURE
 from fairbloom.client.device import choose_device, computing_in
 from fairbloom.logs import log
 from fairbloom.protocol.scores import LOSS_SCORE
@@ -138,12 +139,12 @@ def _read_choice(folder: Path) -> Choice | None:
 def _note_end_of_recording(folder: Path, choice: Choice, clients: LocalClients) -> None:
     """Write and log once why local steps are not recorded any more; a continued run keeps to it."""
     capture = clients.capture
-    if capture is None or not capture.why_not:
+    if not capture.why_not:
         return
     log.warning("local steps run without CUDA graphs: %s", capture.why_not)
     ENGINE.write(folder, asdict(replace(choice, recorded=capture.why_not)))
     capture.release()
-    clients.capture = None
+    clients.capture = NO_CAPTURE
 
 
 @contextmanager

@@ -21,11 +21,12 @@ from typing import Any
 
 from fairbloom.errors import FairbloomError, join_names
 from fairbloom.logs import escape_unprintable
+from fairbloom.protocol.settings import FINGERPRINT
 from fairbloom.system.files import make_folder, write_private
 from fairbloom.system.retry import write_until
 from fairbloom.tables.schema import shorten_value
 
-from .accepted_settings import FINGERPRINT, SCHEMA, SettingRefusedError
+from .accepted_settings import SCHEMA, SettingRefusedError
 
 FOLDER = "schemas"
 ACCEPTED = "accepted.json"

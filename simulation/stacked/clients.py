@@ -12,10 +12,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from fairbloom.client.capture import Capture
+from fairbloom.client.capture import NO_CAPTURE, Capture
 from fairbloom.client.device import read_scalars
 from fairbloom.client.local import Metrics, report_all
-from fairbloom.client.local_round import finish_rules, load_to_measure, start_rule, train_client
+from fairbloom.client.local_round import load_to_measure, train_client
 from fairbloom.client.metrics import (
     ALL_METRICS,
     BEFORE,
@@ -25,13 +25,11 @@ from fairbloom.client.metrics import (
     TRAINED,
     Measurement,
     WorkDone,
-    requested_metrics,
 )
 from fairbloom.client.plan import epochs_in_time, global_work, personal_works
 from fairbloom.client.round import ClientRound
-from fairbloom.client.rules.base import GradientOffset
 from fairbloom.client.rules.registry import Rules, rules_of
-from fairbloom.client.rules.rule_round import RuleRound
+from fairbloom.client.rules.rule_round import finish_rules
 from fairbloom.client.states import StateDict
 from fairbloom.client.support import Support
 from fairbloom.client.training import measure
@@ -356,8 +354,7 @@ class StackedClients(LocalClients):
                     len(block),
                     self.block,
                 )
-                if self.capture is not None:
-                    self.capture.release()
+                self.capture.release()
                 torch.cuda.empty_cache()
                 for half in divide_into_blocks(block, self.block):
                     self._train_block(training, half)
@@ -439,32 +436,19 @@ class _Block(ClientRound):
     """The round of a block of clients."""
 
     def __init__(self, training: _RoundTraining, block: Sequence[StackedClient]) -> None:
+        clients = [member.local for member in block]
+        super().__init__(clients, training.received, training.terms, training.sent)
+        trainable = {name for name, _ in clients[0].trainable()}
+        self._own = tuple(name for name in self._own if name in trainable)
         self._training = training
         self._block = block
-        self._terms = training.terms
         self._work = training.work
-        self._task = block[0].local.task
-        self._model = block[0].local.model
+        self._task = clients[0].task
         self._parts = examples_of(block)
-        self._rules = rules_of(training.engine.settings, self._terms)
-        self._own = {
-            name for rule in self._rules for name in rule.personal_arrays(self._model)
-        }.intersection(name for name, _ in block[0].local.trainable())
-        self._scores: list[Metrics] = [{} for _ in block]
-        self._started: list[RuleRound] = []
         self._loss_before_in_first_step = False
 
-    def _call(self, hook: str) -> None:
-        for rule in self._rules:
-            if hook in rule.hooks():
-                self._model.load_state_dict(self._training.received)
-                for scores, member in zip(self._scores, self._block, strict=True):
-                    if self._own:
-                        member.local.load_personal(self._terms.server_round, self._own)
-                    scores.update(getattr(rule, hook)(member.local))
-
     def before(self) -> None:
-        self._call("before")
+        super().before()
         self._program = self._training.engine.program(self._task, self._model, self._parts[0])
         training = self._training
         self._rows = StackedModels(training.layout, training.received, len(self._block), self._own)
@@ -494,40 +478,20 @@ class _Block(ClientRound):
         exact = work.augment == NO_AUGMENTATION and not (work.bfloat16 or self._program.drops)
         return exact and not work.idle and takes_all(self._block)
 
-    def report(self) -> None:
-        self._call("report")
-
-    def start(self) -> None:
-        training = self._training
-        for rule in self._rules:
-            if isinstance(rule, GradientOffset):
-                self._started = [
-                    start_rule(
-                        member.local,
-                        rule,
-                        training.received,
-                        self._terms.of_client(member.local.name),
-                        training.sent,
-                    )
-                    for member in self._block
-                ]
-
     def take_steps(self) -> None:
         if self._work.idle:
             return
         training = self._training
-        last = max(member.steps for member in self._block)
         shift: list[Tensor] = []
         if self._started:
             shift = [
                 torch.stack([started.shift[name] for started in self._started])
                 for name in training.layout.trainable
             ]
-        watching = [rule for rule in self._rules if "after_step" in rule.hooks()]
+        last = max(member.steps for member in self._block)
 
-        def call_rules(step: int, copy: Copy) -> None:
-            for rule in watching:
-                rule.after_step(step, copy, last=step == last)
+        def after_step(step: int, copy: Copy) -> None:
+            self._after_step(step, copy, step == last)
 
         first_losses = train_together(
             self._program,
@@ -536,7 +500,7 @@ class _Block(ClientRound):
             training.engine.steps(self._block, self._work, self._terms, ""),
             self._work,
             shift,
-            call_rules if watching else None,
+            after_step if self._watching else None,
             self._seeds(self._block, ""),
             training.engine.capture,
             training.engine.block,
@@ -564,7 +528,6 @@ class _Block(ClientRound):
                     second.write(training.trained.second.matrix, places)
         layout = training.layout
         others = {name: layout.arrays[name] for name in (*layout.buffers, *layout.integers)}
-        each_its_own = bool(terms.measures or terms.state_rounds)
         done = [
             partial(self._rows.work_done, row, self._work, member.steps)
             for row, member in enumerate(self._block)
@@ -575,12 +538,7 @@ class _Block(ClientRound):
             ):
                 scores[wire.UPDATE_NORM] = norm
         for row, member in enumerate(self._block):
-            metrics: Metrics = {wire.NUM_EXAMPLES: member.size}
-            own = terms.of_client(member.local.name) if each_its_own else terms
-            if own.measure:
-                metrics |= requested_metrics(own.measure, self._scores[row], done[row])
-            if own.state_round is not None:
-                metrics[wire.STATE_ROUND] = self._started[row].origin if self._started else 0
+            metrics = self._metrics(row, done[row])
             if self._own:
                 member.local.keep_personal(terms.server_round, self._rows.trained(row), self._own)
             training.replies[member.local.name] = Reply(member.place, metrics, others, others)
@@ -634,7 +592,7 @@ def train_together(
     shift: Sequence[Tensor] = (),
     after_step: Callable[[int, Copy], None] | None = None,
     seeds: Sequence[int] = (),
-    capture: Capture | None = None,
+    capture: Capture = NO_CAPTURE,
     most: int = 0,
 ) -> Tensor | None:
     """Take the local steps of many clients in place, as `train` does for one.
@@ -648,11 +606,7 @@ def train_together(
     """
     anchor = rows.anchor if work.pull > 0.0 else []
     take_step = program.make_step(work, shifted=bool(shift))
-    recorded = (
-        find_recorded(capture, most, program, work, rows.arrays, anchor, shift)
-        if capture is not None
-        else None
-    )
+    recorded = find_recorded(capture, most, program, work, rows.arrays, anchor, shift)
     arrays = recorded or BlockArrays(program, work, rows.arrays, anchor, shift)
     if recorded is not None:
         rows.arrays = recorded.begin(rows.arrays, anchor, shift, work.learning_rate)
@@ -671,7 +625,7 @@ def train_together(
         )
         losses = (
             compute(step, masks)
-            if capture is None or recorded is None
+            if recorded is None
             else _take_recorded(capture, recorded, step, masks, compute)
         )
         if first_losses is None:

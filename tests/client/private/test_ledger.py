@@ -284,7 +284,7 @@ def test_many_rows_need_no_delta_of_the_owner(tmp_path: Path) -> None:
     config = {"task": "csv", "data-dir": str(device.data), "schema": SCHEMA, "batch-size": 0}
     client = LocalClient.of(config, None, "site")
     private = {**config, "privacy.mode": "simulated", "privacy.epsilon": "3"}
-    simulated = with_account(client, RunSettings.of(private)).account
+    _, simulated = with_account(client, RunSettings.of(private))
     assert simulated.delta == account.delta
 
 
