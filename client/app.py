@@ -224,11 +224,11 @@ def _rounded_record(
     """Return the arrays with these names; those that are trained as updates in bfloat16."""
     from fairbloom.tasks.models import arrays_of
 
-    from .rounding import round_updates
+    from .rules.rounded import round_updates
 
     parameters = local.model.named_parameters(remove_duplicate=False)
     sent = names & state.keys()  # the order of the model, not of a set
-    trained = [name for name, each in parameters if each.requires_grad and name in sent]
+    trained = [name for name, parameter in parameters if parameter.requires_grad and name in sent]
     bits = round_updates(
         states,
         terms,

@@ -153,7 +153,11 @@ class LocalClient:
 
     def trainable(self) -> list[tuple[str, Parameter]]:
         """Return the trainable parameters and their names."""
-        return [(name, each) for name, each in self.model.named_parameters() if each.requires_grad]
+        return [
+            (name, parameter)
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad
+        ]
 
     def load_personal(self, before: int, names: Collection[str] = ()) -> int:
         """Load what `personal` returns; return its round."""

@@ -1,10 +1,11 @@
-"""One client's round of training on a server's terms, with the rules that the terms ask for.
+"""A round of training on a server's terms, with the rules that the terms ask for.
 
 It knows neither Flower nor messages.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
@@ -17,28 +18,30 @@ from .capture import NO_CAPTURE, Capture
 from .frozen import check_frozen_unchanged, fix_parameters
 from .local import LocalClient, Metrics
 from .metrics import (
+    AFTER,
     ALL_METRICS,
+    BEFORE,
     OF_EVALUATION,
     OWN,
     PERSONAL,
     RECEIVED,
     Measurement,
     WorkDone,
+    requested_metrics,
 )
 from .plan import global_work, personal_works, work_of_client
-from .round import ClientRound
-from .rules.base import HOOKS
-from .rules.registry import kinds_of
-from .rules.rule_round import finish_rules
+from .rules.base import HOOKS, Corrector, GradientOffset, hooks_of
+from .rules.registry import kinds_of, rules_of
+from .rules.rule_round import RuleRound, finish_rules, start_rule
 from .states import StateDict
 from .support import Support
 from .training import AfterStep, CorrectStep, measure_slope, train
-from .work import LocalWork, StepsTaken, run_work
+from .work import Copy, Kind, LocalWork, StepsTaken, fields_of, run_work
 
 # Everything: each engine that computes clients one by one supports it.
 SUPPORTED = Support(
-    hooks=frozenset(HOOKS) | {"shift"},
-    work=frozenset(each.name for each in fields(LocalWork)),
+    hooks=frozenset(HOOKS) | hooks_of(GradientOffset.shift),
+    work=fields_of(*Kind),
     metrics=ALL_METRICS | {wire.INEXACTNESS},
 )
 
@@ -69,7 +72,7 @@ def train_client(
 
     Raise ReportableError if this client is a straggler in this round and stragglers are dropped.
     """
-    training = _ClientTraining(client, received, terms, sent)
+    training = _SingleRound(client, received, terms, sent)
     training.run()
     return training.update
 
@@ -89,8 +92,8 @@ def evaluate_client(client: LocalClient, received: StateDict, terms: Terms) -> M
         if measurements and model != RECEIVED:
             metrics |= load_to_measure(client, model, terms)
         measured = metrics if model == RECEIVED else own
-        for each in measurements:
-            measured |= client.measured(each, terms)
+        for measurement in measurements:
+            measured |= client.measured(measurement, terms)
     return metrics | client.gate.pass_numbers("evaluate", own, terms, client.states)
 
 
@@ -151,7 +154,115 @@ def train_here(
     return steps
 
 
-class _ClientTraining(ClientRound):
+class ClientRound(ABC):
+    """A round of training of one client, or of several at once; `run` defines its order.
+
+    The clients share their model. `sent` has the further vectors of the message, by record.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[LocalClient],
+        received: StateDict,
+        terms: Terms,
+        sent: Mapping[str, StateDict],
+    ) -> None:
+        self._clients = clients
+        self._model = clients[0].model
+        self._received = received
+        self._terms = terms
+        self._sent = sent
+        self._rules = rules_of(clients[0].settings, terms)
+        self._own = tuple(
+            name for rule in self._rules for name in rule.personal_arrays(self._model)
+        )
+        self._watching = [rule for rule in self._rules if "after_step" in rule.hooks()]
+        self._scores: list[Metrics] = [{} for _ in clients]
+        self._started: list[RuleRound] = []  # of each client, if a rule corrects its steps
+
+    def run(self) -> None:
+        """Call the parts of the round in their order."""
+        self.before()
+        self.measure(BEFORE)
+        self.report()
+        self.start()
+        self.take_steps()
+        self.finish()
+        self.measure(AFTER)
+        self.reply()
+        self.after()
+
+    def before(self) -> None:
+        """Call the rules that work before everything else, with the received model."""
+        self._call("before")
+
+    @abstractmethod
+    def measure(self, measurement: Measurement) -> None:
+        """Measure the current model, if the terms ask for it."""
+
+    def report(self) -> None:
+        """Call the rules that report on the received model, or make a second one from it."""
+        self._call("report")
+
+    def start(self) -> None:
+        """Start the rules that correct steps."""
+        for rule in self._rules:
+            if isinstance(rule, Corrector):
+                self._started = [
+                    start_rule(
+                        client,
+                        rule,
+                        self._received,
+                        self._terms.of_client(client.name),
+                        self._sent,
+                    )
+                    for client in self._clients
+                ]
+
+    @abstractmethod
+    def take_steps(self) -> None:
+        """Train the received model."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Finish these rules: they may change the trained model, and store state."""
+
+    @abstractmethod
+    def reply(self) -> None:
+        """Make the reply: the trained model, and the metrics that the terms ask for."""
+
+    @abstractmethod
+    def after(self) -> None:
+        """Train models of the client's own, which change nothing in the reply."""
+
+    def _call(self, hook: str) -> None:
+        """Call a hook of the rules with the received model; note the numbers that they report."""
+        for rule in self._rules:
+            if hook in rule.hooks():
+                self._model.load_state_dict(self._received)
+                for client, scores in zip(self._clients, self._scores, strict=True):
+                    if self._own:
+                        client.load_personal(self._terms.server_round, self._own)
+                    scores.update(getattr(rule, hook)(client))
+
+    def _after_step(self, step: int, copy: Copy, last: bool) -> None:
+        """Call the rules that look at the model after a step."""
+        for rule in self._watching:
+            rule.after_step(step, copy, last=last)
+
+    def _metrics(self, row: int, done: Callable[[], WorkDone]) -> Metrics:
+        """Return the metrics that one of the clients replies."""
+        client = self._clients[row]
+        terms = self._terms.of_client(client.name)
+        scores = client.gate.pass_numbers("train", self._scores[row], terms, client.states)
+        metrics: Metrics = {wire.NUM_EXAMPLES: len(client.splits.train)}
+        metrics |= requested_metrics(terms.measure, scores, done)
+        if terms.state_round is not None:
+            metrics[wire.STATE_ROUND] = self._started[row].origin if self._started else 0
+        return metrics
+
+
+class _SingleRound(ClientRound):
     """The round of one client."""
 
     def __init__(
@@ -160,7 +271,6 @@ class _ClientTraining(ClientRound):
         super().__init__([client], received, terms, sent)
         self._client = client
         self._work = own_work(client, global_work(client.settings, terms, self._rules), terms)
-        self._steps = StepsTaken()
         client.model.load_state_dict(received)
         if self._own:
             client.load_personal(terms.server_round, self._own)
@@ -178,7 +288,9 @@ class _ClientTraining(ClientRound):
     def report(self) -> None:
         if wire.INEXACTNESS in self._terms.measure:
             with fix_parameters(self._client.model, self._own):
-                self._anchor = [each.detach().clone() for _, each in self._client.trainable()]
+                self._anchor = [
+                    parameter.detach().clone() for _, parameter in self._client.trainable()
+                ]
                 self._slope = self._measure_slope()
         super().report()
         for rule in self._rules:
@@ -195,8 +307,10 @@ class _ClientTraining(ClientRound):
     def take_steps(self) -> None:
         client = self._client
         first = [work for rule in self._rules if (work := rule.work_on_own(self._work)) is not None]
-        for work in first:
-            self._train_own(work)
+        others = {name for name, _ in client.trainable()}.difference(self._own)
+        for work in first:  # on the arrays that the client keeps
+            with fix_parameters(client.model, others):
+                train_here(client, own_work(client, work, self._terms, PERSONAL))
         with (
             check_frozen_unchanged(client.model),
             fix_parameters(client.model, self._own if first else ()),
@@ -208,14 +322,6 @@ class _ClientTraining(ClientRound):
                 after_step=self._after_step if self._watching else None,
                 capture=client.capture,
             )
-
-    def _train_own(self, work: LocalWork) -> None:
-        """Train the arrays that the client keeps, with all others fixed."""
-        client = self._client
-        work = own_work(client, work, self._terms, PERSONAL)
-        others = {name for name, _ in client.trainable()}.difference(self._own)
-        with fix_parameters(client.model, others):
-            train_here(client, work)
 
     def finish(self) -> None:
         client = self._client
@@ -232,8 +338,8 @@ class _ClientTraining(ClientRound):
 
         def changes() -> list[tuple[torch.Tensor, torch.Tensor]]:
             return [
-                (self._received[name], each)
-                for name, each in client.trainable()
+                (self._received[name], parameter)
+                for name, parameter in client.trainable()
                 if name not in self._own
             ]
 
@@ -271,7 +377,7 @@ class _ClientTraining(ClientRound):
             )
         for work in works:
             client.model.load_state_dict(self._received)
-            anchor = [each.detach().clone() for _, each in client.trainable()]
+            anchor = [parameter.detach().clone() for _, parameter in client.trainable()]
             client.load_personal(before=terms.server_round)
             train_here(
                 client, own_work(client, work, terms, PERSONAL), anchor, capture=client.capture

@@ -215,7 +215,7 @@ def log_exchange(message: Message, context: Context, answer: ClientAppCallable) 
     if schema := str(settings.get(SCHEMA, "")):
         entry["schema"] = digest_of(schema)[:SHOWN]
     if models := message.content.array_records:
-        entry["received"] = {name: digest_record(each) for name, each in models.items()}
+        entry["received"] = {name: digest_record(model) for name, model in models.items()}
     noted: dict[str, Any] = {}
     token = NOTED.set(noted)
     try:

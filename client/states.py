@@ -193,8 +193,8 @@ def store(files: Versions | None, clients: Iterable[ClientStates], since: int) -
     if files is None or not changed:
         return
     files.write(version for each in changed for version in each.take_unstored())
-    for each in changed:
-        each.note_stored(since)
+    for client in changed:
+        client.note_stored(since)
     files.tidy()
 
 

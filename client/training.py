@@ -45,7 +45,7 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Seed PyTorch's global generators, from which dropout draws; restore them at the end."""
     # One by one: torch.manual_seed takes 100 times as long, and seeds every CUDA device.
     generators = generators_of(device)
-    states = [each.get_state() for each in generators]
+    states = [generator.get_state() for generator in generators]
     try:
         for each in generators:
             each.manual_seed(seed)
@@ -118,15 +118,11 @@ def train(
                 rate=tensors.rate,
             )
 
-    take_step: TakeStep = by_autograd
+    linear: TakeStep | None = None
     in_tensors = None if isinstance(examples, CollatedExamples) else examples
     if in_tensors is not None and isinstance(in_tensors.inputs, Tensor) and correct is None:
-        take_step = (
-            linear_step(model, task, work, tensors.received, tensors.velocity, in_tensors)
-            or by_autograd
-        )
-    if take_step is by_autograd:
-        take_step = capture.wrap(tensors, take_step)
+        linear = linear_step(model, task, work, tensors.received, tensors.velocity, in_tensors)
+    take_step = linear or capture.wrap(tensors, by_autograd)
     fetched = fetch_batches(
         examples, batches(len(examples), work, min_batch), make_augmentation(work)
     )
@@ -230,7 +226,10 @@ def _forward(model: nn.Module, inputs: Inputs) -> object:
     if (
         isinstance(inputs, Tensor)
         and inputs.dim() == 4
-        and any(each.dim() == 4 and not each.is_contiguous() for each in model.parameters())
+        and any(
+            parameter.dim() == 4 and not parameter.is_contiguous()
+            for parameter in model.parameters()
+        )
     ):
         inputs = inputs.contiguous(memory_format=torch.channels_last)
     positional, named = arguments_of(inputs)
@@ -299,7 +298,7 @@ def measure(
             for score, compute in task.scores.items()
         },
     }
-    means = read_scalars([in_double(torch.as_tensor(each)).mean() for each in values.values()])
+    means = read_scalars([in_double(torch.as_tensor(value)).mean() for value in values.values()])
     scores = {
         name: mean
         for name, mean in zip(values, means, strict=True)
@@ -382,7 +381,7 @@ class Outputs(NamedTuple):
             if of_model:
                 losses.append(_own_losses(model, returned, len(wanted)))
         pairs = list(zip(outputs, targets, strict=True))
-        if all(len({each.shape[1:] for each in parts}) == 1 for parts in (outputs, targets)):
+        if all(len({part.shape[1:] for part in parts}) == 1 for parts in (outputs, targets)):
             pairs = [(_join(outputs), _join(targets))]
         return cls(pairs, _join(losses or [task.loss(*pair) for pair in pairs]))
 

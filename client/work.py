@@ -3,7 +3,8 @@
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
+from enum import Enum
 from functools import cache
 from math import fsum
 from typing import Any
@@ -27,6 +28,13 @@ Transform = Callable[[Tensor], Tensor]
 
 # Returns a copy of a model in the middle of its steps, or of the models of several clients.
 Copy = Callable[[], Any]
+
+
+# What computes a field of local work. LINEAR: also a linear classifier's step without autograd;
+# CHAIN: also a stacked chain that adds gradients as it computes them; STEP: other steps, one by one
+# or stacked; PLAN: no step, as it chooses which steps are taken, and on which inputs; ALONE: the
+# same, but only where a client is computed by itself.
+Kind = Enum("Kind", ["LINEAR", "CHAIN", "STEP", "PLAN", "ALONE"])
 
 
 def unchanged(loss: Tensor) -> Tensor:
@@ -74,25 +82,25 @@ class LocalWork:
         Whether forward pass and loss are computed in bfloat16, by torch.autocast.
     """
 
-    epochs: int
-    batch_size: int
-    learning_rate: float
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    nesterov: bool = False
-    optimizer: str = SGD
-    gradient_clip: float = 0.0
-    pull: float = 0.0
-    in_full: bool = False
-    idle: bool = False
-    steps: int | None = None
-    smallest_batch: int = 1
-    time_budget: float = math.inf
-    transform: Transform = unchanged
-    random: np.random.Generator | None = None
-    draws: int = 0
-    augment: str = NO_AUGMENTATION
-    bfloat16: bool = False
+    epochs: int = field(metadata={Kind: Kind.PLAN})
+    batch_size: int = field(metadata={Kind: Kind.PLAN})
+    learning_rate: float = field(metadata={Kind: Kind.LINEAR})
+    momentum: float = field(default=0.0, metadata={Kind: Kind.LINEAR})
+    weight_decay: float = field(default=0.0, metadata={Kind: Kind.LINEAR})
+    nesterov: bool = field(default=False, metadata={Kind: Kind.STEP})
+    optimizer: str = field(default=SGD, metadata={Kind: Kind.STEP})
+    gradient_clip: float = field(default=0.0, metadata={Kind: Kind.STEP})
+    pull: float = field(default=0.0, metadata={Kind: Kind.LINEAR})
+    in_full: bool = field(default=False, metadata={Kind: Kind.PLAN})
+    idle: bool = field(default=False, metadata={Kind: Kind.PLAN})
+    steps: int | None = field(default=None, metadata={Kind: Kind.PLAN})
+    smallest_batch: int = field(default=1, metadata={Kind: Kind.PLAN})
+    time_budget: float = field(default=math.inf, metadata={Kind: Kind.ALONE})
+    transform: Transform = field(default=unchanged, metadata={Kind: Kind.CHAIN})
+    random: np.random.Generator | None = field(default=None, metadata={Kind: Kind.PLAN})
+    draws: int = field(default=0, metadata={Kind: Kind.PLAN})
+    augment: str = field(default=NO_AUGMENTATION, metadata={Kind: Kind.PLAN})
+    bfloat16: bool = field(default=False, metadata={Kind: Kind.STEP})
 
     def make_optimizer(self, parameters: Sequence[Tensor]) -> Optimizer | None:
         """Return the optimizer of these parameters, or None for SGD, which `descend` computes."""
@@ -109,24 +117,6 @@ class LocalWork:
         if self.optimizer in OF_PYTORCH and parameters[0].device.type == "cuda":
             made.param_groups[0]["capturable"] = True  # it counts its steps on the device
         return made
-
-
-# The fields that choose which steps are taken, when, and on which inputs. All others change the
-# step itself.
-NON_STEP_FIELDS = frozenset(
-    {
-        "epochs",
-        "batch_size",
-        "in_full",
-        "idle",
-        "steps",
-        "smallest_batch",
-        "time_budget",
-        "random",
-        "draws",
-        "augment",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -162,9 +152,17 @@ def _defaults(kind: Any) -> Mapping[str, Any]:
     }
 
 
+def fields_of(*kinds: Kind) -> frozenset[str]:
+    """Return the names of the fields of `LocalWork` of these kinds."""
+    return frozenset(each.name for each in fields(LocalWork) if each.metadata[Kind] in kinds)
+
+
+STEP_FIELDS = fields_of(Kind.LINEAR, Kind.CHAIN, Kind.STEP)
+
+
 def step_fields(work: LocalWork) -> frozenset[str]:
     """Return the set fields that change a step; code that replaces `descend` must support them."""
-    return frozenset(set_fields(work)) - NON_STEP_FIELDS
+    return STEP_FIELDS.intersection(set_fields(work))
 
 
 def learning_rate_in(settings: RunSettings, number: int) -> float:
@@ -393,5 +391,5 @@ def clip_norms(gradients: Sequence[Tensor], max_norm: float) -> None:
     )
     # 1e-6 as in torch.nn.utils.clip_grad_norm_
     factors = (max_norm / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)
-    for each in gradients:
-        each.mul_(factors.view(-1, *[1] * (each.dim() - 1)))
+    for gradient in gradients:
+        gradient.mul_(factors.view(-1, *[1] * (gradient.dim() - 1)))

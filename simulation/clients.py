@@ -18,7 +18,7 @@ from fairbloom.client.device import check_device, choose_device
 from fairbloom.client.local import LocalClient, Metrics, load_task_and_model
 from fairbloom.client.local_round import Update
 from fairbloom.client.private.simulated import Account, SimulatedAccount, with_account
-from fairbloom.client.rounding import round_updates
+from fairbloom.client.rules.rounded import round_updates
 from fairbloom.client.states import (
     ClientStates,
     StateDict,
@@ -75,7 +75,7 @@ def ignore(done: int, of: int) -> None:
     """Do nothing with the progress of a round."""
 
 
-class Reply(NamedTuple):
+class StoredReply(NamedTuple):
     """A client's reply, with its models already in their rows of the update matrices.
 
     `others` and `second` are the buffers and integer arrays of its model and its second model.
@@ -279,7 +279,9 @@ class LocalClients:
             if name not in frozen
         )
 
-    def collect(self, trained: TrainReplies, replies: Mapping[str, Reply], terms: Terms) -> None:
+    def collect(
+        self, trained: TrainReplies, replies: Mapping[str, StoredReply], terms: Terms
+    ) -> None:
         """Add the replies, by client in the order of names and rows; refuse unusable ones."""
         method = self.method
         if terms.codec.rounds_updates:
@@ -303,7 +305,7 @@ class LocalClients:
             self._adversaries.attack(trained, trained.refused.round)
 
     def _round_updates(
-        self, trained: TrainReplies, replies: Mapping[str, Reply], terms: Terms
+        self, trained: TrainReplies, replies: Mapping[str, StoredReply], terms: Terms
     ) -> None:
         """Round the updates of models in the rows as messages would, in place."""
         for updates in (each for each in (trained.updates, trained.second) if each is not None):
@@ -329,7 +331,7 @@ class LocalClients:
         trained = self.empty_replies(names, model, terms, sent)
         vectors = {record: self.on_device(arrays) for record, arrays in sent.items()}
 
-        def train(row: int, name: str) -> Reply:
+        def train(row: int, name: str) -> StoredReply:
             self.on_trained(row, len(names))
             client = self.local(name)
             update = self._accounts[name].train(client, received, terms.of_client(name), vectors)
@@ -490,13 +492,13 @@ def _find_ends(reports: Sequence[Metrics]) -> list[Metrics]:
     return ends
 
 
-def store_reply(updates: Updates, second: Updates | None, row: int, update: Update) -> Reply:
+def store_reply(updates: Updates, second: Updates | None, row: int, update: Update) -> StoredReply:
     """Write a client's trained models into a row of the matrices.
 
     Return its reply, with copies of all other arrays.
     """
     others_of_second = {} if second is None else _write(second, row, update.second)
-    return Reply(row, update.metrics, _write(updates, row, update.arrays), others_of_second)
+    return StoredReply(row, update.metrics, _write(updates, row, update.arrays), others_of_second)
 
 
 def _write(updates: Updates, row: int, state: StateDict) -> Model:

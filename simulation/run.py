@@ -78,8 +78,7 @@ def simulate(
             choice = _read_choice(folder) or choose(of_method, processors_here())
             usable = choice if processors is None else choice.within(processors)
             clients = ending.enter_context(closing(usable.clients(method, of_method)))
-            if on_trained is not None:
-                clients.on_trained = on_trained
+            clients.on_trained = on_trained or clients.on_trained
             watched.append((clients, choice))
             return clients, asdict(choice)
 

@@ -53,7 +53,9 @@ def work_settings(config: Mapping[str, Any]) -> dict[str, Parameter]:
     if not (isinstance(task, str) and (task in TASKS or is_import_string(task))):
         return settings
     info = find_task(task)
-    return settings | {each.key: each for each in info.settings if each.name not in info.in_process}
+    return settings | {
+        setting.key: setting for setting in info.settings if setting.name not in info.in_process
+    }
 
 
 def accepted_settings(config: Mapping[str, Any], allow: Collection[str] = ()) -> dict[str, Any]:

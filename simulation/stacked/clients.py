@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fairbloom.client.capture import NO_CAPTURE, Capture
 from fairbloom.client.device import read_scalars
 from fairbloom.client.local import Metrics, report_all
-from fairbloom.client.local_round import load_to_measure, train_client
+from fairbloom.client.local_round import ClientRound, load_to_measure, train_client
 from fairbloom.client.metrics import (
     ALL_METRICS,
     BEFORE,
@@ -27,7 +27,7 @@ from fairbloom.client.metrics import (
     WorkDone,
 )
 from fairbloom.client.plan import epochs_in_time, global_work, personal_works
-from fairbloom.client.round import ClientRound
+from fairbloom.client.rules.base import GradientOffset, Rule, hooks_of
 from fairbloom.client.rules.registry import Rules, rules_of
 from fairbloom.client.rules.rule_round import finish_rules
 from fairbloom.client.states import StateDict
@@ -36,10 +36,12 @@ from fairbloom.client.training import measure
 from fairbloom.client.work import (
     NO_AUGMENTATION,
     Copy,
+    Kind,
     LocalWork,
     StepsTaken,
     batch_order,
     draws_seed,
+    fields_of,
 )
 from fairbloom.errors import failure_reason
 from fairbloom.imports import is_import_string
@@ -57,7 +59,7 @@ from fairbloom.tasks import Examples, Task
 from fairbloom.tasks.inputs import names_of
 from fairbloom.tasks.optimizers import OF_PYTORCH
 
-from ..clients import LocalClients, Reply, call_client, refuse_failed, store_reply
+from ..clients import LocalClients, StoredReply, call_client, refuse_failed, store_reply
 from ..memory import write_models
 from .arrays import BlockArrays, find_recorded
 from .batched_metrics import Measures, losses_of, measure_clients, score_clients, split_into_passes
@@ -81,44 +83,12 @@ from .programs import Program, UnstackableError, in_tensors, make_program
 # optimizer: a user's own may use a whole array, which here belongs to several clients. A user's own
 # augmentation draws from PyTorch's global generators, which belong to one client at a time.
 SUPPORTED = Support(
-    hooks=frozenset(
-        {
-            "replace_steps",
-            "pull",
-            "loss",
-            "personal_arrays",
-            "adapt",
-            "before",
-            "report",
-            "start",
-            "shift",
-            "after_step",
-            "finish",
-            "after",
-        }
+    hooks=hooks_of(
+        *(Rule.replace_steps, Rule.pull, Rule.loss, Rule.personal_arrays, Rule.adapt),
+        *(Rule.before, Rule.report, Rule.start, GradientOffset.shift, Rule.after_step),
+        *(Rule.finish, Rule.second_model, Rule.after),
     ),
-    work=frozenset(
-        {
-            "epochs",
-            "batch_size",
-            "learning_rate",
-            "momentum",
-            "weight_decay",
-            "gradient_clip",
-            "pull",
-            "steps",
-            "smallest_batch",
-            "in_full",
-            "idle",
-            "transform",
-            "random",
-            "optimizer",
-            "nesterov",
-            "draws",
-            "augment",
-            "bfloat16",
-        }
-    ),
+    work=fields_of(Kind.LINEAR, Kind.CHAIN, Kind.STEP, Kind.PLAN),
     metrics=ALL_METRICS,
 )
 
@@ -343,7 +313,7 @@ class StackedClients(LocalClients):
     def _train_block(self, training: "_RoundTraining", block: Sequence[StackedClient]) -> None:
         """Train a block of clients: in halves if memory is too small, one by one if one fails."""
         try:
-            _Block(training, block).run()
+            _BlockRound(training, block).run()
         except UnstackableError:
             raise
         except Exception as error:
@@ -376,8 +346,8 @@ class StackedClients(LocalClients):
         clients = [self.local(name) for name in names]
         task = clients[0].task
         model = clients[0].model
-        asked = [each for each in clients if each.name in participants]
-        reports = {each.name: each.describe_tests() for each in clients}
+        asked = [client for client in clients if client.name in participants]
+        reports = {client.name: client.describe_tests() for client in clients}
         for measurement in OF_EVALUATION:
             if not measurement.is_asked(terms):
                 continue
@@ -405,7 +375,7 @@ class StackedClients(LocalClients):
                 measuring, report_all(measuring, measurement, measured, terms), strict=True
             ):
                 reports[each.name] |= report
-        return {each.name: reports[each.name] for each in clients}
+        return {client.name: reports[client.name] for client in clients}
 
 
 @dataclass(frozen=True)
@@ -418,7 +388,7 @@ class _RoundTraining:
     work: LocalWork
     trained: TrainReplies
     sent: Mapping[str, StateDict]
-    replies: dict[str, Reply] = field(default_factory=dict)
+    replies: dict[str, StoredReply] = field(default_factory=dict)
 
     @property
     def layout(self) -> Layout:
@@ -432,7 +402,7 @@ class _RoundTraining:
         self.replies[name] = store_reply(trained.updates, trained.second, member.place, update)
 
 
-class _Block(ClientRound):
+class _BlockRound(ClientRound):
     """The round of a block of clients."""
 
     def __init__(self, training: _RoundTraining, block: Sequence[StackedClient]) -> None:
@@ -493,18 +463,8 @@ class _Block(ClientRound):
         def after_step(step: int, copy: Copy) -> None:
             self._after_step(step, copy, step == last)
 
-        first_losses = train_together(
-            self._program,
-            self._task,
-            self._rows,
-            training.engine.steps(self._block, self._work, self._terms, ""),
-            self._work,
-            shift,
-            after_step if self._watching else None,
-            self._seeds(self._block, ""),
-            training.engine.capture,
-            training.engine.block,
-        )
+        watch = after_step if self._watching else None
+        first_losses = self._train(self._rows, self._block, self._work, shift=shift, watch=watch)
         if self._loss_before_in_first_step and first_losses is not None:
             self._add_scores(BEFORE, [{wire.LOSS: loss} for loss in first_losses.tolist()])
 
@@ -541,7 +501,7 @@ class _Block(ClientRound):
             metrics = self._metrics(row, done[row])
             if self._own:
                 member.local.keep_personal(terms.server_round, self._rows.trained(row), self._own)
-            training.replies[member.local.name] = Reply(member.place, metrics, others, others)
+            training.replies[member.local.name] = StoredReply(member.place, metrics, others, others)
 
     def after(self) -> None:
         training = self._training
@@ -555,30 +515,38 @@ class _Block(ClientRound):
                 for row, member in enumerate(block):
                     if last := member.local.personal(before=terms.server_round).state:
                         rows.load(row, last)
-                train_together(
-                    self._program,
-                    self._task,
-                    rows,
-                    training.engine.steps(block, work, terms, PERSONAL),
-                    work,
-                    seeds=self._seeds(block, PERSONAL),
-                    capture=training.engine.capture,
-                    most=training.engine.block,
-                )
+                self._train(rows, block, work, PERSONAL)
                 for row, member in enumerate(block):
                     member.local.keep_personal(terms.server_round, rows.model(row))
 
-    def _seeds(self, block: Sequence[StackedClient], training: str) -> Sequence[int]:
-        """Return the seeds of the clients' dropout, none for a model without it."""
-        if self._program.drops:
-            return self._training.engine.seeds(block, self._terms, training)
-        return ()
+    def _train(
+        self,
+        rows: StackedModels,
+        block: Sequence[StackedClient],
+        work: LocalWork,
+        training: str = "",
+        *,
+        shift: Sequence[Tensor] = (),
+        watch: Callable[[int, Copy], None] | None = None,
+    ) -> Tensor | None:
+        """Train the models of a block, as `train_together` does."""
+        engine = self._training.engine
+        return train_together(
+            self._program,
+            self._task,
+            rows,
+            engine.steps(block, work, self._terms, training),
+            work,
+            shift,
+            watch,
+            engine.seeds(block, self._terms, training) if self._program.drops else (),
+            engine.capture,
+            engine.block,
+        )
 
     def _add_scores(self, measurement: Measurement, measured: Sequence[Measures]) -> None:
         """Add the training metrics that clients report to their scores."""
-        reported = report_all(
-            [member.local for member in self._block], measurement, measured, self._terms
-        )
+        reported = report_all(self._clients, measurement, measured, self._terms)
         for scores, report in zip(self._scores, reported, strict=True):
             scores |= report
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fairbloom.client.device import _warn_of_float32, autocast, computing_in
-from fairbloom.client.rounding import round_updates
+from fairbloom.client.rules.rounded import round_updates
 from fairbloom.client.states import ROUNDING, ClientStates
 from fairbloom.logs import log
 from fairbloom.protocol.bfloat16 import widen
