@@ -23,11 +23,12 @@ from fairbloom.protocol.version import check_protocol
 from fairbloom.system.retry import deadline
 from fairbloom.tasks import load_task
 
-from .guard.audit_log import log_exchange
 from .messages import (
     is_deployed,
     keep_evaluated,
+    log_exchange,
     min_rows_in,
+    order_in,
     own_settings,
     received_model,
     record_of,
@@ -78,7 +79,8 @@ def query(message: Message, context: Context) -> Message:
         settings, partition, name = own_settings(context)
         task = load_task(settings)
         key = find_client_key(settings, task, partition, name)
-        examples = Gate(min_rows_in(context) or 0, task, task.splits(key)).pass_count("train")
+        splits = task.splits(key)
+        examples = Gate(min_rows_in(context), task, splits).pass_count("train", splits.train)
     client = ConfigRecord({wire.NAME: name or key, **examples, wire.HONOURS: SUPPORTED.wire_keys})
     return Message(RecordDict({wire.CLIENT: client}), reply_to=message)
 
@@ -96,7 +98,7 @@ def train(message: Message, context: Context) -> Message:
     def work(local: LocalClient, received: StateDict, terms: Terms) -> RecordDict:
         records = message.content.array_records.items()
         vectors = {name: state_of(each) for name, each in records if name != wire.ARRAYS}
-        if local.gate is not None and local.gate.min_rows > 1 and terms.server_round == 1:
+        if local.gate.min_rows > 1 and terms.server_round == 1:
             check_first_model(local, received, rounded=terms.codec.rounds_model)
         update = train_client(local, received, terms, vectors)
         metrics = MetricRecord({**update.metrics})
@@ -148,7 +150,7 @@ def _answer(
 
     from .device import choose_device, computing_in
     from .frozen import arrays_sent_once, complete
-    from .guard.order import order_in
+    from .guard.disclosure import guarded
     from .local import LocalClient
     from .states import INITIAL
 
@@ -163,10 +165,10 @@ def _answer(
                 "pooled = true: the training data of all clients lie together in one process only:"
                 " leave it out with deployed clients, or use fairbloom run"
             )
-        order = order_in(context, settings) if is_deployed(context) else None
-        local = LocalClient.of(
-            settings, partition, name, load_states(context), min_rows_in(context), order, until
-        )
+        local = LocalClient.of(settings, partition, name, load_states(context), until)
+        if is_deployed(context):
+            order = order_in(context, settings)
+            local = guarded(local, min_rows_in(context), order, until)
         received = received_model(
             message.content.array_records[wire.ARRAYS], terms.codec, local.model
         )
@@ -222,11 +224,11 @@ def _rounded_record(
     """Return the arrays with these names; those that are trained as updates in bfloat16."""
     from fairbloom.tasks.models import arrays_of
 
-    from .rounding import round_updates
+    from .rules.rounded import round_updates
 
     parameters = local.model.named_parameters(remove_duplicate=False)
     sent = names & state.keys()  # the order of the model, not of a set
-    trained = [name for name, each in parameters if each.requires_grad and name in sent]
+    trained = [name for name, parameter in parameters if parameter.requires_grad and name in sent]
     bits = round_updates(
         states,
         terms,

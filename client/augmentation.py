@@ -126,8 +126,8 @@ def _change_each(name: str, transform: Callable[[Tensor], Tensor], inputs: Input
             f"augment = {name!r} is called with one tensor of an example, and here an example is"
             " several tensors: change them in the model or in collate_fn"
         )
-    changed = [transform(each) for each in inputs]
-    if other := [tuple(each.shape) for each in changed if each.shape != inputs.shape[1:]]:
+    changed = [transform(image) for image in inputs]
+    if other := [tuple(image.shape) for image in changed if image.shape != inputs.shape[1:]]:
         raise ReportableError(
             f"augment = {name!r} makes shape {other[0]} of an example of shape"
             f" {tuple(inputs.shape[1:])}: it must keep the shape, as by a crop that pads, or is"

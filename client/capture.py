@@ -8,7 +8,6 @@ as without this module.
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import fields
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -24,15 +23,12 @@ from fairbloom.tasks.optimizers import OF_PYTORCH, SGD
 
 from .generators import generators_of, restore_states
 from .linear import TakeStep
-from .work import NON_STEP_FIELDS, LocalWork, unchanged
+from .work import STEP_FIELDS, LocalWork, unchanged
 
 T = TypeVar("T")
 
 # Ordinary steps of a shape before it is recorded; in these, obstacles are looked for.
 WARM_UPS = 2
-
-# The fields of local work that change a step.
-STEP_FIELDS = sorted({each.name for each in fields(LocalWork)} - NON_STEP_FIELDS)
 
 # Kinds of steps that are kept: that of the round's model, and that of a personal one. Work of
 # another momentum is another kind.
@@ -159,11 +155,11 @@ class FixedStep(StepKind):
         self._parameters = parameters
         self.optimizer = work.make_optimizer(parameters)
         self.velocity = [
-            torch.zeros_like(each)
-            for each in parameters
+            torch.zeros_like(parameter)
+            for parameter in parameters
             if self.optimizer is None and work.momentum > 0.0
         ]
-        self.received = [torch.empty_like(each) for each in parameters if work.pull > 0.0]
+        self.received = [torch.empty_like(parameter) for parameter in parameters if work.pull > 0.0]
 
     @torch.no_grad()
     def begin(self, pulled_to: Sequence[Tensor], rate: float) -> None:
@@ -227,6 +223,8 @@ class Capture:
 
     def wrap(self, fixed: FixedStep, step: TakeStep) -> TakeStep:
         """Return a function that takes a step of a client, by its graph if it has one."""
+        if fixed not in self._kinds.values():
+            return step
 
         def take(inputs: Inputs, targets: Tensor) -> None:
             def of_batch(batch: Sequence[Tensor]) -> None:
@@ -280,18 +278,18 @@ class Capture:
         step: Callable[[Sequence[Tensor]], T],
     ) -> T:
         """Take a step, and record it for the next ones of its shape."""
-        changing = [each.detach() for each in kind.changing()]
+        changing = [tensor.detach() for tensor in kind.changing()]
         generators = generators_of(self._recorder.device)
-        drawn = [each.get_state() for each in generators]
+        drawn = [generator.get_state() for generator in generators]
         try:
             buffers = [each.clone() for each in batch]
-            before = [each.clone() for each in changing]
-            after = [each.clone() for each in changing]
+            before = [tensor.clone() for tensor in changing]
+            after = [tensor.clone() for tensor in changing]
         except torch.OutOfMemoryError as error:
             self._failure = failure_reason(error)
             return step(batch)
         result = step(buffers)  # not of the batch: algorithms are chosen for these addresses
-        drawn_after = [each.get_state() for each in generators]
+        drawn_after = [generator.get_state() for generator in generators]
         torch._foreach_copy_(after, changing)
         torch._foreach_copy_(changing, before)
         restore_states(generators, drawn)
@@ -309,6 +307,17 @@ class Capture:
         return result
 
 
+class NoCapture(Capture):
+    """Records no step: the processor launches each operation by operation."""
+
+    def find_kind(self, key: Hashable, make: Callable[[], K], unsupported: str) -> K | None:
+        """Return None."""
+        return None
+
+
+NO_CAPTURE = NoCapture(CudaRecorder(torch.device("cpu")))
+
+
 def is_same_step(recorded: Tensor, ordinary: Tensor, before: Tensor) -> bool:
     """Return whether two steps changed a tensor alike: to 1e-3 of the change, and to rounding."""
     if not ordinary.is_floating_point():
@@ -319,24 +328,25 @@ def is_same_step(recorded: Tensor, ordinary: Tensor, before: Tensor) -> bool:
     return bool(difference.norm() <= 1e-3 * change.norm() + rounding)
 
 
-def find_fixed(
+def find_step(
     capture: Capture,
     model: nn.Module,
     parameters: Sequence[Tensor],
     work: LocalWork,
     *,
     corrected: bool,
-) -> FixedStep | None:
-    """Return the kind of step that this work takes; None if none of them can be recorded.
+) -> FixedStep:
+    """Return the kind of step that this work takes, a recorded one if it can be recorded.
 
     `corrected`: whether a rule corrects the gradients.
     """
     rate = make_rate(work, parameters[0])
-    return capture.find_kind(
+    kind = capture.find_kind(
         (*map(id, parameters), work.learning_rate if rate is None else None, *key_of(work)),
         lambda: FixedStep(model, parameters, work, rate),
         find_unsupported(model, work, corrected=corrected),
     )
+    return kind or FixedStep(model, parameters, work)
 
 
 def make_rate(work: LocalWork, like: Tensor) -> Tensor | None:
@@ -371,14 +381,14 @@ class FindObstacle(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorc
         made = func(*args, **kwargs or {})
         given = tree_leaves((args, kwargs, made))
         tensors = [each for each in given if isinstance(each, Tensor)]
-        obstacle = len({each.device for each in tensors if each.dim()}) > 1
+        obstacle = len({tensor.device for tensor in tensors if tensor.dim()}) > 1
         obstacle |= WAITS in func.tags
         names = [each.name for each in func._schema.arguments]
         # Attention draws only with dropout, 0 where it is not given; its seed is on the processor.
         draws = "dropout_p" not in names or dict(zip(names, args, strict=False)).get("dropout_p")
         if draws and torch.Tag.nondeterministic_seeded in func.tags:
             obstacle |= any(isinstance(each, torch.Generator) for each in given)
-            obstacle |= any(each.device != self._device for each in tensors)
+            obstacle |= any(tensor.device != self._device for tensor in tensors)
         if obstacle and not self.found:
             self.found = str(func)
         return made
@@ -397,7 +407,7 @@ def find_unsupported(model: nn.Module, work: LocalWork, *, corrected: bool = Fal
         "a rule changes the loss": work.transform is not unchanged,
         f"optimizer = {work.optimizer} is not one of PyTorch's": work.optimizer not in OF_PYTORCH,
         "the model has hooks": any(
-            each._forward_hooks or each._forward_pre_hooks for each in model.modules()
+            module._forward_hooks or module._forward_pre_hooks for module in model.modules()
         ),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")

@@ -54,9 +54,9 @@ def fix_parameters(model: nn.Module, names: Collection[str]) -> Iterator[None]:
 def _versions(model: nn.Module) -> dict[str, tuple[int, int]]:
     """Return the address of each frozen parameter's values, and how often they were written."""
     return {
-        name: (each.data_ptr(), each._version)
-        for name, each in model.named_parameters()
-        if not each.requires_grad
+        name: (parameter.data_ptr(), parameter._version)
+        for name, parameter in model.named_parameters()
+        if not parameter.requires_grad
     }
 
 

@@ -33,8 +33,8 @@ def generators_of(device: torch.device) -> list[torch.Generator]:
 
 def restore_states(generators: Sequence[torch.Generator], states: Sequence[torch.Tensor]) -> None:
     """Set the state of each generator."""
-    for each, state in zip(generators, states, strict=True):
-        each.set_state(state)
+    for generator, state in zip(generators, states, strict=True):
+        generator.set_state(state)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from fairbloom.protocol.scores import COUNT, GroupScore, name_in_group
 from fairbloom.tasks import Task
 from fairbloom.tasks.measures import clients_of
 
-from .guard.audit_log import hold_back
+from .gate import hold_back
 
 
 def measure_groups(
@@ -81,7 +81,7 @@ def measure_groups(
             for client, report in enumerate(reports):
                 shown = large[client]
                 if subsets:
-                    shown = reportable([each[client] for each in subsets], smallest, shown)
+                    shown = reportable([subset[client] for subset in subsets], smallest, shown)
                     report |= {
                         name_in_group(score.over, grouping, names[place]): parts[client][place]
                         for place in shown

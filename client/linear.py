@@ -11,10 +11,10 @@ from torch.nn.functional import cross_entropy
 from fairbloom.tasks import Examples, Task
 from fairbloom.tasks.inputs import Inputs, tensors_of
 
-from .work import LocalWork, step_fields
+from .work import Kind, LocalWork, fields_of, step_fields
 
 # The fields of local work that this step supports.
-SUPPORTED = frozenset({"learning_rate", "momentum", "weight_decay", "pull"})
+SUPPORTED = fields_of(Kind.LINEAR)
 
 # Takes a step of SGD in place, on the mean loss of a batch of inputs and targets.
 TakeStep = Callable[[Inputs, Tensor], None]
@@ -92,7 +92,7 @@ def _layer_of(model: nn.Module) -> nn.Linear | None:
     flat = all(
         type(each) is nn.Flatten and (each.start_dim, each.end_dim) == (1, -1) for each in before
     )
-    hooked = any(each._forward_hooks or each._forward_pre_hooks for each in model.modules())
+    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     if not flat or hooked or type(last) is not nn.Linear or last.bias is None:
         return None
     return last if last.weight.requires_grad and last.bias.requires_grad else None

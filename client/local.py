@@ -5,7 +5,7 @@ It knows neither Flower nor messages, and no rules of methods: see `fairbloom.cl
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -21,21 +21,18 @@ from fairbloom.tasks import Splits, Task, find_task, load_task
 from fairbloom.tasks.models import frozen_parameters
 from fairbloom.tasks.score import count_classes, has_two_classes
 
-from .capture import Capture
+from .capture import NO_CAPTURE, Capture
 from .device import choose_device
-from .guard.audit_log import hold_back
-from .guard.disclosure import Gate
-from .guard.evaluated_model import keep_preprocessing
-from .guard.order import secret_order
+from .gate import OpenGate
 from .metrics import ON_TESTS, TRAIN, Measurement
 from .states import (
     PERSONAL,
-    REPORTED,
     ClientStates,
     StateDict,
     Version,
     explain_disk_errors,
     folder_of,
+    keep_preprocessing,
 )
 from .training import measure, with_channels_last
 from .work import LocalWork
@@ -54,13 +51,11 @@ class LocalClient:
     model
         One model per process, which every client overwrites.
     order
-        The seed of the order of its examples; on a device, a secret of the device.
+        The seed of the order of its examples: the run's, or on a device a secret of the device.
     gate
-        Decides what may leave the device; None in one process, where nothing leaves.
+        Decides what may leave a device; in one process, everything.
     capture
-        Records the local steps on a CUDA device; None: they are launched operation by operation.
-    account
-        Its simulated privacy account, which makes all of its replies; None: it has none.
+        Records the local steps on a CUDA device, if they are recorded.
     """
 
     name: str
@@ -71,9 +66,8 @@ class LocalClient:
     model: torch.nn.Module
     states: ClientStates
     order: int | str
-    gate: Gate | None = None
-    capture: Capture | None = None
-    account: Any = None
+    gate: OpenGate = field(default_factory=OpenGate)
+    capture: Capture = NO_CAPTURE
 
     @classmethod
     def of(
@@ -82,11 +76,9 @@ class LocalClient:
         partition: object,
         name: str | None = None,
         states: Mapping[str, Mapping[int, StateDict]] | None = None,
-        min_rows: int | None = None,
-        order: int | str | None = None,
         until: float = -math.inf,
     ) -> "LocalClient":
-        """Return the client of a partition of the task's data.
+        """Return the client of a partition of the task's data, as it is in one process.
 
         Parameters
         ----------
@@ -96,11 +88,6 @@ class LocalClient:
             The server's name of it; None: the task's.
         states
             The versions of its states that are in memory, by name and round.
-        min_rows
-            Fewest rows behind a number that leaves the device; None in one process, where nothing
-            leaves.
-        order
-            The seed of the order of its examples; None: the run's, on a device a secret.
         until
             The moment up to which a write of its states is tried again; see `ClientStates`.
         """
@@ -110,13 +97,10 @@ class LocalClient:
         folder = folder_of(settings, key)
         keep_preprocessing(folder, task, (key,))
         splits = task.splits(key)
-        gate = None if min_rows is None else Gate(min_rows, task, splits)
         files: Versions | None = None
         if folder is not None:
             with explain_disk_errors("read from"):
                 files = Versions(folder)
-        if order is None:
-            order = settings.seed if gate is None else secret_order(settings, until)
         return cls(
             name or key,
             key,
@@ -125,17 +109,14 @@ class LocalClient:
             splits,
             model,
             ClientStates(files, in_memory=states, until=until),
-            order,
-            gate,
+            settings.seed,
         )
 
     def describe_tests(self) -> Metrics:
         """Return the number of test examples and, of two classes, the share of the larger one."""
         share = self._larger_class
-        if self.gate is None:
-            return {wire.NUM_EXAMPLES: len(self.splits.test), **share}
         return {
-            **self.gate.pass_count(ON_TESTS.examples),
+            **self.gate.pass_count(ON_TESTS.examples, self.splits.test),
             **(self.gate.pass_scores(ON_TESTS, share) if share else share),
         }
 
@@ -148,34 +129,9 @@ class LocalClient:
         self, measurement: Measurement, scores: Mapping[str, float], terms: Terms
     ) -> dict[str, float]:
         """Return measured scores as this client reports them, by their names on the wire."""
-        if self.gate is not None:
-            scores = self.gate.pass_scores(measurement, scores)
-        (reported,) = report_all([self], measurement, [scores], terms)
+        passed = self.gate.pass_scores(measurement, scores)
+        (reported,) = report_all([self], measurement, [passed], terms)
         return reported
-
-    def first_numbers(
-        self, work: str, numbers: Mapping[str, int | float], terms: Terms
-    ) -> dict[str, int | float]:
-        """Return numbers of a model as they leave with a message of this `work` of a round.
-
-        A server chooses the arrays that the client does not keep, and could solve exact numbers for
-        those that it keeps. So a device reports numbers of both in three digits, and in a round no
-        other ones. With other data, it reports them again.
-        """
-        if self.gate is None or not terms.keeps_arrays:
-            return dict(numbers)
-        reported = dict(self.states.at(REPORTED, terms.server_round) or {})
-        leaving = dict[str, int | float]()
-        for name, number in numbers.items():
-            rounded = number if isinstance(number, int) else float(f"{number:.3g}")
-            key = f"{work} {name} {len(self.splits.train)} {len(self.splits.test)}"
-            first = reported.setdefault(key, torch.tensor(rounded, dtype=torch.float64))
-            if float(first) == rounded:
-                leaving[name] = rounded
-            else:
-                hold_back(f"{name}, because another one has left in round {terms.server_round}")
-        self.states.keep(REPORTED, terms.server_round, reported)
-        return leaving
 
     def measured(self, measurement: Measurement, terms: Terms) -> dict[str, float]:
         """Measure the current model; return what this client reports of it."""
@@ -186,22 +142,22 @@ class LocalClient:
     @property
     def smallest_group(self) -> int:
         """Fewest examples of a group that is reported, or fewest units if they have units."""
-        return max(self.settings.smallest_group, self._min_rows)
+        return max(self.settings.smallest_group, self.gate.min_rows)
 
     def smallest_batch(self, work: LocalWork) -> int:
         """Return the fewest examples of a last batch: with fewer, it joins the one before it."""
-        asked = (self.settings.smallest_batch, self._min_rows)
+        asked = (self.settings.smallest_batch, self.gate.min_rows)
         return self.splits.train.rows_of_units(
             max((each for each in asked if each <= work.batch_size), default=1)
         )
 
-    @property
-    def _min_rows(self) -> int:
-        return 1 if self.gate is None else self.gate.min_rows
-
     def trainable(self) -> list[tuple[str, Parameter]]:
         """Return the trainable parameters and their names."""
-        return [(name, each) for name, each in self.model.named_parameters() if each.requires_grad]
+        return [
+            (name, parameter)
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad
+        ]
 
     def load_personal(self, before: int, names: Collection[str] = ()) -> int:
         """Load what `personal` returns; return its round."""

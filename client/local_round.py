@@ -1,24 +1,26 @@
-"""One client's round of training on a server's terms, with the rules that the terms ask for.
+"""A round of training on a server's terms, with the rules that the terms ask for.
 
 It knows neither Flower nor messages.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
 
-from fairbloom.logs import log
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.terms import Terms
 from fairbloom.tasks.models import sendable
 
-from .capture import Capture
+from .capture import NO_CAPTURE, Capture
 from .frozen import check_frozen_unchanged, fix_parameters
 from .local import LocalClient, Metrics
 from .metrics import (
+    AFTER,
     ALL_METRICS,
+    BEFORE,
     OF_EVALUATION,
     OWN,
     PERSONAL,
@@ -28,20 +30,18 @@ from .metrics import (
     requested_metrics,
 )
 from .plan import global_work, personal_works, work_of_client
-from .round import ClientRound
-from .rules.arrays import check_finite
-from .rules.base import HOOKS, Arrays, Corrector, GradientOffset, Rule
+from .rules.base import HOOKS, Corrector, GradientOffset, hooks_of
 from .rules.registry import kinds_of, rules_of
-from .rules.rule_round import RuleRound
-from .states import RULE, StateDict, Version
+from .rules.rule_round import RuleRound, finish_rules, start_rule
+from .states import StateDict
 from .support import Support
 from .training import AfterStep, CorrectStep, measure_slope, train
-from .work import Copy, LocalWork, StepsTaken, run_work
+from .work import Copy, Kind, LocalWork, StepsTaken, fields_of, run_work
 
 # Everything: each engine that computes clients one by one supports it.
 SUPPORTED = Support(
-    hooks=frozenset(HOOKS) | {"shift"},
-    work=frozenset(each.name for each in fields(LocalWork)),
+    hooks=frozenset(HOOKS) | hooks_of(GradientOffset.shift),
+    work=fields_of(*Kind),
     metrics=ALL_METRICS | {wire.INEXACTNESS},
 )
 
@@ -72,19 +72,13 @@ def train_client(
 
     Raise ReportableError if this client is a straggler in this round and stragglers are dropped.
     """
-    if client.account is not None:
-        update: Update = client.account.train(client, received, terms, sent)
-        return update
-    training = _ClientTraining(client, received, terms, sent)
+    training = _SingleRound(client, received, terms, sent)
     training.run()
     return training.update
 
 
 def evaluate_client(client: LocalClient, received: StateDict, terms: Terms) -> Metrics:
     """Measure the received model on the test set, and more if the terms ask for it."""
-    if client.account is not None:
-        report: Metrics = client.account.evaluate(client, received, terms)
-        return report
     client.model.load_state_dict(received)
     metrics = client.describe_tests()
     own: Metrics = {}
@@ -98,9 +92,9 @@ def evaluate_client(client: LocalClient, received: StateDict, terms: Terms) -> M
         if measurements and model != RECEIVED:
             metrics |= load_to_measure(client, model, terms)
         measured = metrics if model == RECEIVED else own
-        for each in measurements:
-            measured |= client.measured(each, terms)
-    return metrics | client.first_numbers("evaluate", own, terms)
+        for measurement in measurements:
+            measured |= client.measured(measurement, terms)
+    return metrics | client.gate.pass_numbers("evaluate", own, terms, client.states)
 
 
 def load_to_measure(client: LocalClient, model: str, terms: Terms) -> Metrics:
@@ -127,9 +121,8 @@ def own_work(client: LocalClient, work: LocalWork, terms: Terms, training: str =
         work_of_client(work, client.settings, terms, client.key, training, order),
         smallest_batch=client.smallest_batch(work),
     )
-    if client.gate is not None:
-        client.gate.check_training()
-        client.gate.check_work(planned, terms)
+    client.gate.check_training()
+    client.gate.check_work(planned, terms)
     return planned
 
 
@@ -140,7 +133,7 @@ def train_here(
     *,
     correct: CorrectStep | None = None,
     after_step: AfterStep | None = None,
-    capture: Capture | None = None,
+    capture: Capture = NO_CAPTURE,
 ) -> StepsTaken:
     """Train the client's model on its examples, as `train` does; return the steps.
 
@@ -157,93 +150,151 @@ def train_here(
         after_step=after_step,
         capture=capture,
     )
-    if client.gate is not None:
-        client.gate.check_steps(work, steps.count, client.model)
+    client.gate.check_steps(work, steps.count, client.model)
     return steps
 
 
-def start_rule(
-    client: LocalClient,
-    rule: Rule,
-    received: StateDict,
-    terms: Terms,
-    sent: Mapping[str, StateDict],
-) -> RuleRound:
-    """Return the round of a rule that corrects steps, begun from the client's stored state."""
-    version = client.states.of_rule(terms)
-    trainable = {name: received[name] for name, _ in client.trainable()}
-    expected = {name: array.shape for name, array in trainable.items()}
-    stored = {name: array.shape for name, array in version.state.items()}
-    if version.made and isinstance(rule, GradientOffset) and stored != expected:
-        log.warning(
-            "the state that client %s keeps belongs to another model: the client begins again"
-            " without state",
-            client.name,
-        )
-        version = Version(0, {})
-    return RuleRound(rule, trainable, version, sent)
+class ClientRound(ABC):
+    """A round of training of one client, or of several at once; `run` defines its order.
 
-
-def finish_rules(
-    training: Sequence[tuple[LocalClient, RuleRound, Arrays, StepsTaken]], terms: Terms
-) -> list[Arrays]:
-    """Finish the clients' rounds of a rule, each with its trained parameters and its steps.
-
-    Store the clients' new states, and return the parameters that each of them replies.
+    The clients share their model. `sent` has the further vectors of the message, by record.
     """
-    finished = [started.finish(trained, steps) for _, started, trained, steps in training]
-    check_finite(part for _, started, _, _ in training for part in started.finished)
-    for (client, started, _, _), (_, kept) in zip(training, finished, strict=True):
-        client.states.keep(RULE, terms.server_round, kept, started.origin)
-    return [replied for replied, _ in finished]
+
+    def __init__(
+        self,
+        clients: Sequence[LocalClient],
+        received: StateDict,
+        terms: Terms,
+        sent: Mapping[str, StateDict],
+    ) -> None:
+        self._clients = clients
+        self._model = clients[0].model
+        self._received = received
+        self._terms = terms
+        self._sent = sent
+        self._rules = rules_of(clients[0].settings, terms)
+        self._own = tuple(
+            name for rule in self._rules for name in rule.personal_arrays(self._model)
+        )
+        self._watching = [rule for rule in self._rules if "after_step" in rule.hooks()]
+        self._scores: list[Metrics] = [{} for _ in clients]
+        self._started: list[RuleRound] = []  # of each client, if a rule corrects its steps
+
+    def run(self) -> None:
+        """Call the parts of the round in their order."""
+        self.before()
+        self.measure(BEFORE)
+        self.report()
+        self.start()
+        self.take_steps()
+        self.finish()
+        self.measure(AFTER)
+        self.reply()
+        self.after()
+
+    def before(self) -> None:
+        """Call the rules that work before everything else, with the received model."""
+        self._call("before")
+
+    @abstractmethod
+    def measure(self, measurement: Measurement) -> None:
+        """Measure the current model, if the terms ask for it."""
+
+    def report(self) -> None:
+        """Call the rules that report on the received model, or make a second one from it."""
+        self._call("report")
+
+    def start(self) -> None:
+        """Start the rules that correct steps."""
+        for rule in self._rules:
+            if isinstance(rule, Corrector):
+                self._started = [
+                    start_rule(
+                        client,
+                        rule,
+                        self._received,
+                        self._terms.of_client(client.name),
+                        self._sent,
+                    )
+                    for client in self._clients
+                ]
+
+    @abstractmethod
+    def take_steps(self) -> None:
+        """Train the received model."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Finish these rules: they may change the trained model, and store state."""
+
+    @abstractmethod
+    def reply(self) -> None:
+        """Make the reply: the trained model, and the metrics that the terms ask for."""
+
+    @abstractmethod
+    def after(self) -> None:
+        """Train models of the client's own, which change nothing in the reply."""
+
+    def _call(self, hook: str) -> None:
+        """Call a hook of the rules with the received model; note the numbers that they report."""
+        for rule in self._rules:
+            if hook in rule.hooks():
+                self._model.load_state_dict(self._received)
+                for client, scores in zip(self._clients, self._scores, strict=True):
+                    if self._own:
+                        client.load_personal(self._terms.server_round, self._own)
+                    scores.update(getattr(rule, hook)(client))
+
+    def _after_step(self, step: int, copy: Copy, last: bool) -> None:
+        """Call the rules that look at the model after a step."""
+        for rule in self._watching:
+            rule.after_step(step, copy, last=last)
+
+    def _metrics(self, row: int, done: Callable[[], WorkDone]) -> Metrics:
+        """Return the metrics that one of the clients replies."""
+        client = self._clients[row]
+        terms = self._terms.of_client(client.name)
+        scores = client.gate.pass_numbers("train", self._scores[row], terms, client.states)
+        metrics: Metrics = {wire.NUM_EXAMPLES: len(client.splits.train)}
+        metrics |= requested_metrics(terms.measure, scores, done)
+        if terms.state_round is not None:
+            metrics[wire.STATE_ROUND] = self._started[row].origin if self._started else 0
+        return metrics
 
 
-class _ClientTraining(ClientRound):
+class _SingleRound(ClientRound):
     """The round of one client."""
 
     def __init__(
         self, client: LocalClient, received: StateDict, terms: Terms, sent: Mapping[str, StateDict]
     ) -> None:
+        super().__init__([client], received, terms, sent)
         self._client = client
-        self._received = received
-        self._terms = terms
-        self._sent = sent
-        self._rules = rules_of(client.settings, terms)
         self._work = own_work(client, global_work(client.settings, terms, self._rules), terms)
-        self._scores: dict[str, float] = {}
-        self._started: RuleRound | None = None
-        self._steps = StepsTaken()
-        self._own = tuple(
-            name for rule in self._rules for name in rule.personal_arrays(client.model)
-        )
         client.model.load_state_dict(received)
         if self._own:
             client.load_personal(terms.server_round, self._own)
-
-    def before(self) -> None:
-        for rule in self._rules:
-            self._scores |= rule.before(self._client)
 
     def measure(self, measurement: Measurement) -> None:
         client = self._client
         if not measurement.applies(self._terms, client.splits):
             return
-        # on a device, a message without a step tells no loss of the model in it
-        if client.gate is None or not (self._work.idle or self._work.steps == 0):
-            self._scores |= client.measured(measurement, self._terms)
+        if client.gate.shows_loss(self._work):
+            self._scores[0] |= client.measured(measurement, self._terms)
         elif client.load_personal(self._terms.server_round):
-            self._scores |= client.measured(measurement, self._terms)
+            self._scores[0] |= client.measured(measurement, self._terms)
             client.model.load_state_dict(self._received)
 
     def report(self) -> None:
         if wire.INEXACTNESS in self._terms.measure:
             with fix_parameters(self._client.model, self._own):
-                self._anchor = [each.detach().clone() for _, each in self._client.trainable()]
+                self._anchor = [
+                    parameter.detach().clone() for _, parameter in self._client.trainable()
+                ]
                 self._slope = self._measure_slope()
+        super().report()
         for rule in self._rules:
-            self._scores |= rule.report(self._client)
-        for rule in self._rules:
-            self._scores |= rule.make_second_model(
+            self._scores[0] |= rule.make_second_model(
                 self._client, self._received, self._work.learning_rate
             )
 
@@ -253,26 +304,13 @@ class _ClientTraining(ClientRound):
         pull = sum(rule.pull() for rule in self._rules)
         return measure_slope(client.model, client.task, client.splits.train, pull, self._anchor)
 
-    def start(self) -> None:
-        for rule in self._rules:
-            if isinstance(rule, Corrector):
-                self._started = start_rule(
-                    self._client, rule, self._received, self._terms, self._sent
-                )
-
     def take_steps(self) -> None:
         client = self._client
-        started = self._started
-        correct = None if started is None else started.correct
-        watching = [rule for rule in self._rules if "after_step" in rule.hooks()]
-
-        def after_step(step: int, copy: Copy, last: bool) -> None:
-            for rule in watching:
-                rule.after_step(step, copy, last=last)
-
         first = [work for rule in self._rules if (work := rule.work_on_own(self._work)) is not None]
-        for work in first:
-            self._train_own(work)
+        others = {name for name, _ in client.trainable()}.difference(self._own)
+        for work in first:  # on the arrays that the client keeps
+            with fix_parameters(client.model, others):
+                train_here(client, own_work(client, work, self._terms, PERSONAL))
         with (
             check_frozen_unchanged(client.model),
             fix_parameters(client.model, self._own if first else ()),
@@ -280,25 +318,17 @@ class _ClientTraining(ClientRound):
             self._steps = train_here(
                 client,
                 self._work,
-                correct=correct,
-                after_step=after_step if watching else None,
+                correct=self._started[0].correct if self._started else None,
+                after_step=self._after_step if self._watching else None,
                 capture=client.capture,
             )
 
-    def _train_own(self, work: LocalWork) -> None:
-        """Train the arrays that the client keeps, with all others fixed."""
-        client = self._client
-        work = own_work(client, work, self._terms, PERSONAL)
-        others = {name for name, _ in client.trainable()}.difference(self._own)
-        with fix_parameters(client.model, others):
-            train_here(client, work)
-
     def finish(self) -> None:
         client = self._client
-        if self._started is None:
+        if not self._started:
             return
         trained = sendable({name: parameter.detach() for name, parameter in client.trainable()})
-        (replied,) = finish_rules([(client, self._started, trained, self._steps)], self._terms)
+        (replied,) = finish_rules([(client, self._started[0], trained, self._steps)], self._terms)
         if replied is not trained:
             client.model.load_state_dict({**client.model.state_dict(), **replied})
 
@@ -308,22 +338,16 @@ class _ClientTraining(ClientRound):
 
         def changes() -> list[tuple[torch.Tensor, torch.Tensor]]:
             return [
-                (self._received[name], each)
-                for name, each in client.trainable()
+                (self._received[name], parameter)
+                for name, parameter in client.trainable()
                 if name not in self._own
             ]
 
         if wire.INEXACTNESS in terms.measure:
             # Without a slope at first, the client began at its minimum.
             with fix_parameters(client.model, self._own):
-                self._scores[wire.INEXACTNESS] = self._measure_slope() / (self._slope or 1.0)
+                self._scores[0][wire.INEXACTNESS] = self._measure_slope() / (self._slope or 1.0)
         done = WorkDone(lambda: self._work.learning_rate, changes, lambda: self._steps.rate_sum)
-        metrics: Metrics = {wire.NUM_EXAMPLES: len(client.splits.train)}
-        metrics |= requested_metrics(
-            terms.measure, client.first_numbers("train", self._scores, terms), lambda: done
-        )
-        if terms.state_round is not None:
-            metrics[wire.STATE_ROUND] = 0 if self._started is None else self._started.origin
         record = ""
         second: StateDict = {}
         for rule in self._rules:
@@ -336,7 +360,7 @@ class _ClientTraining(ClientRound):
             client.keep_personal(terms.server_round, trained, self._own)
         self.update = Update(
             {name: tensor for name, tensor in trained.items() if name not in self._own},
-            metrics,
+            self._metrics(0, lambda: done),
             second,
             record,
         )
@@ -353,7 +377,7 @@ class _ClientTraining(ClientRound):
             )
         for work in works:
             client.model.load_state_dict(self._received)
-            anchor = [each.detach().clone() for _, each in client.trainable()]
+            anchor = [parameter.detach().clone() for _, parameter in client.trainable()]
             client.load_personal(before=terms.server_round)
             train_here(
                 client, own_work(client, work, terms, PERSONAL), anchor, capture=client.capture

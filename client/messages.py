@@ -1,5 +1,7 @@
 """What a client reads in Flower's messages and context: its settings, and arrays as tensors.
 
+A mod logs what each message asked, and what left in reply.
+
 PyTorch and the data are imported late, as in `fairbloom.client.app`.
 """
 
@@ -7,26 +9,37 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
 
-from flwr.app import Array, ArrayRecord, Context, Message
+from blake3 import blake3
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
+from fairbloom.errors import ReportableError, reportable
 from fairbloom.logs import log
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.codec import Codec, name_of
-from fairbloom.protocol.settings import Mark, RunSettings, marked
+from fairbloom.protocol.settings import FINGERPRINT, Mark, RunSettings, marked
 from fairbloom.protocol.terms import Terms
-from fairbloom.recorddict import read_values
+from fairbloom.recorddict import read_values, view_of
+from fairbloom.system.retry import deadline, write_until
 from fairbloom.tables.schema import with_files
 from fairbloom.tasks import find_task, forget_tasks
 
+from .gate import NOTED
+from .guard.accepted_schemas import SHOWN, digest_of
+from .guard.accepted_settings import SCHEMA_KEY
 from .guard.limits import DEFAULT_MIN_ROWS
+from .guard.log_entries import shorten
+from .guard.log_files import open_log
 
 if TYPE_CHECKING:
     from torch.nn import Module
+
+    from fairbloom.flower import ClientAppCallable
 
     from .local import LocalClient
     from .states import StateDict
@@ -34,6 +47,9 @@ if TYPE_CHECKING:
 # Settings that are paths on this device. The owner sets them in the node config, which overrides a
 # run's settings.
 PLACES = marked(Mark.DEVICE)
+
+# The key of the secret of a client without a state folder, in its record of Flower's context.
+KEY = "secret"
 
 
 @lru_cache(maxsize=1)
@@ -51,11 +67,25 @@ def is_deployed(context: Context) -> bool:
     return "num-partitions" not in node or any(node.get(key) for key in PLACES)
 
 
-def min_rows_in(context: Context) -> int | None:
-    """Return the fewest rows behind a number that leaves the device; None in one process."""
+def min_rows_in(context: Context) -> int:
+    """Return the fewest rows behind a number that leaves the device; 0 in one process."""
     if not is_deployed(context):
-        return None
+        return 0
     return int(context.node_config.get(wire.MIN_ROWS, DEFAULT_MIN_ROWS))
+
+
+def order_in(context: Context, settings: RunSettings) -> int | str | None:
+    """Return the seed of the order if it is the owner's choice, or in the context, else None."""
+    from .guard.order import NAME
+    from .states import fingerprint_of
+
+    if context.node_config.get(wire.ORDER) == wire.ORDER_OF_RUN:
+        return settings.seed
+    if settings.state_dir:
+        return None
+    record = ConfigRecord({KEY: token_hex()})
+    kept = context.state.config_records.setdefault(NAME, record)
+    return f"{kept[KEY]!s} {fingerprint_of(settings)}"
 
 
 def own_settings(context: Context) -> tuple[RunSettings, object, str | None]:
@@ -156,3 +186,81 @@ def keep_evaluated(context: Context, local: LocalClient, received: StateDict, te
             state_dir,
             error.strerror,
         )
+
+
+# The log of a device ------------------------------------------------------------------------------
+
+
+def log_exchange(message: Message, context: Context, answer: ClientAppCallable) -> Message:
+    """Log a message and its reply, if the client has a state-dir; a mod of Flower's.
+
+    `fairbloom client` makes the state-dir, and puts this mod around an owner's own app, too.
+    """
+    place = str(context.node_config.get("state-dir", ""))
+    folder = Path(place)
+    # another one of this mod, around the app, logs already
+    if NOTED.get() is not None or not place or not folder.is_dir():
+        return answer(message, context)
+    until = deadline(message.metadata.ttl)
+    config: Mapping[str, Any] = message.content.config_records.get(wire.CONFIG) or {}
+    settings = context.run_config
+    entry: dict[str, Any] = {
+        "run": message.metadata.run_id,
+        "message": message.metadata.message_id,
+        "asked": message.metadata.message_type,
+        "task": shorten(settings.get("task", "unknown")),
+        "settings-digest": str(settings.get(FINGERPRINT, ""))[:SHOWN],
+        "terms": shorten({key: value for key, value in config.items() if key != wire.FROZEN}),
+    }
+    if schema := str(settings.get(SCHEMA_KEY, "")):
+        entry["schema"] = digest_of(schema)[:SHOWN]
+    if models := message.content.array_records:
+        entry["received"] = {name: digest_record(model) for name, model in models.items()}
+    noted: dict[str, Any] = {}
+    token = NOTED.set(noted)
+    try:
+        reply = answer(message, context)
+    except (Exception, SystemExit) as error:
+        open_log(folder).note({**entry, "refused": reportable(error)}, settings)
+        raise
+    finally:
+        NOTED.reset(token)
+    if reply.has_error():  # of another mod
+        open_log(folder).note({**entry, "refused": str(reply.error.reason)}, settings)
+        return reply
+    sent = {**entry, "sent": plain_values(reply.content), **noted}
+    try:  # before it leaves
+        write_until(lambda: open_log(folder).note({**sent}, settings), until, folder)
+    except OSError as error:
+        raise ReportableError(
+            "the log of what leaves this client cannot be written to its state-dir"
+            f" ({error.strerror}), and nothing leaves unlogged: free space on its disk"
+        ) from error
+    return reply
+
+
+def digest_record(arrays: ArrayRecord) -> str:
+    """Return the beginning of the digest of arrays with their names, after its algorithm.
+
+    It is of their bytes as they came: an own app's arrays need not be NumPy's, and `digest_arrays`
+    would have to decode a hostile server's before they are logged.
+    """
+    total = blake3()
+    for name, array in arrays.items():
+        total.update(f"{name} {array.dtype} {array.shape} ".encode())
+        total.update(view_of(array))
+    return f"blake3 {total.hexdigest()[:SHOWN]}"
+
+
+def plain_values(content: RecordDict) -> dict[str, Any]:
+    """Return the records of a reply as plain values; arrays as their types and shapes."""
+    arrays = {
+        name: {
+            key: f"{array.dtype}, {'×'.join(map(str, array.shape))}"
+            for key, array in record.items()
+        }
+        for name, record in content.array_records.items()
+    }
+    return {
+        shorten(name): shorten(arrays.get(name) or dict(record)) for name, record in content.items()
+    }

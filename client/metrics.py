@@ -145,7 +145,7 @@ WORK_METRICS: Mapping[str, Callable[[WorkDone], float]] = {
 # The metrics that every engine of Fairbloom's clients has: patterns of measurements, and names.
 ALL_METRICS = frozenset(
     {
-        *(each.pattern for each in (*OF_TRAINING, *OF_EVALUATION)),
+        *(measurement.pattern for measurement in (*OF_TRAINING, *OF_EVALUATION)),
         *WORK_METRICS,
         *wire.BETWEEN_GROUPS,
         BY_GROUP,

@@ -10,8 +10,9 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,13 +20,14 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fairbloom.errors import ReportableError
-from fairbloom.protocol.settings import RunSettings
+from fairbloom.logs import log
+from fairbloom.protocol.settings import FINGERPRINT, RunSettings, fingerprint
 from fairbloom.protocol.terms import Terms
+from fairbloom.system.files import make_folder, write_private
 from fairbloom.system.retry import write_until
 from fairbloom.system.versions import Entry, Point, Versions, needed_since
-from fairbloom.tables.preprocessing import PREPROCESSING
-
-from .guard.accepted_settings import FINGERPRINT, fingerprint
+from fairbloom.tables.preprocessing import PREPROCESSING, Preprocessing
+from fairbloom.tasks import Task
 
 StateDict = dict[str, Tensor]
 
@@ -191,8 +193,8 @@ def store(files: Versions | None, clients: Iterable[ClientStates], since: int) -
     if files is None or not changed:
         return
     files.write(version for each in changed for version in each.take_unstored())
-    for each in changed:
-        each.note_stored(since)
+    for client in changed:
+        client.note_stored(since)
     files.tidy()
 
 
@@ -243,3 +245,27 @@ def folder_of(settings: RunSettings, client: str) -> Path | None:
     """Return the folder of a client's states in runs with these settings; None: in memory only."""
     folder = state_folder(settings)
     return None if folder is None else folder / folder_name(client)
+
+
+def keep_preprocessing(folder: Path | None, task: Task, clients: Sequence[str]) -> None:
+    """Write the preprocessing of a client, or of several, into a folder; only log a disk error."""
+    if folder is None or task.preprocessing is None:
+        return
+    path = folder / PREPROCESSING
+    content = _encode(task.preprocessing, tuple(clients))
+    try:
+        if path.exists() and path.read_bytes() == content:
+            return
+        make_folder(folder)
+        write_private(path, content)
+    except OSError as error:
+        log.warning(
+            "%s cannot be written, so that nothing can be predicted by it: %s", path, error.strerror
+        )
+
+
+@lru_cache(maxsize=1)  # called with every message to a deployed client
+def _encode(preprocessing: Callable[[str], Preprocessing], clients: tuple[str, ...]) -> bytes:
+    if len(clients) == 1:
+        return preprocessing(*clients).encode()
+    return preprocessing("").of_clients(map(preprocessing, clients)).encode()

@@ -57,7 +57,11 @@ class Support:
             for name in terms.measure
             if metric_row(name) not in {"", *self.metrics}
         ]
-        always = [each.pattern for each in (*OF_TRAINING, *OF_EVALUATION) if not each.requested]
+        always = [
+            measurement.pattern
+            for measurement in (*OF_TRAINING, *OF_EVALUATION)
+            if not measurement.requested
+        ]
         if by_group:
             always.append(BY_GROUP)
         unsupported += [
@@ -71,8 +75,8 @@ def metric_row(name: str) -> str:
     if name in {*WORK_METRICS, *BETWEEN_GROUPS, INEXACTNESS}:
         return name
     asked = (
-        each.pattern
-        for each in (*OF_TRAINING, *OF_EVALUATION)
-        if each.requested and each.requests((name,))
+        measurement.pattern
+        for measurement in (*OF_TRAINING, *OF_EVALUATION)
+        if measurement.requested and measurement.requests((name,))
     )
     return next(asked, "")

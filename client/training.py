@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.names import LOSS
@@ -31,12 +29,12 @@ from fairbloom.tasks.models import choose_output
 from fairbloom.tasks.task import AnyExamples, is_of_model
 
 from .augmentation import Augment, make_augmentation
-from .capture import Capture, FixedStep, find_fixed
+from .capture import NO_CAPTURE, Capture, find_step
 from .device import autocast, in_double, read_scalars
 from .generators import generators_of, restore_states
 from .group_metrics import measure_groups
 from .linear import TakeStep, linear_step
-from .work import Copy, LocalWork, StepsTaken, descend
+from .work import Copy, LocalWork, StepsTaken, batches, count_steps, descend, min_batch_of
 
 # Examples per forward pass in evaluation. It bounds memory; the result does not depend on it.
 EVALUATION_BATCH = 4096
@@ -47,7 +45,7 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Seed PyTorch's global generators, from which dropout draws; restore them at the end."""
     # One by one: torch.manual_seed takes 100 times as long, and seeds every CUDA device.
     generators = generators_of(device)
-    states = [each.get_state() for each in generators]
+    states = [generator.get_state() for generator in generators]
     try:
         for each in generators:
             each.manual_seed(seed)
@@ -74,7 +72,7 @@ def train(
     *,
     correct: CorrectStep | None = None,
     after_step: AfterStep | None = None,
-    capture: Capture | None = None,
+    capture: Capture = NO_CAPTURE,
 ) -> StepsTaken:
     """Run the local steps on `model` in place, and return them.
 
@@ -92,10 +90,7 @@ def train(
             f"the model, {type(model).__name__}, has no parameter to train: all are frozen"
             " (requires_grad)"
         )
-    fixed = None
-    if capture is not None:
-        fixed = find_fixed(capture, model, parameters, work, corrected=correct is not None)
-    tensors = fixed or FixedStep(model, parameters, work)
+    tensors = find_step(capture, model, parameters, work, corrected=correct is not None)
     tensors.begin(parameters if anchor is None else anchor, work.learning_rate)
     ends = time.monotonic() + work.time_budget
     min_batch = min_batch_of(model)
@@ -123,15 +118,11 @@ def train(
                 rate=tensors.rate,
             )
 
-    take_step: TakeStep = by_autograd
+    linear: TakeStep | None = None
     in_tensors = None if isinstance(examples, CollatedExamples) else examples
     if in_tensors is not None and isinstance(in_tensors.inputs, Tensor) and correct is None:
-        take_step = (
-            linear_step(model, task, work, tensors.received, tensors.velocity, in_tensors)
-            or by_autograd
-        )
-    if capture is not None and fixed is not None and take_step is by_autograd:
-        take_step = capture.wrap(fixed, take_step)
+        linear = linear_step(model, task, work, tensors.received, tensors.velocity, in_tensors)
+    take_step = linear or capture.wrap(tensors, by_autograd)
     fetched = fetch_batches(
         examples, batches(len(examples), work, min_batch), make_augmentation(work)
     )
@@ -213,83 +204,6 @@ def gradients_of(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | No
     return gradients
 
 
-def batches(count: int, work: LocalWork, min_batch: int = 1) -> Iterator[Tensor]:
-    """Yield the indices of each step's examples.
-
-    Every epoch has a new random order; if each step takes all examples, they keep their order. See
-    `batch_sizes` for the last batch of an epoch.
-    """
-    size = batch_of(count, work)
-    if size < min_batch:
-        raise ReportableError(
-            f"a batch has {size} example here, of {count} to train on, and the model's BatchNorm"
-            f" needs {min_batch}: raise batch-size, leave out clients with a single example, or put"
-            " GroupNorm or LayerNorm in its place"
-        )
-    sizes = batch_sizes(count, work, min_batch)
-    random = None if sizes == [count] else work.random
-    if random is None and sizes != [count]:
-        raise ValueError(
-            f"batches of {size} of {count} examples need an order: give the work a random generator"
-        )
-    epochs = range(work.epochs) if work.steps is None else itertools.count()
-    steps = (
-        batch
-        for _ in epochs
-        for batch in torch.split(_draw_order(count, random)[: sum(sizes)], sizes)
-    )
-    return itertools.islice(steps, work.steps)
-
-
-def _draw_order(count: int, random: np.random.Generator | None) -> Tensor:
-    return torch.arange(count) if random is None else torch.from_numpy(random.permutation(count))
-
-
-def batch_sizes(count: int, work: LocalWork, min_batch: int = 1) -> list[int]:
-    """Return the number of examples of each step of an epoch.
-
-    A last batch of fewer than the work's `smallest_batch` joins the one before it. If one of fewer
-    than `min_batch` is left, it is left out; it has other examples in the next epoch.
-    """
-    size = batch_of(count, work)
-    whole, rest = divmod(count, size)
-    sizes = [size] * whole
-    if 0 < rest < work.smallest_batch:
-        sizes[-1] += rest
-    elif rest >= min_batch:
-        sizes.append(rest)
-    return sizes
-
-
-def count_steps(count: int, work: LocalWork, min_batch: int = 1) -> int:
-    """Return the number of steps of `batches`."""
-    if work.steps is not None:
-        return work.steps
-    return work.epochs * len(batch_sizes(count, work, min_batch))
-
-
-def count_rows(count: int, work: LocalWork, steps: int, min_batch: int = 1) -> int:
-    """Return the number of different examples in the first `steps` steps of `batches`, at least.
-
-    Examples of later epochs than the first are not counted.
-    """
-    return sum(batch_sizes(count, work, min_batch)[:steps])
-
-
-def min_batch_of(model: nn.Module) -> int:
-    """Return the fewest examples of a step: BatchNorm needs the variance of a batch."""
-    return 1 + any(isinstance(module, _BatchNorm) and module.training for module in model.modules())
-
-
-def batch_of(count: int, work: LocalWork) -> int:
-    """Return the batch size with `count` examples; the last batch of an epoch may have another."""
-    if not count:
-        raise ReportableError(
-            "there is no training example here, so nothing can be trained: leave this client out"
-        )
-    return min(work.batch_size or count, count)
-
-
 def outputs_of(model: nn.Module, inputs: Inputs, output: str = "") -> Tensor:
     """Return a model's outputs; the call is model(x), model(**inputs) or model(*inputs).
 
@@ -312,7 +226,10 @@ def _forward(model: nn.Module, inputs: Inputs) -> object:
     if (
         isinstance(inputs, Tensor)
         and inputs.dim() == 4
-        and any(each.dim() == 4 and not each.is_contiguous() for each in model.parameters())
+        and any(
+            parameter.dim() == 4 and not parameter.is_contiguous()
+            for parameter in model.parameters()
+        )
     ):
         inputs = inputs.contiguous(memory_format=torch.channels_last)
     positional, named = arguments_of(inputs)
@@ -381,7 +298,7 @@ def measure(
             for score, compute in task.scores.items()
         },
     }
-    means = read_scalars([in_double(torch.as_tensor(each)).mean() for each in values.values()])
+    means = read_scalars([in_double(torch.as_tensor(value)).mean() for value in values.values()])
     scores = {
         name: mean
         for name, mean in zip(values, means, strict=True)
@@ -464,7 +381,7 @@ class Outputs(NamedTuple):
             if of_model:
                 losses.append(_own_losses(model, returned, len(wanted)))
         pairs = list(zip(outputs, targets, strict=True))
-        if all(len({each.shape[1:] for each in parts}) == 1 for parts in (outputs, targets)):
+        if all(len({part.shape[1:] for part in parts}) == 1 for parts in (outputs, targets)):
             pairs = [(_join(outputs), _join(targets))]
         return cls(pairs, _join(losses or [task.loss(*pair) for pair in pairs]))
 

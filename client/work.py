@@ -1,17 +1,21 @@
-"""Local work: the settings of a client's training, and one step of it."""
+"""Local work: the settings of a client's training, the batches of its steps, and one step."""
 
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from enum import Enum
 from functools import cache
 from math import fsum
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from fairbloom.errors import ReportableError
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.streams import generator, seed_of
 from fairbloom.tasks.optimizers import OF_PYTORCH, SGD, make_optimizer, optimizer_in
@@ -26,6 +30,13 @@ Transform = Callable[[Tensor], Tensor]
 Copy = Callable[[], Any]
 
 
+# What computes a field of local work. LINEAR: also a linear classifier's step without autograd;
+# CHAIN: also a stacked chain that adds gradients as it computes them; STEP: other steps, one by one
+# or stacked; PLAN: no step, as it chooses which steps are taken, and on which inputs; ALONE: the
+# same, but only where a client is computed by itself.
+Kind = Enum("Kind", ["LINEAR", "CHAIN", "STEP", "PLAN", "ALONE"])
+
+
 def unchanged(loss: Tensor) -> Tensor:
     """Return the loss."""
     return loss
@@ -35,7 +46,7 @@ def unchanged(loss: Tensor) -> Tensor:
 class LocalWork:
     """How a client trains.
 
-    `descend` takes one step by these settings; `fairbloom.client.training` chooses the steps.
+    `batches` has the examples of each step, and `descend` takes one step by these settings.
 
     Attributes
     ----------
@@ -71,25 +82,25 @@ class LocalWork:
         Whether forward pass and loss are computed in bfloat16, by torch.autocast.
     """
 
-    epochs: int
-    batch_size: int
-    learning_rate: float
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    nesterov: bool = False
-    optimizer: str = SGD
-    gradient_clip: float = 0.0
-    pull: float = 0.0
-    in_full: bool = False
-    idle: bool = False
-    steps: int | None = None
-    smallest_batch: int = 1
-    time_budget: float = math.inf
-    transform: Transform = unchanged
-    random: np.random.Generator | None = None
-    draws: int = 0
-    augment: str = NO_AUGMENTATION
-    bfloat16: bool = False
+    epochs: int = field(metadata={Kind: Kind.PLAN})
+    batch_size: int = field(metadata={Kind: Kind.PLAN})
+    learning_rate: float = field(metadata={Kind: Kind.LINEAR})
+    momentum: float = field(default=0.0, metadata={Kind: Kind.LINEAR})
+    weight_decay: float = field(default=0.0, metadata={Kind: Kind.LINEAR})
+    nesterov: bool = field(default=False, metadata={Kind: Kind.STEP})
+    optimizer: str = field(default=SGD, metadata={Kind: Kind.STEP})
+    gradient_clip: float = field(default=0.0, metadata={Kind: Kind.STEP})
+    pull: float = field(default=0.0, metadata={Kind: Kind.LINEAR})
+    in_full: bool = field(default=False, metadata={Kind: Kind.PLAN})
+    idle: bool = field(default=False, metadata={Kind: Kind.PLAN})
+    steps: int | None = field(default=None, metadata={Kind: Kind.PLAN})
+    smallest_batch: int = field(default=1, metadata={Kind: Kind.PLAN})
+    time_budget: float = field(default=math.inf, metadata={Kind: Kind.ALONE})
+    transform: Transform = field(default=unchanged, metadata={Kind: Kind.CHAIN})
+    random: np.random.Generator | None = field(default=None, metadata={Kind: Kind.PLAN})
+    draws: int = field(default=0, metadata={Kind: Kind.PLAN})
+    augment: str = field(default=NO_AUGMENTATION, metadata={Kind: Kind.PLAN})
+    bfloat16: bool = field(default=False, metadata={Kind: Kind.STEP})
 
     def make_optimizer(self, parameters: Sequence[Tensor]) -> Optimizer | None:
         """Return the optimizer of these parameters, or None for SGD, which `descend` computes."""
@@ -106,24 +117,6 @@ class LocalWork:
         if self.optimizer in OF_PYTORCH and parameters[0].device.type == "cuda":
             made.param_groups[0]["capturable"] = True  # it counts its steps on the device
         return made
-
-
-# The fields that choose which steps are taken, when, and on which inputs. All others change the
-# step itself.
-NON_STEP_FIELDS = frozenset(
-    {
-        "epochs",
-        "batch_size",
-        "in_full",
-        "idle",
-        "steps",
-        "smallest_batch",
-        "time_budget",
-        "random",
-        "draws",
-        "augment",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -159,9 +152,17 @@ def _defaults(kind: Any) -> Mapping[str, Any]:
     }
 
 
+def fields_of(*kinds: Kind) -> frozenset[str]:
+    """Return the names of the fields of `LocalWork` of these kinds."""
+    return frozenset(each.name for each in fields(LocalWork) if each.metadata[Kind] in kinds)
+
+
+STEP_FIELDS = fields_of(Kind.LINEAR, Kind.CHAIN, Kind.STEP)
+
+
 def step_fields(work: LocalWork) -> frozenset[str]:
     """Return the set fields that change a step; code that replaces `descend` must support them."""
-    return frozenset(set_fields(work)) - NON_STEP_FIELDS
+    return STEP_FIELDS.intersection(set_fields(work))
 
 
 def learning_rate_in(settings: RunSettings, number: int) -> float:
@@ -217,6 +218,83 @@ def batch_order(
 def draws_seed(seed: int | str, number: int, client: str, training: str = "") -> int:
     """Return the seed of the random numbers of a client's model in round `number`."""
     return seed_of(seed, f"{training} dropout".lstrip(), number, client)
+
+
+def batches(count: int, work: LocalWork, min_batch: int = 1) -> Iterator[Tensor]:
+    """Yield the indices of each step's examples.
+
+    Every epoch has a new random order; if each step takes all examples, they keep their order. See
+    `batch_sizes` for the last batch of an epoch.
+    """
+    size = batch_of(count, work)
+    if size < min_batch:
+        raise ReportableError(
+            f"a batch has {size} example here, of {count} to train on, and the model's BatchNorm"
+            f" needs {min_batch}: raise batch-size, leave out clients with a single example, or put"
+            " GroupNorm or LayerNorm in its place"
+        )
+    sizes = batch_sizes(count, work, min_batch)
+    random = None if sizes == [count] else work.random
+    if random is None and sizes != [count]:
+        raise ValueError(
+            f"batches of {size} of {count} examples need an order: give the work a random generator"
+        )
+    epochs = range(work.epochs) if work.steps is None else itertools.count()
+    steps = (
+        batch
+        for _ in epochs
+        for batch in torch.split(_draw_order(count, random)[: sum(sizes)], sizes)
+    )
+    return itertools.islice(steps, work.steps)
+
+
+def _draw_order(count: int, random: np.random.Generator | None) -> Tensor:
+    return torch.arange(count) if random is None else torch.from_numpy(random.permutation(count))
+
+
+def batch_sizes(count: int, work: LocalWork, min_batch: int = 1) -> list[int]:
+    """Return the number of examples of each step of an epoch.
+
+    A last batch of fewer than the work's `smallest_batch` joins the one before it. If one of fewer
+    than `min_batch` is left, it is left out; it has other examples in the next epoch.
+    """
+    size = batch_of(count, work)
+    whole, rest = divmod(count, size)
+    sizes = [size] * whole
+    if 0 < rest < work.smallest_batch:
+        sizes[-1] += rest
+    elif rest >= min_batch:
+        sizes.append(rest)
+    return sizes
+
+
+def count_steps(count: int, work: LocalWork, min_batch: int = 1) -> int:
+    """Return the number of steps of `batches`."""
+    if work.steps is not None:
+        return work.steps
+    return work.epochs * len(batch_sizes(count, work, min_batch))
+
+
+def count_rows(count: int, work: LocalWork, steps: int, min_batch: int = 1) -> int:
+    """Return the number of different examples in the first `steps` steps of `batches`, at least.
+
+    Examples of later epochs than the first are not counted.
+    """
+    return sum(batch_sizes(count, work, min_batch)[:steps])
+
+
+def min_batch_of(model: nn.Module) -> int:
+    """Return the fewest examples of a step: BatchNorm needs the variance of a batch."""
+    return 1 + any(isinstance(module, _BatchNorm) and module.training for module in model.modules())
+
+
+def batch_of(count: int, work: LocalWork) -> int:
+    """Return the batch size with `count` examples; the last batch of an epoch may have another."""
+    if not count:
+        raise ReportableError(
+            "there is no training example here, so nothing can be trained: leave this client out"
+        )
+    return min(work.batch_size or count, count)
 
 
 # Maps the gradients of a step to the corrected gradients, both in the model's order.
@@ -313,5 +391,5 @@ def clip_norms(gradients: Sequence[Tensor], max_norm: float) -> None:
     )
     # 1e-6 as in torch.nn.utils.clip_grad_norm_
     factors = (max_norm / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)
-    for each in gradients:
-        each.mul_(factors.view(-1, *[1] * (each.dim() - 1)))
+    for gradient in gradients:
+        gradient.mul_(factors.view(-1, *[1] * (gradient.dim() - 1)))

@@ -32,7 +32,8 @@ def keep_context(message: Message, context: Context, handler: ClientAppCallable)
     folder of a device.
     """
     config = next(
-        (each for each in message.content.config_records.values() if wire.RUN_FOLDER in each), None
+        (record for record in message.content.config_records.values() if wire.RUN_FOLDER in record),
+        None,
     )
     if config is None:
         return handler(message, context)
@@ -87,7 +88,7 @@ def keep_own(reply: Message, context: Context, terms: Terms) -> None:
         names = PersonalParameters(terms).match(trained)
         kept.update({name: trained[name] for name in names if name not in kept})
         reply.content[key] = ArrayRecord(
-            {name: each for name, each in trained.items() if name not in names}
+            {name: array for name, array in trained.items() if name not in names}
         )
     if kept:
         context.state[RECORD] = kept

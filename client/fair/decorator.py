@@ -22,7 +22,7 @@ from fairbloom.protocol.version import check_protocol
 from ..generators import all_seeded
 from ..rules.registry import kinds_of
 from .contexts import give_own, keep_context, keep_own
-from .training import SUPPORTED, Function, Session
+from .training import SUPPORTED, Function, TrainingCall
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,7 +32,7 @@ Decorator = Callable[[ClientAppCallable], ClientAppCallable]
 CLIPPING_NORM = "clipping_norm"
 
 # The message that is being answered; `train_fn` finds its terms here.
-_SESSION: ContextVar[Session | None] = ContextVar("session", default=None)
+_CALL: ContextVar[TrainingCall | None] = ContextVar("call", default=None)
 
 
 class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
@@ -82,7 +82,7 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
     ) -> None:
         super().__init__()
         refuse_secure_aggregation(mods)
-        self._session = functools.partial(Session, train, test)
+        self._make_call = functools.partial(TrainingCall, train, test)
         self._training_data = training_data
         self._train_mods = mods
         self._seeded = seeded
@@ -131,7 +131,7 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
         client = name_of(context)
         arrays = next(iter(message.content.array_records.values()), ArrayRecord())
         drawn_by = (terms.server_round, terms.seed) if terms.seed else (terms.server_round,)
-        session = self._session(
+        call = self._make_call(
             terms,
             {name: tuple(array.shape) for name, array in arrays.items()},
             load=self._training_data and functools.partial(self._training_data, context),
@@ -148,34 +148,34 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
             if key in each
         }
         shown.content = RecordDict({**message.content, **without})
-        token = _SESSION.set(session)
+        token = _CALL.set(call)
         try:
             reply = self._answer(shown, context, handler)
         finally:
-            _SESSION.reset(token)
+            _CALL.reset(token)
         if reply.has_error():
             return reply
-        if session.asked and session.calls != 1:
+        if call.asked and call.calls != 1:
             raise ReportableError(
-                f"the server asks for {session.asked}, so the train handler must call app.train_fn"
-                f" once for a message, and called it {session.calls} times: write train_fn ="
+                f"the server asks for {call.asked}, so the train handler must call app.train_fn"
+                f" once for a message, and called it {call.calls} times: write train_fn ="
                 " app.train_fn below app = fair(...)"
             )
-        if session.is_checked:
+        if call.is_checked:
             self._checked.add(client)
         for record in reply.content.metric_records.values():
-            self._check_count(record, session)
-            record.update(session.metrics)
-        if session.has_zero_rate:
+            self._check_count(record, call)
+            record.update(call.metrics)
+        if call.has_zero_rate:
             about = reply.content.config_records.get(wire.CLIENT, ConfigRecord())
             reply.content[wire.CLIENT] = ConfigRecord({**about, wire.ZERO_RATE: True})
         return reply
 
-    def _check_count(self, record: MetricRecord, session: Session) -> None:
+    def _check_count(self, record: MetricRecord, call: TrainingCall) -> None:
         """Log once that the handler replies the number of batches for that of examples."""
-        if session.sizes is None or self._has_warned:
+        if call.sizes is None or self._has_warned:
             return
-        batches, examples = session.sizes
+        batches, examples = call.sizes
         if record.get(wire.NUM_EXAMPLES) == batches != examples:
             self._has_warned = True
             log.warning(
@@ -200,8 +200,8 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
 
 def _train_on_terms(train: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Call a training function on the terms of the current message, if there is one."""
-    session = _SESSION.get()
-    outcome: R = train(*args, **kwargs) if session is None else session(args, kwargs)
+    call = _CALL.get()
+    outcome: R = train(*args, **kwargs) if call is None else call(args, kwargs)
     return outcome
 
 

@@ -32,7 +32,7 @@ from ..metrics import (
     WorkDone,
     requested_metrics,
 )
-from ..rules.base import Rule
+from ..rules.base import Rule, hooks_of
 from ..rules.personal import PersonalParameters
 from ..rules.registry import kinds_of
 from ..rules.steps import ClientMomentum, ProximalTerm
@@ -42,8 +42,8 @@ Function = Callable[..., Any]
 
 # The rules and metrics that a user's functions support; their local work is the user's own.
 SUPPORTED = Support(
-    hooks=frozenset({"pull", "replace_steps", "personal_arrays"}),
-    work=frozenset({"pull", "momentum"}),
+    hooks=hooks_of(Rule.pull, Rule.replace_steps, Rule.personal_arrays),
+    work=frozenset(),
     metrics=frozenset(
         {
             *WORK_METRICS,
@@ -55,7 +55,7 @@ SUPPORTED = Support(
 
 
 @dataclass
-class Session:
+class TrainingCall:
     """The work for one message: a call of the training function on its terms.
 
     Attributes
@@ -181,7 +181,9 @@ class ModelSteps:
 
     def __init__(self, model: nn.Module, rules: Sequence[Rule], *, seeded: bool) -> None:
         self.anchor = {
-            each: each.detach().clone() for each in model.parameters() if each.requires_grad
+            parameter: parameter.detach().clone()
+            for parameter in model.parameters()
+            if parameter.requires_grad
         }
         self.rates = list[list[float]]()
         self._pull = sum(rule.pull() for rule in rules)
@@ -292,7 +294,7 @@ def find_model(arguments: Mapping[str, Any], received: Mapping[str, tuple[int, .
         each: {name: (*array.shape,) for name, array in each.state_dict().items()}
         for each in trained
     }
-    matching = [each for each in trained if len(trained) == 1 or shapes[each] == received]
+    matching = [model for model in trained if len(trained) == 1 or shapes[model] == received]
     if len(matching) != 1:
         models = text_if(trained, f"the models {', '.join(trained.values())}")
         given = models or "no torch.nn.Module with trained parameters"
@@ -324,7 +326,7 @@ def find_loader(
 
 def sizes_of(values: Sequence[Any]) -> tuple[int, int] | None:
     """Return the batches and examples of the only DataLoader among values, None if unknown."""
-    loaders = [each for each in values if isinstance(each, DataLoader)]
+    loaders = [value for value in values if isinstance(value, DataLoader)]
     if len(loaders) != 1 or not isinstance(loaders[0].dataset, Sized):
         return None
     return len(loaders[0]), len(loaders[0].dataset)
@@ -346,8 +348,8 @@ def arguments_of(
     parameters = inspect.signature(test).parameters
     needed = [
         name
-        for name, each in parameters.items()
-        if each.default is each.empty and str(each)[0] != "*"
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty and str(parameter)[0] != "*"
     ]
     needed.sort(key=lambda name: (arguments.get(name) is not model, name in values))
     if len(needed) < 2 or not values.keys() >= {*needed[2:]}:

@@ -21,11 +21,12 @@ from typing import Any
 
 from fairbloom.errors import FairbloomError, join_names
 from fairbloom.logs import escape_unprintable
+from fairbloom.protocol.settings import FINGERPRINT
 from fairbloom.system.files import make_folder, write_private
 from fairbloom.system.retry import write_until
 from fairbloom.tables.schema import shorten_value
 
-from .accepted_settings import FINGERPRINT, SCHEMA_KEY, SettingRefusedError
+from .accepted_settings import SCHEMA_KEY, SettingRefusedError
 
 FOLDER = "schemas"
 ACCEPTED = "accepted.json"
@@ -98,7 +99,7 @@ class Schemas:
 
     def accepted(self) -> list[KnownSchema]:
         """Return the schemas that new runs may have."""
-        return [each for each in self.known() if each.state == State.ACCEPTED]
+        return [schema for schema in self.known() if schema.state == State.ACCEPTED]
 
     def text_of(self, schema: KnownSchema) -> str:
         """Return a schema's text."""
@@ -118,9 +119,9 @@ class Schemas:
         make_folder(self._folder)
         digest = digest_of(text)
         others = [
-            each if also or each.state != State.ACCEPTED else replace(each, state=State.ENDED)
-            for each in self.known()
-            if each.digest != digest
+            schema if also or schema.state != State.ACCEPTED else replace(schema, state=State.ENDED)
+            for schema in self.known()
+            if schema.digest != digest
         ]
         write_private(self._folder / f"{digest}.toml", text.encode())
         now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -130,15 +131,15 @@ class Schemas:
     def withdraw(self, start: str) -> KnownSchema:
         """Withdraw the schema with a digest that starts so, from running runs too; return it."""
         known = self.known()
-        found = [each for each in known if start and each.digest.startswith(start)]
+        found = [schema for schema in known if start and schema.digest.startswith(start)]
         if len(found) != 1:
-            choices = ", ".join(each.digest[:SHOWN] for each in known) or "none"
+            choices = ", ".join(schema.digest[:SHOWN] for schema in known) or "none"
             raise FairbloomError(
                 f"{start!r} is not the beginning of one schema's digest; there are {choices}"
             )
         (chosen,) = found
         withdrawn = replace(chosen, state=State.WITHDRAWN)
-        self._write([withdrawn if each == chosen else each for each in known])
+        self._write([withdrawn if schema == chosen else schema for schema in known])
         return withdrawn
 
     def admits(self, digest: str, run: int, settings: str, until: float = -math.inf) -> bool:
@@ -147,7 +148,7 @@ class Schemas:
         `settings` is the fingerprint of the run's settings. That is written again while the disk
         refuses it, up to the moment `until`.
         """
-        state = next((each.state for each in self.known() if each.digest == digest), None)
+        state = next((schema.state for schema in self.known() if schema.digest == digest), None)
         runs: dict[str, list[str]] = read_json(self._folder / RUNS, {})
         is_same = runs.get(str(run)) == [digest, settings]
         if state == State.ACCEPTED and not is_same:
@@ -170,7 +171,7 @@ class Schemas:
     def _write(self, known: Sequence[KnownSchema]) -> None:
         write_private(
             self._folder / ACCEPTED,
-            json.dumps([asdict(each) for each in known], indent=2).encode(),
+            json.dumps([asdict(schema) for schema in known], indent=2).encode(),
         )
 
 
@@ -251,7 +252,7 @@ def describe_schemas(schemas: Schemas) -> Iterator[str]:
 def describe_acceptance(schemas: Schemas, text: str, *, also: bool) -> Iterator[str]:
     """Yield sentences on what accepting a schema ends, and on what it may show."""
     digest = digest_of(text)
-    others = [each for each in schemas.known() if each.digest != digest]
+    others = [schema for schema in schemas.known() if schema.digest != digest]
     yield from (
         f"This ends schema {each.label}: runs that began with it keep it, later ones are"
         " refused. --also keeps both"

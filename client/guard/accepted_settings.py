@@ -10,15 +10,14 @@ from typing import Any
 
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import is_import_string
-from fairbloom.protocol.names import DEPLOYED
 from fairbloom.protocol.parameters import Choices, Parameter
 from fairbloom.protocol.settings import (
-    OWN_SETTINGS,
+    FINGERPRINT,
     SETTINGS,
     Mark,
     SettingsError,
-    digest,
     expand_own_settings,
+    fingerprint,
     marked,
 )
 from fairbloom.tables.schema import shorten_value
@@ -35,10 +34,6 @@ PLAIN = re.compile(r"[A-Za-z0-9_-]([A-Za-z0-9_.-]{0,62}[A-Za-z0-9_-])?")
 HARMLESS = re.compile(r"(?!\.)[^/\\:~\x00-\x1f\x7f]{1,500}(?<!\.)")
 
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
-
-# The key of the digest of all settings, including dropped ones: a deployed client identifies its
-# run by it.
-FINGERPRINT = "fingerprint"
 
 # The setting with the text of a schema.
 SCHEMA_KEY = "schema"
@@ -58,7 +53,9 @@ def work_settings(config: Mapping[str, Any]) -> dict[str, Parameter]:
     if not (isinstance(task, str) and (task in TASKS or is_import_string(task))):
         return settings
     info = find_task(task)
-    return settings | {each.key: each for each in info.settings if each.name not in info.in_process}
+    return settings | {
+        setting.key: setting for setting in info.settings if setting.name not in info.in_process
+    }
 
 
 def accepted_settings(config: Mapping[str, Any], allow: Collection[str] = ()) -> dict[str, Any]:
@@ -128,22 +125,4 @@ def _why_unsafe(parameter: Parameter, value: object) -> str:
     return (
         ", and this client allows no path and no import string there: the device's owner may allow"
         " this value (allow, in owner.toml)"
-    )
-
-
-def fingerprint(config: Mapping[str, Any]) -> str:
-    """Return the digest of all settings that define a run; a client stores its states by it."""
-    others = {
-        *marked(Mark.FREE, Mark.LIMIT, Mark.PLACE, Mark.EXTENDABLE),
-        OWN_SETTINGS,
-        DEPLOYED,
-        "score",  # it changes no client's work, and is decided after the clients have begun
-    }
-    defaults = {key: each.default for key, each in SETTINGS.items()}
-    return digest(
-        {
-            key: value
-            for key, value in expand_own_settings(config).items()
-            if key not in others and value != defaults.get(key)
-        }
     )

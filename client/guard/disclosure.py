@@ -7,6 +7,7 @@ reveal one of them, and so can the difference between two runs.
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -18,10 +19,12 @@ from fairbloom.tables import DataError
 from fairbloom.tasks import Splits, Task
 from fairbloom.tasks.task import AnyExamples
 
+from ..gate import OpenGate, hold_back
+from ..local import LocalClient
 from ..metrics import OF_TRAINING, Measurement
-from ..training import batch_of, batch_sizes, count_rows, min_batch_of
-from ..work import LocalWork
-from .audit_log import hold_back
+from ..states import REPORTED, ClientStates
+from ..work import LocalWork, batch_of, batch_sizes, count_rows, min_batch_of
+from .order import secret_order
 
 # Scores from which scores, or counts, of single classes can be computed.
 CLASS_SCORES = frozenset(
@@ -46,7 +49,7 @@ MAX_RATE = 1.0
 MAX_STEEPNESS_OF_FEW = 100.0
 
 
-class Gate:
+class Gate(OpenGate):
     """Decides which numbers may leave the device: those of at least `min_rows` rows.
 
     If examples have units, for example persons, they are of at least that number of units.
@@ -106,9 +109,12 @@ class Gate:
                 " the rounds before"
             )
 
-    def pass_count(self, part: str) -> dict[str, int]:
+    def shows_loss(self, work: LocalWork) -> bool:
+        """Return False for a message without a step: it is told no loss of the model in it."""
+        return not work.idle and work.steps != 0
+
+    def pass_count(self, part: str, examples: AnyExamples) -> dict[str, int]:
         """Return the number of train or test examples by its name, {} if it may not leave."""
-        examples: AnyExamples = getattr(self._splits, part)
         if self._are_enough(examples):
             return {NUM_EXAMPLES: len(examples)}
         hold_back(f"number of its {part} examples, because it is below {self.min_rows}")
@@ -145,6 +151,30 @@ class Gate:
         hold_back(f"{', '.join(sorted(of_classes))} of its {part} examples, because {why}")
         return {name: score for name, score in scores.items() if name not in of_classes}
 
+    def pass_numbers(
+        self, work: str, numbers: Mapping[str, int | float], terms: Terms, states: ClientStates
+    ) -> dict[str, int | float]:
+        """Return numbers of a model as they leave with a message of this `work` of a round.
+
+        A server chooses the arrays that the client does not keep, and could solve exact numbers for
+        those that it keeps. So a device reports numbers of both in three digits, and in a round no
+        other ones. With other data, it reports them again.
+        """
+        if not terms.keeps_arrays:
+            return dict(numbers)
+        reported = dict(states.at(REPORTED, terms.server_round) or {})
+        leaving = dict[str, int | float]()
+        for name, number in numbers.items():
+            rounded = number if isinstance(number, int) else float(f"{number:.3g}")
+            key = f"{work} {name} {len(self._splits.train)} {len(self._splits.test)}"
+            first = reported.setdefault(key, torch.tensor(rounded, dtype=torch.float64))
+            if float(first) == rounded:
+                leaving[name] = rounded
+            else:
+                hold_back(f"{name}, because another one has left in round {terms.server_round}")
+        states.keep(REPORTED, terms.server_round, reported)
+        return leaving
+
     def _are_enough(self, examples: AnyExamples) -> bool:
         return len(examples) >= examples.rows_of_units(self.min_rows)
 
@@ -152,6 +182,21 @@ class Gate:
         if not self._are_enough(examples):
             reason = DataError("", why, min_rows=self.min_rows).reportable
             raise DataError(f"{len(examples)} training rows: {reason}", why, min_rows=self.min_rows)
+
+
+def guarded(
+    client: LocalClient, min_rows: int, order: int | str | None = None, until: float = -math.inf
+) -> LocalClient:
+    """Return a client as it is on a device: behind a gate, and with an order of its rows.
+
+    `order` is the seed of the order; None: a secret, of which a write is tried again until the
+    moment `until`.
+    """
+    return replace(
+        client,
+        gate=Gate(min_rows, client.task, client.splits),
+        order=secret_order(client.settings, until) if order is None else order,
+    )
 
 
 def check_influence(work: LocalWork, terms: Terms, rows: int, min_rows: int) -> None:

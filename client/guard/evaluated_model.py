@@ -1,29 +1,24 @@
-"""The files that a client stores for predictions: its preprocessing and, on a device, a model.
+"""The model that a device stores for predictions: the global one that it evaluated last.
 
-It is the global model that the device evaluated last. It is in the state folder, in the format of a
-run folder, with the settings that the device took from the run, the schema, and the device's
-preprocessing. Only the owner can read it, for example by `fairbloom predict`. The states of
-`fairbloom.client.states` are in the same state folder.
+It is in the state folder, in the format of a run folder, with the settings that the device took
+from the run, the schema, and the device's preprocessing. Only the owner can read it, for example by
+`fairbloom predict`. The states of `fairbloom.client.states` are in the same state folder.
 """
 
 import shutil
-from collections.abc import Callable, Sequence
-from functools import lru_cache
 from pathlib import Path
 
 import tomli_w
 
-from fairbloom.logs import log
 from fairbloom.protocol.names import DEPLOYED
 from fairbloom.protocol.settings import Mark, RunSettings, marked
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT
 from fairbloom.system.files import make_folder, sync_folder, write_private
 from fairbloom.system.sealed import Arrays, save_model
-from fairbloom.tables.preprocessing import PREPROCESSING, Preprocessing
 from fairbloom.tables.schema import SCHEMA_NAME
 from fairbloom.tasks import Task
 
-from ..states import folder_of
+from ..states import folder_of, keep_preprocessing
 
 CONFIG = "config.toml"
 MODEL = "model.safetensors"
@@ -84,27 +79,3 @@ def keep_model(
     draft.rename(kept)
     sync_folder(state_dir)
     shutil.rmtree(before, ignore_errors=True)
-
-
-def keep_preprocessing(folder: Path | None, task: Task, clients: Sequence[str]) -> None:
-    """Write the preprocessing of a client, or of several, into a folder; only log a disk error."""
-    if folder is None or task.preprocessing is None:
-        return
-    path = folder / PREPROCESSING
-    content = _encode(task.preprocessing, tuple(clients))
-    try:
-        if path.exists() and path.read_bytes() == content:
-            return
-        make_folder(folder)
-        write_private(path, content)
-    except OSError as error:
-        log.warning(
-            "%s cannot be written, so that nothing can be predicted by it: %s", path, error.strerror
-        )
-
-
-@lru_cache(maxsize=1)  # called with every message to a deployed client
-def _encode(preprocessing: Callable[[str], Preprocessing], clients: tuple[str, ...]) -> bytes:
-    if len(clients) == 1:
-        return preprocessing(*clients).encode()
-    return preprocessing("").of_clients(map(preprocessing, clients)).encode()

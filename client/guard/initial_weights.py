@@ -82,7 +82,7 @@ def accept_weights(state_dir: Path, file: Path) -> None:
         )
     write_private(
         folder / f"{digest}.safetensors",
-        save({name: each.contiguous().clone() for name, each in arrays.items()}),
+        save({name: array.contiguous().clone() for name, array in arrays.items()}),
     )
     accepted = [*read_json(folder / ACCEPTED, []), about]
     write_private(folder / ACCEPTED, json.dumps(accepted).encode())

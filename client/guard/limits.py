@@ -13,10 +13,10 @@ from pydantic.dataclasses import dataclass
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.parameters import Parameter, Range, annotated
-from fairbloom.protocol.settings import flatten_tables
+from fairbloom.protocol.settings import FINGERPRINT, flatten_tables
 from fairbloom.tables.schema import shorten_value
 
-from .accepted_settings import FINGERPRINT, SettingRefusedError, work_settings
+from .accepted_settings import SettingRefusedError, work_settings
 from .questions import count_question
 
 # Fewest rows behind a number that leaves a device, unless the owner sets another limit.

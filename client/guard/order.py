@@ -6,32 +6,17 @@ A server that knew which rows each step has could solve the rounds of a run for 
 from pathlib import Path
 from secrets import token_bytes, token_hex
 
-from flwr.app import ConfigRecord, Context
-
-from fairbloom.protocol.names import ORDER, ORDER_OF_RUN
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.system.files import make_folder, write_private
 from fairbloom.system.retry import write_until
 
 from ..states import explain_disk_errors, fingerprint_of
 
-# The secret's file in a state folder; of a client without one, its record in Flower's context, and
-# the key there.
+# The secret's file in a state folder; of a client without one, its record in Flower's context.
 NAME = "order-secret"
-KEY = "secret"
 
 # Bytes of a secret.
 SIZE = 32
-
-
-def order_in(context: Context, settings: RunSettings) -> int | str | None:
-    """Return the seed of the order if it is the owner's choice, or in the context, else None."""
-    if context.node_config.get(ORDER) == ORDER_OF_RUN:
-        return settings.seed
-    if settings.state_dir:
-        return None
-    kept = context.state.config_records.setdefault(NAME, ConfigRecord({KEY: token_hex()}))
-    return f"{kept[KEY]!s} {fingerprint_of(settings)}"
 
 
 def secret_order(settings: RunSettings, until: float) -> str:

@@ -19,15 +19,16 @@ from fairbloom.protocol.terms import Terms
 
 from ..capture import FixedStep
 from ..local import LocalClient, Metrics
-from ..local_round import Update, finish_rules, start_rule
+from ..local_round import Update
 from ..metrics import WorkDone, requested_metrics
 from ..plan import global_work, work_of_client
 from ..rules.arrays import check_arrays
 from ..rules.base import Corrector
 from ..rules.registry import rules_of
+from ..rules.rule_round import finish_rules, start_rule
 from ..states import StateDict
-from ..training import count_steps, seeded
-from ..work import StepsTaken, descend
+from ..training import seeded
+from ..work import StepsTaken, count_steps, descend
 from .budget import LOSS_UNITS, STEP_UNITS, Budget
 from .noise import Draw, release
 from .rows import CLIP, Rows, check_model

@@ -24,8 +24,8 @@ from fairbloom.system.retry import deadline, write_until
 from fairbloom.system.supervise import finish_first
 from fairbloom.system.versions import Versions
 
+from ..gate import NOTED, hold_back
 from ..guard.accepted_schemas import digest_of
-from ..guard.audit_log import NOTED, hold_back
 from ..local import LocalClient, Metrics
 from ..messages import (
     keep_evaluated,
@@ -169,9 +169,8 @@ class Request:
     def _load_client(self, partition: object, name: str | None, until: float) -> LocalClient:
         """Return the client with the account's split of its rows."""
         account = self.account
-        # the order of steps on all rows is no secret
-        order = self.settings.seed
-        client = LocalClient.of(self.settings, partition, name, order=order, until=until)
+        # the order of steps on all rows is no secret: it is the run's
+        client = LocalClient.of(self.settings, partition, name, until=until)
         if digest_rows(client.splits) != account.rows:
             raise AccountError(
                 "the rows are not those that the privacy account was opened for: put them back, or"

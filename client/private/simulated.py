@@ -14,7 +14,7 @@ from fairbloom.protocol.streams import generator
 from fairbloom.protocol.terms import Terms
 
 from ..local import LocalClient, Metrics
-from ..local_round import Update
+from ..local_round import Update, evaluate_client, train_client
 from ..states import StateDict
 from .budget import REPORTS, UNITS, Budget
 from .mechanism import Mechanism, Testing, Training
@@ -75,11 +75,21 @@ class SimulatedAccount(Budget):
         client.states.keep(f"{SPENDING}-{kind}", number, {kind: torch.tensor(spent)})
 
 
-def with_account(client: LocalClient, settings: RunSettings) -> LocalClient:
-    """Return a client with the simulated account and split that the settings give it."""
+class NoAccount:
+    """The account of a client without one: what it has trained and measured leaves as it is."""
+
+    train = staticmethod(train_client)
+    evaluate = staticmethod(evaluate_client)
+
+
+Account = NoAccount | SimulatedAccount
+
+
+def with_account(client: LocalClient, settings: RunSettings) -> tuple[LocalClient, Account]:
+    """Return a client with the split of its simulated account, and the account."""
     epsilon = epsilon_of_client(settings, client.name)
     if epsilon is None:
-        return client
+        return client, NoAccount()
     check_settings(settings)
     splits = split_rows(client.splits, settings.seed, settings.test_share)
     rows = len(splits.train) + len(splits.test)
@@ -90,4 +100,4 @@ def with_account(client: LocalClient, settings: RunSettings) -> LocalClient:
         tests=settings.privacy__tests,
         seed=settings.seed,
     )
-    return replace(client, splits=splits, account=account)
+    return replace(client, splits=splits), account

@@ -1,6 +1,7 @@
 """The base class of rules: the hooks with which a method changes a client's round."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from inspect import isfunction
 from typing import Any, ClassVar
 
 import torch
@@ -163,23 +164,17 @@ class Rule:
         return work
 
 
-# The hooks of a rule.
-HOOKS = (
-    "replace_steps",
-    "pull",
-    "loss",
-    "personal_arrays",
-    "work_on_own",
-    "adapt",
-    "before",
-    "report",
-    "make_second_model",
-    "start",
-    "correct",
-    "after_step",
-    "finish",
-    "after",
+# The hooks of a rule: all its methods but `check`, which does no work.
+HOOKS = tuple(
+    name
+    for name, each in vars(Rule).items()
+    if isfunction(each) and not name.startswith("_") and each is not Rule.check
 )
+
+
+def hooks_of(*methods: Callable[..., Any]) -> frozenset[str]:
+    """Return the names of methods of rules, which an engine calls."""
+    return frozenset(each.__name__ for each in methods)
 
 
 class Corrector(Rule):
@@ -193,10 +188,7 @@ class Corrector(Rule):
     @classmethod
     def kept_version(cls, states: ClientStates, terms: Terms, *, training: bool) -> Version | None:
         """Return the state of the client's last reply that was used."""
-        if not training:
-            return None
-        version = states.of_rule(terms)
-        return version if version.made else None
+        return states.of_rule(terms) if training else None
 
 
 class GradientOffset(Corrector):
@@ -213,7 +205,8 @@ class GradientOffset(Corrector):
         """Return the gradients plus the offset."""
         shift = self.shift(state)
         torch._foreach_add_(
-            [*gradients.values()], [shift[name].to(each.dtype) for name, each in gradients.items()]
+            [*gradients.values()],
+            [shift[name].to(gradient.dtype) for name, gradient in gradients.items()],
         )
         return gradients
 

@@ -63,7 +63,7 @@ class DisparityStep(Rule):
         disparity = measure_disparity(
             client.model, client.task, client.splits.train, self.terms, client.smallest_group
         )
-        if disparity.gradient and client.gate is not None:
+        if disparity.gradient:
             client.gate.check_carried(disparity.factors)
         self._stepped = step_down(client.model, received, disparity.gradient, learning_rate)
         client.model.load_state_dict(received)

@@ -23,7 +23,7 @@ from ..work import LocalWork
 from .base import Rule
 
 
-class Kept(Rule):
+class PersonalRule(Rule):
     """A rule of which each client keeps the result under the name of its personal model."""
 
     keeps = PERSONAL
@@ -34,7 +34,7 @@ class Kept(Rule):
         return states.find(PERSONAL, before=terms.server_round + (not training))
 
 
-class PersonalModel(Kept):
+class PersonalModel(PersonalRule):
     """Trains v ← v − η (∇F(v) + lam (v − w)) after the work on the global model, and keeps v.
 
     Source: Li et al., ICML 2021 (Ditto), Algorithm 1.
@@ -61,7 +61,7 @@ class PersonalModel(Kept):
         )
 
 
-class PersonalParameters(Kept):
+class PersonalParameters(PersonalRule):
     """Trains some of the model's parameters with the others, and keeps them.
 
     Sources: Arivazhagan et al. 2019 (FedPer); Liang et al. 2020 (LG-FedAvg); Li et al., ICLR 2021

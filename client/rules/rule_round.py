@@ -5,10 +5,13 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from fairbloom.errors import ReportableError
+from fairbloom.logs import log
+from fairbloom.protocol.terms import Terms
 
-from ..states import Version
+from ..local import LocalClient
+from ..states import RULE, StateDict, Version
 from ..work import StepsTaken
-from .arrays import check_arrays, copies
+from .arrays import check_arrays, check_finite, copies
 from .base import Arrays, GradientOffset, Rule
 
 
@@ -73,3 +76,39 @@ class RuleRound:
             raise ReportableError(f"{called} must have words for names")
         self.finished.append((called, kept))
         return replied, dict(kept)
+
+
+def start_rule(
+    client: LocalClient,
+    rule: Rule,
+    received: StateDict,
+    terms: Terms,
+    sent: Mapping[str, StateDict],
+) -> RuleRound:
+    """Return the round of a rule that corrects steps, begun from the client's stored state."""
+    version = client.states.of_rule(terms)
+    trainable = {name: received[name] for name, _ in client.trainable()}
+    expected = {name: array.shape for name, array in trainable.items()}
+    stored = {name: array.shape for name, array in version.state.items()}
+    if version.made and isinstance(rule, GradientOffset) and stored != expected:
+        log.warning(
+            "the state that client %s keeps belongs to another model: the client begins again"
+            " without state",
+            client.name,
+        )
+        version = Version(0, {})
+    return RuleRound(rule, trainable, version, sent)
+
+
+def finish_rules(
+    training: Sequence[tuple[LocalClient, RuleRound, Arrays, StepsTaken]], terms: Terms
+) -> list[Arrays]:
+    """Finish the clients' rounds of a rule, each with its trained parameters and its steps.
+
+    Store the clients' new states, and return the parameters that each of them replies.
+    """
+    finished = [started.finish(trained, steps) for _, started, trained, steps in training]
+    check_finite(part for _, started, _, _ in training for part in started.finished)
+    for (client, started, _, _), (_, kept) in zip(training, finished, strict=True):
+        client.states.keep(RULE, terms.server_round, kept, started.origin)
+    return [replied for replied, _ in finished]

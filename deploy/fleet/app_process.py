@@ -18,8 +18,8 @@ from typing import Any
 from flwr.app import Context, Message
 
 from fairbloom.client.guard.accepted_settings import SettingRefusedError
-from fairbloom.client.guard.audit_log import log_exchange
 from fairbloom.client.guard.limits import Limits
+from fairbloom.client.messages import log_exchange
 from fairbloom.errors import ReportableError, is_expected, reportable
 from fairbloom.flower import address, identify, set_message_id
 from fairbloom.logs import colour_on_terminals_alone, escape_all_records, log

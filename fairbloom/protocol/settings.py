@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from . import options
+from .names import DEPLOYED
 from .parameters import (
     Choices,
     Mark as Mark,
@@ -524,6 +525,10 @@ class RunSettings(Setup):
 
 OWN_SETTINGS = "own-settings"
 
+# The key of the digest of all settings, including dropped ones: a deployed client identifies its
+# run by it.
+FINGERPRINT = "fingerprint"
+
 
 def digest(config: Mapping[str, Any]) -> str:
     """Return the eight-character digest of settings that names run folders and client states."""
@@ -587,3 +592,21 @@ SETTINGS: Mapping[str, Parameter] = {
     if (field := RunSettings.model_fields.get(name))
     and (parameter := annotated(name, hint, field.default, field.description or ""))
 }
+
+
+def fingerprint(config: Mapping[str, Any]) -> str:
+    """Return the digest of all settings that define a run; a client stores its states by it."""
+    others = {
+        *marked(Mark.FREE, Mark.LIMIT, Mark.PLACE, Mark.EXTENDABLE),
+        OWN_SETTINGS,
+        DEPLOYED,
+        "score",  # it changes no client's work, and is decided after the clients have begun
+    }
+    defaults = {key: each.default for key, each in SETTINGS.items()}
+    return digest(
+        {
+            key: value
+            for key, value in expand_own_settings(config).items()
+            if key not in others and value != defaults.get(key)
+        }
+    )

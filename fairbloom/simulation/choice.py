@@ -21,8 +21,8 @@ from fairbloom.client.linear import linear_step
 from fairbloom.client.local import load_task_and_model
 from fairbloom.client.plan import global_work
 from fairbloom.client.rules.registry import rules_of
-from fairbloom.client.training import batch_of, count_steps, measure, outputs_of, train
-from fairbloom.client.work import batch_order
+from fairbloom.client.training import measure, outputs_of, train
+from fairbloom.client.work import batch_of, batch_order, count_steps
 from fairbloom.errors import FairbloomError, failure_reason
 from fairbloom.logs import log
 from fairbloom.protocol.private import SIMULATED
@@ -177,7 +177,9 @@ def why_one_by_one(settings: RunSettings, task: Task, model: nn.Module, cohort: 
     It goes by a rule and not by the clock, so that two runs agree.
     """
     work = global_work(settings, FIRST_ROUND)
-    arrays: list[Tensor] = [each for each in model.parameters() if each.requires_grad]
+    arrays: list[Tensor] = [
+        parameter for parameter in model.parameters() if parameter.requires_grad
+    ]
     if linear_step(model, task, work, arrays, arrays) is None:
         return ""
     steps = [count_steps(len(task.splits(name).train), work) for name in task.clients]
@@ -235,7 +237,9 @@ def fitting_clients(
     finally:
         for hook in hooks:
             hook.remove()
-    parameter_bytes = sum(each.nbytes for each in model.parameters() if each.requires_grad)
+    parameter_bytes = sum(
+        parameter.nbytes for parameter in model.parameters() if parameter.requires_grad
+    )
     batch = batch_of(len(examples), global_work(settings, FIRST_ROUND))
     bytes_per_client = 3 * (parameter_bytes + output_bytes * batch)
     free = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else BLOCK_BYTES

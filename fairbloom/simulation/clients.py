@@ -13,14 +13,19 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import Module
 
-from fairbloom.client.capture import Capture
+from fairbloom.client.capture import NO_CAPTURE, Capture
 from fairbloom.client.device import check_device, choose_device
-from fairbloom.client.guard.evaluated_model import keep_preprocessing
 from fairbloom.client.local import LocalClient, Metrics, load_task_and_model
-from fairbloom.client.local_round import Update, evaluate_client, train_client
-from fairbloom.client.private.simulated import with_account
-from fairbloom.client.rounding import round_updates
-from fairbloom.client.states import ClientStates, StateDict, state_folder, store
+from fairbloom.client.local_round import Update
+from fairbloom.client.private.simulated import Account, SimulatedAccount, with_account
+from fairbloom.client.rules.rounded import round_updates
+from fairbloom.client.states import (
+    ClientStates,
+    StateDict,
+    keep_preprocessing,
+    state_folder,
+    store,
+)
 from fairbloom.errors import FairbloomError, failure_reason
 from fairbloom.protocol.accounts import AccountStatus
 from fairbloom.protocol.attacks import share_in
@@ -70,7 +75,7 @@ def ignore(done: int, of: int) -> None:
     """Do nothing with the progress of a round."""
 
 
-class Reply(NamedTuple):
+class StoredReply(NamedTuple):
     """A client's reply, with its models already in their rows of the update matrices.
 
     `others` and `second` are the buffers and integer arrays of its model and its second model.
@@ -106,13 +111,14 @@ class LocalClients:
         self._hostile = self._adversaries.names if self._adversaries else frozenset[str]()
         self._loaded: tuple[Task, Module] | None = None
         self._locals: OrderedDict[str, LocalClient] = OrderedDict()
+        self._accounts: dict[str, Account] = {}
         self._states_folder = state_folder(self.settings)
         self._files = None if self._states_folder is None else Versions(self._states_folder)
         self._states: OrderedDict[str, ClientStates] = OrderedDict()
         self._cache_size = MAX_CACHED_CLIENTS
         self._kept_preprocessing = False
         self.on_trained: OnTrained = ignore
-        self.capture: Capture | None = None
+        self.capture: Capture = NO_CAPTURE
 
     # ClientPool, except train and evaluate --------------------------------------------------------
 
@@ -144,9 +150,9 @@ class LocalClients:
             return {}
         last = self.method.run_state.finished_rounds
         return {
-            client.name: client.account.status(client.account.left(client, last + 1))
+            client.name: account.status(account.left(client, last + 1))
             for client in map(self.local, self._names)
-            if client.account
+            if isinstance(account := self._accounts[client.name], SimulatedAccount)
         }
 
     def keep(self, since: int) -> None:
@@ -166,8 +172,7 @@ class LocalClients:
 
     def close(self) -> None:
         """End the processes of the engine, of which this one has none, and free its graphs."""
-        if self.capture is not None:
-            self.capture.release()
+        self.capture.release()
 
     # For engines ----------------------------------------------------------------------------------
 
@@ -188,7 +193,7 @@ class LocalClients:
                 self.settings.seed,
                 capture=self.capture,
             )
-            self._locals[name] = with_account(client, self.settings)
+            self._locals[name], self._accounts[name] = with_account(client, self.settings)
         self._locals.move_to_end(name)
         return self._locals[name]
 
@@ -274,7 +279,9 @@ class LocalClients:
             if name not in frozen
         )
 
-    def collect(self, trained: TrainReplies, replies: Mapping[str, Reply], terms: Terms) -> None:
+    def collect(
+        self, trained: TrainReplies, replies: Mapping[str, StoredReply], terms: Terms
+    ) -> None:
         """Add the replies, by client in the order of names and rows; refuse unusable ones."""
         method = self.method
         if terms.codec.rounds_updates:
@@ -298,7 +305,7 @@ class LocalClients:
             self._adversaries.attack(trained, trained.refused.round)
 
     def _round_updates(
-        self, trained: TrainReplies, replies: Mapping[str, Reply], terms: Terms
+        self, trained: TrainReplies, replies: Mapping[str, StoredReply], terms: Terms
     ) -> None:
         """Round the updates of models in the rows as messages would, in place."""
         for updates in (each for each in (trained.updates, trained.second) if each is not None):
@@ -324,9 +331,10 @@ class LocalClients:
         trained = self.empty_replies(names, model, terms, sent)
         vectors = {record: self.on_device(arrays) for record, arrays in sent.items()}
 
-        def train(row: int, name: str) -> Reply:
+        def train(row: int, name: str) -> StoredReply:
             self.on_trained(row, len(names))
-            update = train_client(self.local(name), received, terms.of_client(name), vectors)
+            client = self.local(name)
+            update = self._accounts[name].train(client, received, terms.of_client(name), vectors)
             return store_reply(trained.updates, trained.second, row, update)
 
         answers = {name: self._answer(train, row, name) for row, name in enumerate(names)}
@@ -347,9 +355,9 @@ class LocalClients:
         self.evict_idle(names)
 
         def evaluate(name: str) -> Metrics:
-            return evaluate_client(
-                self.local(name), received, terms if name in asked else terms_of_others
-            )
+            own = terms if name in asked else terms_of_others
+            client = self.local(name)
+            return self._accounts[name].evaluate(client, received, own)
 
         reports = refuse_failed({name: self._answer(evaluate, name) for name in names}, refused)
         return self.evaluated(reports, refused, names, model, terms)
@@ -484,13 +492,13 @@ def _find_ends(reports: Sequence[Metrics]) -> list[Metrics]:
     return ends
 
 
-def store_reply(updates: Updates, second: Updates | None, row: int, update: Update) -> Reply:
+def store_reply(updates: Updates, second: Updates | None, row: int, update: Update) -> StoredReply:
     """Write a client's trained models into a row of the matrices.
 
     Return its reply, with copies of all other arrays.
     """
     others_of_second = {} if second is None else _write(second, row, update.second)
-    return Reply(row, update.metrics, _write(updates, row, update.arrays), others_of_second)
+    return StoredReply(row, update.metrics, _write(updates, row, update.arrays), others_of_second)
 
 
 def _write(updates: Updates, row: int, state: StateDict) -> Model:

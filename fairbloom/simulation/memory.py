@@ -125,11 +125,13 @@ class CardRows(DeviceRows):
 
 def rows_on_card(layouts: Sequence[Layout], rows: int, device: torch.device) -> list[CardRows]:
     """Return a matrix on a card for each layout, or none if they do not fit there."""
-    size = sum(rows * each.size * each.dtype.itemsize for each in layouts)
+    size = sum(rows * layout.size * layout.dtype.itemsize for layout in layouts)
     if device.type != "cuda" or size > SHARE * torch.cuda.mem_get_info(device)[1]:
         return []
     dtype = getattr(torch, layouts[0].dtype.name)  # that of second models, too
-    return [CardRows(torch.empty(rows, each.size, dtype=dtype, device=device)) for each in layouts]
+    return [
+        CardRows(torch.empty(rows, layout.size, dtype=dtype, device=device)) for layout in layouts
+    ]
 
 
 def write_models(

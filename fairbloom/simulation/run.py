@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from fairbloom.client.capture import NO_CAPTURE
 from fairbloom.client.device import choose_device, computing_in
 from fairbloom.logs import log
 from fairbloom.protocol.scores import LOSS_SCORE
@@ -77,8 +78,7 @@ def simulate(
             choice = _read_choice(folder) or choose(of_method, processors_here())
             usable = choice if processors is None else choice.within(processors)
             clients = ending.enter_context(closing(usable.clients(method, of_method)))
-            if on_trained is not None:
-                clients.on_trained = on_trained
+            clients.on_trained = on_trained or clients.on_trained
             watched.append((clients, choice))
             return clients, asdict(choice)
 
@@ -138,12 +138,12 @@ def _read_choice(folder: Path) -> Choice | None:
 def _note_end_of_recording(folder: Path, choice: Choice, clients: LocalClients) -> None:
     """Write and log once why local steps are not recorded any more; a continued run keeps to it."""
     capture = clients.capture
-    if capture is None or not capture.why_not:
+    if not capture.why_not:
         return
     log.warning("local steps run without CUDA graphs: %s", capture.why_not)
     ENGINE.write(folder, asdict(replace(choice, recorded=capture.why_not)))
     capture.release()
-    clients.capture = None
+    clients.capture = NO_CAPTURE
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from fairbloom.client.local import LocalClient, Metrics
 from fairbloom.client.local_round import evaluate_client, train_client
 from fairbloom.client.rules.registry import kinds_of
-from fairbloom.client.states import ClientStates, StateDict, Version
+from fairbloom.client.states import ClientStates, StateDict
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.protocol.settings import RunSettings
@@ -36,14 +36,11 @@ from fairbloom.rounds.refusals import Refusals
 from fairbloom.rounds.updates import Updates
 from fairbloom.tasks.models import arrays_of
 
-from .clients import LocalClients, Reply, call_client, refuse_failed, store_reply
+from .clients import LocalClients, StoredReply, call_client, refuse_failed, store_reply
 from .processes import Forked, can_fork, keep_freed_memory, shared_array
 
 # The kinds of calls.
 Work = Literal["train", "evaluate"]
-
-# The state that a client resumes from, as arrays by name, with the round that made it.
-Starts = Mapping[str, tuple[int, Model]]
 
 # Workers are forked again for clients that they have no data of. Before a fork, the data of clients
 # of later rounds are read for this long: forking again costs 0.1 to 0.3 s each time.
@@ -62,12 +59,15 @@ class Call(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A client to compute: its row in the matrices, its terms, and its stored state."""
+    """A client to compute: its row in the matrices, its terms, and the states it resumes from.
+
+    A state is arrays by name, with the round that made it.
+    """
 
     name: str
     row: int
     terms: Terms
-    states: Mapping[str, Version]
+    states: Mapping[str, tuple[int, Model]]
 
 
 class SharedBuffers:
@@ -117,7 +117,7 @@ class Workers:
 
     def answers(
         self, call: Call, model: Model, jobs: Sequence[Job], on_answers: Callable[[int], None]
-    ) -> dict[str, Reply | str]:
+    ) -> dict[str, StoredReply | str]:
         """Compute these clients in the workers; return each client's reply or its error, by name.
 
         `on_answers` is called after each answer with the number of answers so far.
@@ -126,7 +126,7 @@ class Workers:
             self.buffers.received[name][...] = array
         waiting = list(reversed(jobs))
         computing = dict[int, Job]()
-        answers = dict[str, Reply | str]()
+        answers = dict[str, StoredReply | str]()
         losses = Counter[str]()
         informed = set[int]()
         try:
@@ -161,15 +161,12 @@ class Workers:
         """Give a worker a client, with the call's common part before its first client."""
         if worker not in self.processes:
             self.processes[worker] = Forked(self._serve, self.processes.values())
-        starts: Starts = {
-            name: (version.made, arrays_of(version.state)) for name, version in job.states.items()
-        }
         sent = call.sent if first else None
         # An OSError means that the worker has ended: `_receive` will notice it.
         with contextlib.suppress(OSError):
-            self.processes[worker].pipe.send((sent, call.work, job._replace(states={}), starts))
+            self.processes[worker].pipe.send((sent, call.work, job))
 
-    def _receive(self, computing: Mapping[int, Job]) -> tuple[int, Reply | str | None]:
+    def _receive(self, computing: Mapping[int, Job]) -> tuple[int, StoredReply | str | None]:
         """Wait for one of these workers; return its number and answer, None if it has ended."""
         ready, *_ = wait([self.processes[worker].pipe for worker in computing])
         worker = next(worker for worker in computing if self.processes[worker].pipe is ready)
@@ -191,10 +188,10 @@ class Workers:
         received = tensors_of(self.buffers.received)
         vectors = dict[str, StateDict]()
         while True:
-            sent, work, job, starts = pipe.recv()
+            sent, work, job = pipe.recv()
             if sent is not None:
                 vectors = {record: tensors_of(arrays) for record, arrays in sent.items()}
-            pipe.send(call_client(self._compute, work, received, vectors, job, starts))
+            pipe.send(call_client(self._compute, work, received, vectors, job))
 
     def _compute(
         self,
@@ -202,13 +199,12 @@ class Workers:
         received: StateDict,
         vectors: Mapping[str, StateDict],
         job: Job,
-        starts: Starts,
-    ) -> Reply:
+    ) -> StoredReply:
         """Compute a client; leave its models in the shared memory."""
-        states = {name: {made: tensors_of(arrays)} for name, (made, arrays) in starts.items()}
+        states = {name: {made: tensors_of(arrays)} for name, (made, arrays) in job.states.items()}
         local = replace(self._find_client(job.name), states=ClientStates(in_memory=states))
         if work == "evaluate":
-            return Reply(job.row, evaluate_client(local, received, job.terms), {}, {})
+            return StoredReply(job.row, evaluate_client(local, received, job.terms), {}, {})
         update = train_client(local, received, job.terms, vectors)
         reply = store_reply(self.buffers.updates, self.buffers.second, job.row, update)
         made = local.states.made_in(job.terms.server_round)
@@ -295,7 +291,7 @@ class WorkerClients(LocalClients):
         names: Sequence[str],
         asked: Collection[str],
         refused: Refusals,
-    ) -> dict[str, Reply]:
+    ) -> dict[str, StoredReply]:
         """Return the workers' replies for these clients, in the order of names; refuse failed ones.
 
         Only clients in `asked` report the metrics in the terms' `measure`.
@@ -306,11 +302,11 @@ class WorkerClients(LocalClients):
         def prepare(row: int, name: str) -> tuple[int, Job]:
             terms = call.terms if name in asked else replace(call.terms, measure=())
             terms = terms.of_client(name)
-            states = dict[str, Version]()
+            states = dict[str, tuple[int, Model]]()
             for rule in kinds:
                 version = rule.kept_version(self.states(name), terms, training=training)
                 if version is not None:
-                    states[rule.keeps] = version
+                    states[rule.keeps] = (version.made, arrays_of(version.state))
             # The data are read in this process, so that all workers share them.
             splits = self.local(name).splits
             return len(splits.train if training else splits.test), Job(name, row, terms, states)

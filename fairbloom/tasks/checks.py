@@ -214,7 +214,9 @@ def _find_wrong_tensors(examples: Examples, task: Task) -> Iterator[str]:
         yield f"targets are {examples.targets.dtype}: make them torch.int64, by targets.long()"
     for attribute, tensor in tensors.items():
         is_double = tensor.dtype == torch.float64 and attribute != "targets"
-        if is_double and any(each.dtype != torch.float64 for each in task.model().parameters()):
+        if is_double and any(
+            parameter.dtype != torch.float64 for parameter in task.model().parameters()
+        ):
             yield (
                 f"{attribute} are torch.float64, but the model is not: make them float32 by"
                 " .float()"

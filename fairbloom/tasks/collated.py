@@ -78,7 +78,7 @@ class CollatedExamples:
         """The targets of this split; all its examples are loaded once for them, in batches."""
         with torch.random.fork_rng(devices=[]):  # a Dataset may draw random numbers
             parts = [self[start : start + BATCH][1] for start in range(0, len(self), BATCH)]
-        if len({each.shape[1:] for each in parts}) > 1:
+        if len({part.shape[1:] for part in parts}) > 1:
             raise ReportableError(
                 "the targets of batches have several lengths, so they are no classes of an example:"
                 " fill all batches up to one length in collate_fn, or leave out what asks for"

@@ -132,8 +132,8 @@ def _find_misplaced(folder: Path) -> list[DataError]:
     classes = _class_folders(folder)
     others = [
         path
-        for each in classes
-        for path in _visible_files(each)
+        for of_class in classes
+        for path in _visible_files(of_class)
         if path.suffix.lower() not in PICTURES
     ]
     unread = DataError(
@@ -143,11 +143,11 @@ def _find_misplaced(folder: Path) -> list[DataError]:
     )
     below = [
         path
-        for each in classes
-        for path in sorted(each.rglob("*"))
-        if path.parent != each
+        for of_class in classes
+        for path in sorted(of_class.rglob("*"))
+        if path.parent != of_class
         and path.suffix.lower() in PICTURES
-        and all(map(is_visible, path.relative_to(each).parts))
+        and all(map(is_visible, path.relative_to(of_class).parts))
     ]
     return [*([unread] if others else []), *_find_stray([*_images_in(folder), *below])]
 

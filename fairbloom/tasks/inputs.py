@@ -36,9 +36,9 @@ def arguments_of(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]
 def map_inputs(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
     """Return the inputs with `change` applied to all their tensors."""
     if isinstance(inputs, tuple):
-        return tuple(change(each) for each in inputs)
+        return tuple(change(tensor) for tensor in inputs)
     if isinstance(inputs, Mapping):
-        return {name: change(each) for name, each in inputs.items()}
+        return {name: change(tensor) for name, tensor in inputs.items()}
     return change(inputs)
 
 
@@ -65,7 +65,7 @@ def split_inputs(inputs: Inputs, lengths: Sequence[int]) -> Sequence[Inputs]:
     """Return the inputs in parts of these numbers of examples."""
     if not isinstance(inputs, tuple | Mapping):
         return inputs.split(list(lengths))  # type: ignore[no-any-return, no-untyped-call] # as PyTorch declares it
-    parts = zip(*(each.split(list(lengths)) for each in tensors_of(inputs)), strict=True)  # type: ignore[no-untyped-call]
+    parts = zip(*(tensor.split(list(lengths)) for tensor in tensors_of(inputs)), strict=True)  # type: ignore[no-untyped-call]
     if isinstance(inputs, tuple):
         return list(parts)
     return [dict(zip(inputs, part, strict=True)) for part in parts]
@@ -80,7 +80,7 @@ def names_of(inputs: Inputs) -> tuple[str, ...]:
 
 def count_bytes(inputs: Inputs) -> int:
     """Return the bytes of inputs."""
-    return sum(each.nbytes for each in tensors_of(inputs))
+    return sum(tensor.nbytes for tensor in tensors_of(inputs))
 
 
 def move(tensor: Tensor, device: torch.device) -> Tensor:

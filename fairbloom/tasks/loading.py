@@ -242,7 +242,7 @@ def describe_data(settings: RunSettings, every: bool = True) -> Described:
                 [f"{name}: {counts[place]}" for place, name in enumerate(task.class_names)]
             )
         if are_pictures and isinstance(train, Examples):
-            largest[client] = max(float(each.max()) for each in tensors_of(train.inputs))
+            largest[client] = max(float(tensor.max()) for tensor in tensors_of(train.inputs))
     described = {"clients": clients if every else summarise_clients(clients)}
     if not largest:
         return described

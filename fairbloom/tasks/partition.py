@@ -223,20 +223,22 @@ def by_function(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
                 f"partition = {setup.partition!r}: it must deal {clients} arrays of whole numbers,"
                 f" the places of each client's examples{fault}"
             )
-        parts.append([each.astype(np.intp) for each in arrays])
+        parts.append([array.astype(np.intp) for array in arrays])
     return parts
 
 
 def _find_fault(arrays: Sequence[NDArray[Any]], clients: int, examples: int) -> str:
     """Return why arrays are not a partition of a set's indices among clients; "" if they are."""
     strange = [
-        each for each in arrays if each.ndim != 1 or (each.size and each.dtype.kind not in "iu")
+        array
+        for array in arrays
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu")
     ]
     if len(arrays) != clients or strange:
         forms = ", ".join(f"{each.dtype} {each.shape}" for each in arrays[:3])
         return f"; it deals {len(arrays)}: {forms}"
     places, counts = np.unique(
-        np.concatenate([each.astype(np.int64) for each in arrays]), return_counts=True
+        np.concatenate([array.astype(np.int64) for array in arrays]), return_counts=True
     )
     wrong = places[(places < 0) | (places >= examples) | (counts > 1)]
     if len(wrong):

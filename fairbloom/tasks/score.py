@@ -95,7 +95,7 @@ def count_classes(*parts: AnyExamples) -> tuple[int, int] | None:
 def _is_unbalanced(splits: Splits) -> bool:
     """Return whether a client has examples of both classes, more than two thirds in one."""
     parts = (splits.train, splits.test, splits.validation)
-    counts = count_classes(*(each for each in parts if each is not None))
+    counts = count_classes(*(part for part in parts if part is not None))
     return counts is not None and counts[0] > 0 and counts[1] > 2 / 3 * sum(counts)
 
 

@@ -96,8 +96,8 @@ class Split:
             raise ValueError(
                 "it is not a split of a data set: its columns are of other types or lengths"
             )
-        for each, limit in zip(columns, (len(names), len(PARTS), math.inf, 2**20), strict=True):
-            if each.ndim != 1 or (each.size and not 0 <= each.min() <= each.max() < limit):
+        for column, limit in zip(columns, (len(names), len(PARTS), math.inf, 2**20), strict=True):
+            if column.ndim != 1 or (column.size and not 0 <= column.min() <= column.max() < limit):
                 raise ValueError("it is not a split of a data set: a number in it is out of range")
         client, part, row, label = columns
         return cls(tuple(names), client, part, row, label, tuple(marks))

@@ -111,7 +111,7 @@ class TaskInfo:
     def __post_init__(self) -> None:
         """Make the task the owner of its parameters, so that their keys begin with its name."""
         object.__setattr__(
-            self, "settings", tuple(replace(each, owner=self.name) for each in self.settings)
+            self, "settings", tuple(replace(setting, owner=self.name) for setting in self.settings)
         )
 
     @classmethod
@@ -142,7 +142,7 @@ class TaskInfo:
     @property
     def deals(self) -> bool:
         """Whether its examples can be split among any number of clients, by any partition."""
-        return any(each not in self.natural for each in self.partitions)
+        return any(partition not in self.natural for partition in self.partitions)
 
     @property
     def listed_partitions(self) -> list[str]:
@@ -170,7 +170,8 @@ class TaskInfo:
     def check_parameters(self, config: Mapping[str, object]) -> dict[str, Value]:
         """Return the task's parameters by key, checked, with defaults for missing ones."""
         return {
-            each.key: each.checked(config.get(each.key, each.default)) for each in self.settings
+            setting.key: setting.checked(config.get(setting.key, setting.default))
+            for setting in self.settings
         }
 
     def check(self, setup: Setup) -> None:
@@ -237,7 +238,7 @@ class TaskInfo:
         if self.split_by is None:
             return self.tests
         parameter, values = self.split_by
-        (default,) = [each.default for each in self.settings if each.name == parameter]
+        (default,) = [setting.default for setting in self.settings if setting.name == parameter]
         return "split" if settings.get(f"{self.name}.{parameter}", default) in values else "fixed"
 
     def test_by_train(self, settings: Mapping[str, Any]) -> float:
@@ -293,7 +294,10 @@ class TaskInfo:
         return replace(task, splits=splits)
 
     def _arguments(self, parameters: Mapping[str, Value]) -> dict[str, Any]:
-        return {each.argument: parameters.get(each.key, each.default) for each in self.settings}
+        return {
+            setting.argument: parameters.get(setting.key, setting.default)
+            for setting in self.settings
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

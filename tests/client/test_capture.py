@@ -16,7 +16,7 @@ from hypothesis import given, strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fairbloom.client.capture import Capture, CudaRecorder, FindObstacle
+from fairbloom.client.capture import NO_CAPTURE, Capture, CudaRecorder, FindObstacle
 from fairbloom.client.linear import linear_step
 from fairbloom.client.training import fetch_batches, train
 from fairbloom.client.work import LocalWork
@@ -102,7 +102,7 @@ def network(*between: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 8), *between, nn.ReLU(), nn.Linear(8, CLASSES))
 
 
-def train_clients(model: nn.Module, work: LocalWork, capture: Capture | None) -> list[Tensor]:
+def train_clients(model: nn.Module, work: LocalWork, capture: Capture) -> list[Tensor]:
     """Train two clients from the same model; return what both end with."""
     start = copy.deepcopy(model.state_dict())
     ends: list[Tensor] = []
@@ -116,7 +116,7 @@ def train_clients(model: nn.Module, work: LocalWork, capture: Capture | None) ->
 
 def assert_equal(model: nn.Module, work: LocalWork, recorder: PlainRecorder) -> Capture:
     capture = Capture(recorder)
-    expected = train_clients(copy.deepcopy(model), work, None)
+    expected = train_clients(copy.deepcopy(model), work, NO_CAPTURE)
     for array, other in zip(train_clients(model, work, capture), expected, strict=True):
         assert torch.equal(array, other)
     return capture
@@ -271,7 +271,7 @@ def test_another_learning_rate_is_replayed(
     capture = Capture(recorder)
     for rate in (0.1, 0.05):
         work = replace(WORK, learning_rate=rate, optimizer=optimizer)
-        expected = train_clients(copy.deepcopy(model), work, None)
+        expected = train_clients(copy.deepcopy(model), work, NO_CAPTURE)
         for array, other in zip(train_clients(model, work, capture), expected, strict=True):
             assert torch.equal(array, other)
     assert recorder.recorded == recorded
@@ -308,7 +308,7 @@ def test_a_step_without_memory_for_a_graph_is_an_ordinary_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = network()
-    expected = train_clients(copy.deepcopy(model), WORK, None)
+    expected = train_clients(copy.deepcopy(model), WORK, NO_CAPTURE)
 
     def fail(_each: Tensor) -> Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from fairbloom import load
 from fairbloom.client.app import app
+from fairbloom.client.guard.disclosure import guarded
 from fairbloom.client.guard.log_files import read_entries
 from fairbloom.client.local import LocalClient
 from fairbloom.client.local_round import train_client
@@ -708,7 +709,8 @@ def test_only_a_device_keeps_the_loss_of_a_model_without_steps(
     terms: dict[str, Any], min_rows: int | None
 ) -> None:
     """In one process, where nothing leaves, the table has it."""
-    local = LocalClient.of(run_config(), 1, min_rows=min_rows)
+    here = LocalClient.of(run_config(), 1)
+    local = here if min_rows is None else guarded(here, min_rows)
     asked = Terms(server_round=1, measure=("loss-before",), **terms)
     _, model = fresh(run_config())
     found = train_client(local, model.state_dict(), asked).metrics

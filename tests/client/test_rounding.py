@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fairbloom.client.device import _warn_of_float32, autocast, computing_in
-from fairbloom.client.guard.accepted_settings import fingerprint
-from fairbloom.client.rounding import round_updates
+from fairbloom.client.rules.rounded import round_updates
 from fairbloom.client.states import ROUNDING_STATE, ClientStates
 from fairbloom.logs import log
 from fairbloom.protocol.bfloat16 import widen
+from fairbloom.protocol.settings import fingerprint
 from fairbloom.protocol.terms import Terms
 from fairbloom.system.versions import Versions
 from tests.protocol.test_bfloat16 import rounded

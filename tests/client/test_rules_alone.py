@@ -14,12 +14,12 @@ from fairbloom.strategies import METHODS
 ROOT = Path(__file__).parents[2]
 
 NAMELESS = (
+    "client/gate.py",
     "client/linear.py",
     "client/local.py",
     "client/local_round.py",
     "client/metrics.py",
     "client/plan.py",
-    "client/round.py",
     "client/support.py",
     "client/training.py",
     "client/work.py",

@@ -24,15 +24,17 @@ from fairbloom.client.local import LocalClient
 from fairbloom.client.local_round import train_client
 from fairbloom.client.plan import global_work
 from fairbloom.client.rules.personal import PersonalModel
-from fairbloom.client.training import (
-    EVALUATION_BATCH,
+from fairbloom.client.training import EVALUATION_BATCH, measure, train
+from fairbloom.client.work import (
+    LocalWork,
     batches,
+    clip_norms,
     count_rows,
     count_steps,
-    measure,
-    train,
+    learning_rate_in,
+    run_work,
+    schedule_factor,
 )
-from fairbloom.client.work import LocalWork, clip_norms, learning_rate_in, run_work, schedule_factor
 from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms

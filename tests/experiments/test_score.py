@@ -12,6 +12,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 import fairbloom as api
+from fairbloom.client.guard.disclosure import guarded
 from fairbloom.client.local import LocalClient
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.presentation import write_report
@@ -253,7 +254,7 @@ def test_a_device_says_nothing_of_a_class_with_few_examples(
     }
     settings = RunSettings.of(config)
     here = LocalClient.of(settings, 1, "b")
-    deployed = LocalClient.of(settings, 1, "b", min_rows=20)
+    deployed = guarded(here, 20)
     smaller, _ = count_classes(here.splits.test) or (0, 0)
     assert smaller < 5
     assert "larger-class" in here.describe_tests()

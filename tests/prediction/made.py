@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 import fairbloom
-from fairbloom.client.guard.evaluated_model import keep_model, keep_preprocessing
-from fairbloom.client.states import PERSONAL, ClientStates, folder_of
+from fairbloom.client.guard.evaluated_model import keep_model
+from fairbloom.client.states import PERSONAL, ClientStates, folder_of, keep_preprocessing
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.system.versions import Versions
 from fairbloom.tasks import Task, infer_schema, load_task

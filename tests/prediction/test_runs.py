@@ -235,7 +235,7 @@ def test_a_disk_that_is_full_costs_a_device_no_round(
     def full(path: Path, content: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fairbloom.client.guard.evaluated_model.write_private", full)
+    monkeypatch.setattr("fairbloom.client.states.write_private", full)
     reply = app(message(run), device(tmp_path, run, "north"))
     assert reply.content.metric_records["metrics"]["num-examples"]
     assert (

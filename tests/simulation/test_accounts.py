@@ -161,3 +161,15 @@ def test_settings_of_no_account_are_refused(
 ) -> None:
     with pytest.raises(FairbloomError, match=words):
         simulate(small(tmp_path, **{**PRIVATE, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("every", "evaluated"), [(1, [5]), (2, [1, 3, 5]), (5, [4, 5])], ids=["1", "2", "5"]
+)
+def test_accounts_report_tests_as_often_as_is_set(
+    tmp_path: Path, every: int, evaluated: list[int]
+) -> None:
+    """By default, of the final model only."""
+    done = rounds(private(tmp_path, {"privacy.tests": 3, "evaluate_every": every}))
+    scores = [row["test_accuracy_of_global_model_mean"] for row in done]
+    assert [place for place, score in enumerate(scores) if score] == evaluated

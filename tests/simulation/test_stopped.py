@@ -22,6 +22,7 @@ import fairbloom as api
 from fairbloom.client.app import app
 from fairbloom.client.local import LocalClient, Metrics
 from fairbloom.client.local_round import Update, evaluate_client, train_client
+from fairbloom.client.private.simulated import NoAccount
 from fairbloom.client.states import StateDict
 from fairbloom.errors import FairbloomError, failure_reason, reportable
 from fairbloom.protocol.terms import Terms
@@ -103,7 +104,7 @@ def test_a_run_goes_on_from_its_folder_after_a_repair(monkeypatch: pytest.Monkey
         raise OSError("the sensors of all clinics are off")
 
     with monkeypatch.context() as patch, checkpoints_every(1):
-        patch.setattr("fairbloom.simulation.clients.train_client", broken)
+        patch.setattr(NoAccount, "train", staticmethod(broken))
         with pytest.raises(
             NothingLearnedError, match=r"in round 5, .*: the sensors of all clinics are off"
         ):
@@ -145,7 +146,7 @@ def test_a_torn_file_of_a_client_is_told_without_its_folder(
         raise AssertionError("it can be read")
 
     (tmp_path / "torn.safetensors").write_bytes(b"torn")
-    monkeypatch.setattr("fairbloom.simulation.clients.train_client", torn)
+    monkeypatch.setattr(NoAccount, "train", staticmethod(torn))
     run(tmp_path / "a", engine="loop", unused_rounds=0)
     reasons = [row["refused"] for row in rounds(tmp_path / "a")]
     assert all("SafetensorError" in refused and ".py, line" in refused for refused in reasons)
@@ -182,8 +183,8 @@ def test_a_client_that_raises_is_refused_and_the_run_goes_on(
             raise ValueError("no test data")
         return evaluate_client(local, received, terms)
 
-    monkeypatch.setattr("fairbloom.simulation.clients.train_client", fails_once)
-    monkeypatch.setattr("fairbloom.simulation.clients.evaluate_client", fails)
+    monkeypatch.setattr(NoAccount, "train", staticmethod(fails_once))
+    monkeypatch.setattr(NoAccount, "evaluate", staticmethod(fails))
     folder = run(tmp_path / "run", fraction=1.0, num_rounds=3, engine="loop")
     assert used(folder) == ["5", "4", "5"]
     assert {row["participants"] for row in rounds(folder)} == {"5"}

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fairbloom.client.guard.accepted_settings import work_settings
-from fairbloom.client.guard.evaluated_model import keep_preprocessing
+from fairbloom.client.states import keep_preprocessing
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.settings import Settings

@@ -85,8 +85,10 @@ def find_recorded(
     others = (*anchor, *shift)
 
     def make() -> BlockArrays:
-        wide = [each.new_zeros(most, *each.shape[1:]) for each in weights]
-        kept = [each.new_zeros(1 if len(each) == 1 else most, *each.shape[1:]) for each in others]
+        wide = [weight.new_zeros(most, *weight.shape[1:]) for weight in weights]
+        kept = [
+            other.new_zeros(1 if len(other) == 1 else most, *other.shape[1:]) for other in others
+        ]
         made = BlockArrays(program, work, wide, kept[: len(anchor)], kept[len(anchor) :], rate)
         if made.optimizer is not None:
             made.optimizer.prepare_recording()
@@ -94,7 +96,7 @@ def find_recorded(
 
     key = (
         *(program, most, len(shift), work.learning_rate if rate is None else None, *key_of(work)),
-        *(each.shape[1:] for each in weights),
-        *(len(each) == 1 for each in others),
+        *(weight.shape[1:] for weight in weights),
+        *(len(other) == 1 for other in others),
     )
     return capture.find_kind(key, make, find_unsupported(program.model, work))

@@ -13,8 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fairbloom.client.augmentation import DRAWS, augmentation_stream, change_together
 from fairbloom.client.local import LocalClient
-from fairbloom.client.training import batch_sizes, batches, count_steps
-from fairbloom.client.work import LocalWork
+from fairbloom.client.work import LocalWork, batch_sizes, batches, count_steps
 from fairbloom.tasks import Examples
 from fairbloom.tasks.inputs import Inputs, count_bytes, map_inputs, move, tensors_of
 from fairbloom.tasks.pooled import join_tensors

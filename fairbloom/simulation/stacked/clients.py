@@ -12,10 +12,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from fairbloom.client.capture import Capture
+from fairbloom.client.capture import NO_CAPTURE, Capture
 from fairbloom.client.device import read_scalars
 from fairbloom.client.local import Metrics, report_all
-from fairbloom.client.local_round import finish_rules, load_to_measure, start_rule, train_client
+from fairbloom.client.local_round import ClientRound, load_to_measure, train_client
 from fairbloom.client.metrics import (
     ALL_METRICS,
     BEFORE,
@@ -25,23 +25,23 @@ from fairbloom.client.metrics import (
     TRAINED,
     Measurement,
     WorkDone,
-    requested_metrics,
 )
 from fairbloom.client.plan import epochs_in_time, global_work, personal_works
-from fairbloom.client.round import ClientRound
-from fairbloom.client.rules.base import GradientOffset
+from fairbloom.client.rules.base import GradientOffset, Rule, hooks_of
 from fairbloom.client.rules.registry import Rules, rules_of
-from fairbloom.client.rules.rule_round import RuleRound
+from fairbloom.client.rules.rule_round import finish_rules
 from fairbloom.client.states import StateDict
 from fairbloom.client.support import Support
 from fairbloom.client.training import measure
 from fairbloom.client.work import (
     NO_AUGMENTATION,
     Copy,
+    Kind,
     LocalWork,
     StepsTaken,
     batch_order,
     draws_seed,
+    fields_of,
 )
 from fairbloom.errors import failure_reason
 from fairbloom.imports import is_import_string
@@ -59,7 +59,7 @@ from fairbloom.tasks import Examples, Task
 from fairbloom.tasks.inputs import names_of
 from fairbloom.tasks.optimizers import OF_PYTORCH
 
-from ..clients import LocalClients, Reply, call_client, refuse_failed, store_reply
+from ..clients import LocalClients, StoredReply, call_client, refuse_failed, store_reply
 from ..memory import write_models
 from .arrays import BlockArrays, find_recorded
 from .batched_metrics import Measures, losses_of, measure_clients, score_clients, split_into_passes
@@ -83,44 +83,12 @@ from .programs import Program, UnstackableError, in_tensors, make_program
 # optimizer: a user's own may use a whole array, which here belongs to several clients. A user's own
 # augmentation draws from PyTorch's global generators, which belong to one client at a time.
 SUPPORTED = Support(
-    hooks=frozenset(
-        {
-            "replace_steps",
-            "pull",
-            "loss",
-            "personal_arrays",
-            "adapt",
-            "before",
-            "report",
-            "start",
-            "shift",
-            "after_step",
-            "finish",
-            "after",
-        }
+    hooks=hooks_of(
+        *(Rule.replace_steps, Rule.pull, Rule.loss, Rule.personal_arrays, Rule.adapt),
+        *(Rule.before, Rule.report, Rule.start, GradientOffset.shift, Rule.after_step),
+        *(Rule.finish, Rule.second_model, Rule.after),
     ),
-    work=frozenset(
-        {
-            "epochs",
-            "batch_size",
-            "learning_rate",
-            "momentum",
-            "weight_decay",
-            "gradient_clip",
-            "pull",
-            "steps",
-            "smallest_batch",
-            "in_full",
-            "idle",
-            "transform",
-            "random",
-            "optimizer",
-            "nesterov",
-            "draws",
-            "augment",
-            "bfloat16",
-        }
-    ),
+    work=fields_of(Kind.LINEAR, Kind.CHAIN, Kind.STEP, Kind.PLAN),
     metrics=ALL_METRICS,
 )
 
@@ -345,7 +313,7 @@ class StackedClients(LocalClients):
     def _train_block(self, training: "_RoundTraining", block: Sequence[StackedClient]) -> None:
         """Train a block of clients: in halves if memory is too small, one by one if one fails."""
         try:
-            _Block(training, block).run()
+            _BlockRound(training, block).run()
         except UnstackableError:
             raise
         except Exception as error:
@@ -356,8 +324,7 @@ class StackedClients(LocalClients):
                     len(block),
                     self.block,
                 )
-                if self.capture is not None:
-                    self.capture.release()
+                self.capture.release()
                 torch.cuda.empty_cache()
                 for half in divide_into_blocks(block, self.block):
                     self._train_block(training, half)
@@ -379,8 +346,8 @@ class StackedClients(LocalClients):
         clients = [self.local(name) for name in names]
         task = clients[0].task
         model = clients[0].model
-        asked = [each for each in clients if each.name in participants]
-        reports = {each.name: each.describe_tests() for each in clients}
+        asked = [client for client in clients if client.name in participants]
+        reports = {client.name: client.describe_tests() for client in clients}
         for measurement in OF_EVALUATION:
             if not measurement.is_asked(terms):
                 continue
@@ -408,7 +375,7 @@ class StackedClients(LocalClients):
                 measuring, report_all(measuring, measurement, measured, terms), strict=True
             ):
                 reports[each.name] |= report
-        return {each.name: reports[each.name] for each in clients}
+        return {client.name: reports[client.name] for client in clients}
 
 
 @dataclass(frozen=True)
@@ -421,7 +388,7 @@ class _RoundTraining:
     work: LocalWork
     trained: TrainReplies
     sent: Mapping[str, StateDict]
-    replies: dict[str, Reply] = field(default_factory=dict)
+    replies: dict[str, StoredReply] = field(default_factory=dict)
 
     @property
     def layout(self) -> Layout:
@@ -435,36 +402,23 @@ class _RoundTraining:
         self.replies[name] = store_reply(trained.updates, trained.second, member.place, update)
 
 
-class _Block(ClientRound):
+class _BlockRound(ClientRound):
     """The round of a block of clients."""
 
     def __init__(self, training: _RoundTraining, block: Sequence[StackedClient]) -> None:
+        clients = [member.local for member in block]
+        super().__init__(clients, training.received, training.terms, training.sent)
+        trainable = {name for name, _ in clients[0].trainable()}
+        self._own = tuple(name for name in self._own if name in trainable)
         self._training = training
         self._block = block
-        self._terms = training.terms
         self._work = training.work
-        self._task = block[0].local.task
-        self._model = block[0].local.model
+        self._task = clients[0].task
         self._parts = examples_of(block)
-        self._rules = rules_of(training.engine.settings, self._terms)
-        self._own = {
-            name for rule in self._rules for name in rule.personal_arrays(self._model)
-        }.intersection(name for name, _ in block[0].local.trainable())
-        self._scores: list[Metrics] = [{} for _ in block]
-        self._started: list[RuleRound] = []
         self._loss_before_in_first_step = False
 
-    def _call(self, hook: str) -> None:
-        for rule in self._rules:
-            if hook in rule.hooks():
-                self._model.load_state_dict(self._training.received)
-                for scores, member in zip(self._scores, self._block, strict=True):
-                    if self._own:
-                        member.local.load_personal(self._terms.server_round, self._own)
-                    scores.update(getattr(rule, hook)(member.local))
-
     def before(self) -> None:
-        self._call("before")
+        super().before()
         self._program = self._training.engine.program(self._task, self._model, self._parts[0])
         training = self._training
         self._rows = StackedModels(training.layout, training.received, len(self._block), self._own)
@@ -494,53 +448,23 @@ class _Block(ClientRound):
         exact = work.augment == NO_AUGMENTATION and not (work.bfloat16 or self._program.drops)
         return exact and not work.idle and takes_all(self._block)
 
-    def report(self) -> None:
-        self._call("report")
-
-    def start(self) -> None:
-        training = self._training
-        for rule in self._rules:
-            if isinstance(rule, GradientOffset):
-                self._started = [
-                    start_rule(
-                        member.local,
-                        rule,
-                        training.received,
-                        self._terms.of_client(member.local.name),
-                        training.sent,
-                    )
-                    for member in self._block
-                ]
-
     def take_steps(self) -> None:
         if self._work.idle:
             return
         training = self._training
-        last = max(member.steps for member in self._block)
         shift: list[Tensor] = []
         if self._started:
             shift = [
                 torch.stack([started.shift[name] for started in self._started])
                 for name in training.layout.trainable
             ]
-        watching = [rule for rule in self._rules if "after_step" in rule.hooks()]
+        last = max(member.steps for member in self._block)
 
-        def call_rules(step: int, copy: Copy) -> None:
-            for rule in watching:
-                rule.after_step(step, copy, last=step == last)
+        def after_step(step: int, copy: Copy) -> None:
+            self._after_step(step, copy, step == last)
 
-        first_losses = train_together(
-            self._program,
-            self._task,
-            self._rows,
-            training.engine.steps(self._block, self._work, self._terms, ""),
-            self._work,
-            shift,
-            call_rules if watching else None,
-            self._seeds(self._block, ""),
-            training.engine.capture,
-            training.engine.block,
-        )
+        watch = after_step if self._watching else None
+        first_losses = self._train(self._rows, self._block, self._work, shift=shift, watch=watch)
         if self._loss_before_in_first_step and first_losses is not None:
             self._add_scores(BEFORE, [{wire.LOSS: loss} for loss in first_losses.tolist()])
 
@@ -564,7 +488,6 @@ class _Block(ClientRound):
                     second.write(training.trained.second.matrix, places)
         layout = training.layout
         others = {name: layout.arrays[name] for name in (*layout.buffers, *layout.integers)}
-        each_its_own = bool(terms.measures or terms.state_rounds)
         done = [
             partial(self._rows.work_done, row, self._work, member.steps)
             for row, member in enumerate(self._block)
@@ -575,15 +498,10 @@ class _Block(ClientRound):
             ):
                 scores[wire.UPDATE_NORM] = norm
         for row, member in enumerate(self._block):
-            metrics: Metrics = {wire.NUM_EXAMPLES: member.size}
-            own = terms.of_client(member.local.name) if each_its_own else terms
-            if own.measure:
-                metrics |= requested_metrics(own.measure, self._scores[row], done[row])
-            if own.state_round is not None:
-                metrics[wire.STATE_ROUND] = self._started[row].origin if self._started else 0
+            metrics = self._metrics(row, done[row])
             if self._own:
                 member.local.keep_personal(terms.server_round, self._rows.trained(row), self._own)
-            training.replies[member.local.name] = Reply(member.place, metrics, others, others)
+            training.replies[member.local.name] = StoredReply(member.place, metrics, others, others)
 
     def after(self) -> None:
         training = self._training
@@ -597,30 +515,38 @@ class _Block(ClientRound):
                 for row, member in enumerate(block):
                     if last := member.local.personal(before=terms.server_round).state:
                         rows.load(row, last)
-                train_together(
-                    self._program,
-                    self._task,
-                    rows,
-                    training.engine.steps(block, work, terms, PERSONAL),
-                    work,
-                    seeds=self._seeds(block, PERSONAL),
-                    capture=training.engine.capture,
-                    most=training.engine.block,
-                )
+                self._train(rows, block, work, PERSONAL)
                 for row, member in enumerate(block):
                     member.local.keep_personal(terms.server_round, rows.model(row))
 
-    def _seeds(self, block: Sequence[StackedClient], training: str) -> Sequence[int]:
-        """Return the seeds of the clients' dropout, none for a model without it."""
-        if self._program.drops:
-            return self._training.engine.seeds(block, self._terms, training)
-        return ()
+    def _train(
+        self,
+        rows: StackedModels,
+        block: Sequence[StackedClient],
+        work: LocalWork,
+        training: str = "",
+        *,
+        shift: Sequence[Tensor] = (),
+        watch: Callable[[int, Copy], None] | None = None,
+    ) -> Tensor | None:
+        """Train the models of a block, as `train_together` does."""
+        engine = self._training.engine
+        return train_together(
+            self._program,
+            self._task,
+            rows,
+            engine.steps(block, work, self._terms, training),
+            work,
+            shift,
+            watch,
+            engine.seeds(block, self._terms, training) if self._program.drops else (),
+            engine.capture,
+            engine.block,
+        )
 
     def _add_scores(self, measurement: Measurement, measured: Sequence[Measures]) -> None:
         """Add the training metrics that clients report to their scores."""
-        reported = report_all(
-            [member.local for member in self._block], measurement, measured, self._terms
-        )
+        reported = report_all(self._clients, measurement, measured, self._terms)
         for scores, report in zip(self._scores, reported, strict=True):
             scores |= report
 
@@ -634,7 +560,7 @@ def train_together(
     shift: Sequence[Tensor] = (),
     after_step: Callable[[int, Copy], None] | None = None,
     seeds: Sequence[int] = (),
-    capture: Capture | None = None,
+    capture: Capture = NO_CAPTURE,
     most: int = 0,
 ) -> Tensor | None:
     """Take the local steps of many clients in place, as `train` does for one.
@@ -648,11 +574,7 @@ def train_together(
     """
     anchor = rows.anchor if work.pull > 0.0 else []
     take_step = program.make_step(work, shifted=bool(shift))
-    recorded = (
-        find_recorded(capture, most, program, work, rows.arrays, anchor, shift)
-        if capture is not None
-        else None
-    )
+    recorded = find_recorded(capture, most, program, work, rows.arrays, anchor, shift)
     arrays = recorded or BlockArrays(program, work, rows.arrays, anchor, shift)
     if recorded is not None:
         rows.arrays = recorded.begin(rows.arrays, anchor, shift, work.learning_rate)
@@ -671,7 +593,7 @@ def train_together(
         )
         losses = (
             compute(step, masks)
-            if capture is None or recorded is None
+            if recorded is None
             else _take_recorded(capture, recorded, step, masks, compute)
         )
         if first_losses is None:

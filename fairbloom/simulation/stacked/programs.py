@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fairbloom.client.chain import chain_layers
 from fairbloom.client.device import autocast
 from fairbloom.client.training import gradients_of, outputs_of, seeded
-from fairbloom.client.work import LocalWork, descend, step_fields
+from fairbloom.client.work import Kind, LocalWork, descend, fields_of, step_fields
 from fairbloom.errors import place_of
 from fairbloom.tasks import Task
 from fairbloom.tasks.collated import CollatedExamples
@@ -43,7 +43,7 @@ class UnstackableError(Exception):
 
 
 # The fields of local work with which a gradient can be added to the weights as it is computed.
-ADDED_AT_ONCE = frozenset({"learning_rate", "momentum", "weight_decay", "pull", "transform"})
+ADDED_AT_ONCE = fields_of(Kind.LINEAR, Kind.CHAIN)
 
 # (outputs, shape (k, b, …)) → the loss of each example, shape (k, b), and the sum of the clients'
 # objectives.
@@ -362,7 +362,7 @@ def _draws_alike(program: Program, model: nn.Module, task: Task, examples: Examp
     device = device_of(inputs)
     generators = [torch.Generator(device).manual_seed(seed) for seed in (1, 2)]
     masks = draw_masks(program.drops, generators, [size, size])
-    weights = [torch.stack([each, each]) for each in _trainable(model).values()]
+    weights = [torch.stack([parameter, parameter]) for parameter in _trainable(model).values()]
     together = program(weights, combine_inputs([inputs, inputs], torch.stack), masks)
     model.train()
     alike = True

@@ -18,8 +18,8 @@ def read_columns(path: Path, *names: str) -> Mapping[str, Any]:
         table = parquet.ParquetFile(path).read(columns=names).select(names)
         columns = {name: table.column(name).combine_chunks() for name in names}
         return {
-            name: each.field("bytes") if each.type.num_fields else each
-            for name, each in columns.items()
+            name: column.field("bytes") if column.type.num_fields else column
+            for name, column in columns.items()
         }
     except (OSError, ValueError, KeyError) as error:
         raise _unreadable(path, error) from error

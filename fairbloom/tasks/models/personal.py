@@ -72,7 +72,7 @@ def _head(model: nn.Module) -> set[str]:
         if isinstance(node, fx.Node) and node.op == "call_module":
             path = str(node.target)
             layer = model.get_submodule(path)
-            if any(each.requires_grad for each in layer.parameters()):
+            if any(parameter.requires_grad for parameter in layer.parameters()):
                 return set(_arrays_in(path, layer))
         ways = node.all_input_nodes if isinstance(node, fx.Node) else []
     raise _no_head(model, "as no single layer makes its outputs")

@@ -270,9 +270,9 @@ def on_processor(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a state in the processor's memory; from CUDA by one pinned copy for each dtype."""
     tensors = {name: tensor.detach() for name, tensor in state.items()}
     for kind in {
-        (each.device, each.dtype) for each in tensors.values() if each.device.type == "cuda"
+        (tensor.device, tensor.dtype) for tensor in tensors.values() if tensor.device.type == "cuda"
     }:
-        names = [name for name, each in tensors.items() if (each.device, each.dtype) == kind]
+        names = [name for name, tensor in tensors.items() if (tensor.device, tensor.dtype) == kind]
         flat = torch.cat([tensors[name].reshape(-1) for name in names])
         pinned = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True).copy_(flat)
         for name, part in zip(

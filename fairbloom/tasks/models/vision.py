@@ -106,7 +106,7 @@ def count_groups(channels: int) -> int:
 
 
 def _sum_over_colours(network: nn.Module) -> None:
-    first = next(each for each in network.modules() if isinstance(each, nn.Conv2d))
+    first = next(module for module in network.modules() if isinstance(module, nn.Conv2d))
     first.in_channels = 1
     first.weight = nn.Parameter(first.weight.detach().sum(dim=1, keepdim=True))
 

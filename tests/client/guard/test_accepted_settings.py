@@ -9,15 +9,13 @@ from flwr.app import Context, MessageType
 
 from fairbloom.client.guard.accepted_settings import (
     DEVICE,
-    FINGERPRINT,
     SettingRefusedError,
     accepted_settings,
-    fingerprint,
     settings_to_allow,
     work_settings,
 )
 from fairbloom.protocol.parameters import Choices
-from fairbloom.protocol.settings import Mark, RunSettings, marked
+from fairbloom.protocol.settings import FINGERPRINT, Mark, RunSettings, fingerprint, marked
 from fairbloom.server.settings import default_config
 from fairbloom.tasks import Setup, Task
 

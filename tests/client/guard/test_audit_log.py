@@ -17,9 +17,9 @@ from hypothesis import example, given, strategies as st
 from fairbloom.client.app import app
 from fairbloom.client.guard import log_files
 from fairbloom.client.guard.accepted_settings import SettingRefusedError
-from fairbloom.client.guard.audit_log import log_exchange
 from fairbloom.client.guard.log_entries import describe_entries, shorten
 from fairbloom.client.guard.log_files import AuditLog, open_log, read_entries
+from fairbloom.client.messages import log_exchange
 from fairbloom.deploy.device.accepted import Installed, RunDescription
 from fairbloom.deploy.device.client import APP
 from fairbloom.deploy.fleet.enrolment import enroll

@@ -12,8 +12,8 @@ from fairbloom.client.guard.evaluated_model import (
     KEPT,
     MODEL,
     find_model,
-    keep_preprocessing,
 )
+from fairbloom.client.states import keep_preprocessing
 from fairbloom.tasks import load_task
 
 from ..hospital import Device, write_hospital

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from fairbloom.client.app import app
 from fairbloom.client.guard.accepted_settings import accepted_settings
-from fairbloom.client.guard.audit_log import digest_record
+from fairbloom.client.guard.disclosure import guarded
 from fairbloom.client.guard.initial_weights import (
     ACCEPTED,
     FOLDER,
@@ -22,6 +22,7 @@ from fairbloom.client.guard.initial_weights import (
 )
 from fairbloom.client.guard.log_files import read_entries
 from fairbloom.client.local import LocalClient
+from fairbloom.client.messages import digest_record
 from fairbloom.errors import FairbloomError, reportable
 from fairbloom.protocol.bfloat16 import narrow, widen
 from fairbloom.recorddict import deserialize, serialize
@@ -146,9 +147,8 @@ def test_a_first_model_in_bfloat16_may_differ_by_one_unit(
     node: Node, units: int, fits: bool
 ) -> None:
     config = Settings.of({**RUN, "model": "mlp"}).run_config()
-    local = LocalClient.of(
-        {**config, "data-dir": str(node.state.parent / "data")}, 0, "lund", None, 5
-    )
+    here = {**config, "data-dir": str(node.state.parent / "data")}
+    local = guarded(LocalClient.of(here, 0, "lund"), 5)
     bits = {name: narrow(each.numpy()) for name, each in seeds(model="mlp").items()}
     name = next(iter(bits))
     bits[name].reshape(-1)[0] += units

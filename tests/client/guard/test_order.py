@@ -14,12 +14,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, R
 
 from fairbloom.client.app import app
 from fairbloom.client.guard.accepted_settings import accepted_settings
+from fairbloom.client.guard.disclosure import guarded
 from fairbloom.client.guard.order import NAME, SIZE
 from fairbloom.client.local import LocalClient
 from fairbloom.client.local_round import own_work, train_client
 from fairbloom.client.plan import global_work, work_of_client
 from fairbloom.client.states import StateDict
-from fairbloom.client.training import batches
+from fairbloom.client.work import batches
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import load_task
@@ -91,7 +92,7 @@ def test_each_setting_of_the_fingerprint_draws_another_order(folder: Path) -> No
 
     def order(**changes: Any) -> list[int]:
         config = settings(**changes) | {"data-dir": str(folder / "data"), "state-dir": str(folder)}
-        local = LocalClient.of(config, 0, "lund", None, 5)
+        local = guarded(LocalClient.of(config, 0, "lund"), 5)
         terms = Terms(server_round=1)
         work = own_work(local, global_work(local.settings, terms), terms)
         return torch.cat(list(batches(len(local.splits.train), work))).tolist()
@@ -153,7 +154,9 @@ def test_the_rounds_of_a_run_are_no_equations(
     """
     rounds = 250
     config = settings(**{"batch-size": 200, "learning-rate": 1e-4, "num-rounds": rounds})
-    local = LocalClient.of({**config, "data-dir": str(folder / "data")}, 0, "lund", None, 5, order)
+    local = guarded(
+        LocalClient.of({**config, "data-dir": str(folder / "data")}, 0, "lund"), 5, order
+    )
     received = {
         name: each.double() for name, each in load_task(config).model().state_dict().items()
     }
@@ -181,7 +184,7 @@ def test_a_models_own_draws_follow_from_the_secret_too(folder: Path) -> None:
     for state in ("state", "other"):
         config = settings(**{"batch-size": 0})
         place = {"data-dir": str(folder / "data"), "state-dir": str(folder / state)}
-        local = LocalClient.of({**config, **place}, 0, "lund", None, 5)
+        local = guarded(LocalClient.of({**config, **place}, 0, "lund"), 5)
         terms = Terms(server_round=1)
         seeds[state] = own_work(local, global_work(local.settings, terms), terms).draws
     here = LocalClient.of({**config, "data-dir": str(folder / "data")}, 0, "lund")

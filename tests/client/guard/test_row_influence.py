@@ -12,13 +12,12 @@ import torch
 from hypothesis import example, given, strategies as st
 from torch import nn
 
-from fairbloom.client.guard.disclosure import Gate
+from fairbloom.client.guard.disclosure import Gate, guarded
 from fairbloom.client.guard.limits import DEFAULT_MIN_ROWS
 from fairbloom.client.local import LocalClient
 from fairbloom.client.local_round import evaluate_client, own_work, train_client
 from fairbloom.client.plan import global_work
-from fairbloom.client.training import batches
-from fairbloom.client.work import LocalWork
+from fairbloom.client.work import LocalWork, batches
 from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.experiments.recipe import FOLDER, load_recipe
 from fairbloom.protocol.terms import Terms
@@ -68,7 +67,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def client(data: Path, min_rows: int, **settings: Any) -> LocalClient:
     config = {**RUN, "data-dir": str(data), **settings}
-    return LocalClient.of(Settings.of(config), 0, min_rows=min_rows)
+    return guarded(LocalClient.of(Settings.of(config), 0), min_rows)
 
 
 def read_row(local: LocalClient, terms: Terms, keep: float = 1.0) -> float:

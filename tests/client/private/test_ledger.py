@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from fairbloom.client.local import LocalClient
 from fairbloom.client.private import account as accounts, noise, opening
 from fairbloom.client.private.account import (
     FAILED,
@@ -23,7 +24,9 @@ from fairbloom.client.private.account import (
 )
 from fairbloom.client.private.budget import REPORTS, UNITS
 from fairbloom.client.private.mechanism import Mechanism
+from fairbloom.client.private.simulated import with_account
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol.settings import RunSettings
 
 from .device import EVALUATE, SCHEMA, TRAIN, Device, opened, write_table
 
@@ -271,6 +274,18 @@ def test_a_reply_is_kept_though_the_clock_was_set_back(device: Device) -> None:
         assert len(kept) == min(number, 2)
         for each in kept:
             os.utime(each, (4e9, 4e9))
+
+
+def test_many_rows_need_no_delta_of_the_owner(tmp_path: Path) -> None:
+    """Above 10,000 rows, 1/(10 n) is below the usual δ: on a device, and in one process."""
+    device = Device(tmp_path, rows=10_400)
+    account = device.open()
+    assert account.delta == pytest.approx(1 / 104_000)
+    config = {"task": "csv", "data-dir": str(device.data), "schema": SCHEMA, "batch-size": 0}
+    client = LocalClient.of(config, None, "site")
+    private = {**config, "privacy.mode": "simulated", "privacy.epsilon": "3"}
+    _, simulated = with_account(client, RunSettings.of(private))
+    assert simulated.delta == account.delta
 
 
 def test_a_missing_ledger_is_no_full_budget(device: Device) -> None:

@@ -250,6 +250,12 @@ def test_the_split_depends_on_row_numbers_only() -> None:
     assert digest_rows(first) == digest_rows(other)
 
 
+@pytest.mark.parametrize(("share", "tests"), [(0.9, 2), (0.5, 2), (0.1, 1)])
+def test_both_splits_of_three_rows_have_one(share: float, tests: int) -> None:
+    split = split_rows(splits_of_rows([0, 1], [2]), 3, share)
+    assert (len(split.train), len(split.test)) == (3 - tests, tests)
+
+
 def test_examples_in_tensors_of_their_own_are_joined() -> None:
     train, test = examples(5, seed=1), examples(3, seed=2)
     every = all_rows(Splits(train, test))

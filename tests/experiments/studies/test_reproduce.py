@@ -12,6 +12,7 @@ import re
 import shutil
 import statistics
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,25 @@ def test_agreement_is_within_two_errors_a_point_or_the_tolerance(subtests: pytes
                 printed,
                 found,
             )
+
+
+@pytest.mark.parametrize(
+    ("values", "judged"), [((1.0, 3.0), True), ((1.0, math.nan), False), ((1.0, math.inf), False)]
+)
+def test_a_claim_is_judged_by_finite_numbers_only(
+    done: Reproduction, values: tuple[float, ...], judged: bool
+) -> None:
+    first, second = done.outcomes[:2]
+    claim = f"{done.recipe.name_of(first.row)} has a higher mean than q-FedAvg"
+    claiming = replace(
+        done,
+        recipe=done.recipe.model_copy(update={"claims": [claim]}),
+        outcomes=[
+            replace(first, by_seed={seed: {"mean": each} for seed, each in enumerate(values)}),
+            replace(second, by_seed={seed: {"mean": 0.0} for seed in range(len(values))}),
+        ],
+    )
+    assert (claiming.claims[claim] is not None) is judged
 
 
 @pytest.mark.slow
