@@ -6,13 +6,13 @@ import os
 import re
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial, wraps
 from pathlib import PurePath
 from types import CodeType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from fairbloom.text import join_first, plural, text_if
 
@@ -70,6 +70,12 @@ def _as_argument(found: re.Match[str]) -> str:
     if found["key"]:
         return f'settings={{"{found["key"]}": "{found["value"]}"}}'
     return found["option"].replace("-", "_")
+
+
+def reason_of(fault: Mapping[str, Any]) -> str:
+    """Return why pydantic refuses a value, without its prefix for errors of our own."""
+    own = fault.get("ctx", {}).get("error")
+    return str(fault["msg"] if own is None else own)
 
 
 def is_expected(error: BaseException) -> bool:

@@ -76,6 +76,7 @@ from .run_folder.files import (
     CHECKPOINTS,
     CLIENTS,
     CONFIG,
+    DETERMINING,
     EXAMPLES,
     KNOWN,
     MODEL,
@@ -312,6 +313,8 @@ def federate(
         recorder.finish(model)
         if names := task.tested_on_training():
             EXAMPLES.write(path, {**EXAMPLES.read(path), "tested-on-training": sorted(names)})
+        if recorder.is_perfect and (columns := task.determining()):
+            EXAMPLES.write(path, {**EXAMPLES.read(path), DETERMINING: [*columns]})
     return path
 
 

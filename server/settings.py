@@ -227,8 +227,7 @@ class Settings(RunSettings):
             )
         method = self.strategy()
         if PLAIN_SGD in method.requires and (beyond := self.beyond_plain_sgd()):
-            key, _, value = beyond.partition(" = ")
-            method.check_fit(OTHER_STEPS, key, value)
+            method.check_fit(OTHER_STEPS, beyond.key, repr(beyond.value))
         if CLIENT_MOMENTUM in method.all_needs and "momentum" not in arguments_of(
             optimizer_in(self)
         ):

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from fairbloom.errors import FairbloomError, did_you_mean
+from fairbloom.errors import FairbloomError, did_you_mean, reason_of
 from fairbloom.protocol.settings import SETTINGS, Value, flatten_tables, key_of
 from fairbloom.strategies import METHODS, canonical, find_method
 from fairbloom.strategies.named import find_key, method_parameters, owner_of, short_key
@@ -346,7 +346,7 @@ def _explain(error: Mapping[str, Any]) -> str:
     # rows are counted from 1 in messages
     parts = [str(part + 1) if isinstance(part, int) else part for part in error["loc"]]
     key = ".".join(parts)
-    reason = str(error["msg"]).removeprefix("Value error, ")
+    reason = reason_of(error)
     if error["type"] == "extra_forbidden":
         is_row = error["loc"][0] == "rows" and len(error["loc"]) > 1
         fields = [*Row.model_fields] if is_row else [*Recipe.model_fields]

@@ -4,7 +4,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Self, get_type_hints
+from typing import Annotated, Any, NamedTuple, Self, get_type_hints
 
 from pydantic import (
     BaseModel,
@@ -15,6 +15,8 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+
+from fairbloom.errors import reason_of
 
 from . import options
 from .names import DEPLOYED
@@ -166,8 +168,17 @@ class Setup(BaseModel):
             return cls.model_validate(expand_own_settings(config))
         except ValidationError as error:
             # The messages are those of Parameter.checked, which name the setting.
-            faults = [str(each["msg"]).removeprefix("Value error, ") for each in error.errors()]
-            raise SettingsError("; ".join(faults)) from error
+            raise SettingsError("; ".join(map(reason_of, error.errors()))) from error
+
+
+class Given(NamedTuple):
+    """A setting with its value; as a text, it is as a user writes it."""
+
+    key: str
+    value: Value
+
+    def __str__(self) -> str:
+        return f"{self.key} = {self.value!r}"
 
 
 class RunSettings(Setup):
@@ -501,17 +512,17 @@ class RunSettings(Setup):
         """Whether clients' steps depend on the number of rounds, so that it cannot be raised."""
         return self.schedule != "constant"
 
-    def beyond_plain_sgd(self, but: str = "") -> str:
-        """Return the first setting that makes a client's steps not plain SGD, as key = value.
+    def beyond_plain_sgd(self, but: str = "") -> Given | None:
+        """Return the first setting that makes a client's steps not plain SGD, None without one.
 
-        Return "" without one. The setting `but` does not count: with a `client-rule`, the gradients
-        that it corrects are those of plain SGD.
+        The setting `but` does not count: with a `client-rule`, the gradients that it corrects are
+        those of plain SGD.
         """
         for key in marked(Mark.CHANGES_STEP):
             value = getattr(self, SETTINGS[key].argument)
             if key != but and value != SETTINGS[key].default:
-                return f"{key} = {value!r}"
-        return ""
+                return Given(key, value)
+        return None
 
     def given(self) -> dict[str, Any]:
         """Return the flat run config of the settings that were given, without defaults."""

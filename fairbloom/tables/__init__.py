@@ -19,7 +19,7 @@ here knows clients that train, tasks, or messages: of Fairbloom, it imports only
 `text` and `logs`.
 """
 
-from .description import describe as describe
+from .description import describe as describe, find_determining as find_determining
 from .encoding import ClientTable as ClientTable, EncodedFile as EncodedFile
 from .inference import infer as infer
 from .reading import read as read

@@ -60,7 +60,7 @@ def describe(
         [*_find_spellings(schema, tables)],
         [*_remark_on_files(schema, tables)],
         [*_find_mixed_units(schema, columns)],
-        *([row] for row in _find_determining(schema, columns)),  # all of them are shown
+        *([row] for row in _remark_on_determining(schema, tables)),  # all of them are shown
         [
             {"column": "all", "client": clients, "remark": remark}
             for clients, remark in find_duplicates(_read_tables(tables))
@@ -223,22 +223,26 @@ def _find_mixed_units(
     )
 
 
-def _find_determining(
-    schema: Schema, columns: Mapping[str, Mapping[str, ColumnValues]]
-) -> Iterator[Row]:
+def _remark_on_determining(schema: Schema, tables: Tables) -> Iterator[Row]:
     """Yield a remark on each column that determines the target."""
+    for name in find_determining(schema, tables):
+        remark = f"{name} determines {schema.target}: is it known before?"
+        yield {"column": name, "client": "all", "remark": remark}
+
+
+def find_determining(schema: Schema, tables: Tables) -> list[str]:
+    """Return the inputs from which the target follows, by the rows of all clients."""
+    columns = _columns(schema, tables)
     target = columns[schema.target]
+    found = []
     for name in schema.inputs:
         both = [client for client in columns[name] if client in target]
         if both and determines(
             np.concatenate([columns[name][client] for client in both]),
             np.concatenate([target[client] for client in both]),
         ):
-            yield {
-                "column": name,
-                "client": "all",
-                "remark": f"{name} determines {schema.target}: is it known before?",
-            }
+            found.append(name)
+    return found
 
 
 def _describe_values(field: Field, values: ColumnValues) -> str:

@@ -25,7 +25,7 @@ from pydantic import (
     ValidationError,
 )
 
-from fairbloom.errors import ReportableError, did_you_mean
+from fairbloom.errors import ReportableError, did_you_mean, reason_of
 
 from .groups import OTHER, GroupBy, read_groups
 
@@ -502,7 +502,7 @@ def _explain(error: ValidationError) -> str:
             if known != key
         ]
         return f"{path} is unknown: {did_you_mean(key, known)}correct it, or leave it out"
-    message = fault["msg"].removeprefix("Value error, ")
+    message = reason_of(fault)
     return f"{path} = {shorten_value(fault['input'])}: {message[0].lower()}{message[1:]}"
 
 

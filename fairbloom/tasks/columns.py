@@ -94,6 +94,7 @@ def load(setup: Setup, *, smallest_client: int, **_: str) -> Task:
         splits=lambda name: files.clients_with(name).splits(name),
         scores=predicted.scores(),
         describe=files.describe,
+        determining=files.determining,
         parts=lambda name: files.clients_with(name).parts_in_file(name),
         preprocessing=preprocessing,
         groupings=schema.group_names,
@@ -173,12 +174,23 @@ class CsvFiles:
                     f"files.{name}: {self._setup.data_dir} has no such file: {near}correct its"
                     " name, or leave it out"
                 )
+        return tables.describe(
+            self._schema,
+            self._tables(),
+            lambda name: self.clients_with(name).describe(name),
+            every,
+        )
+
+    def determining(self) -> list[str]:
+        """Return the columns from which the target follows."""
+        return tables.find_determining(self._schema, self._tables())
+
+    def _tables(self) -> dict[str, ClientTable | FairbloomError]:
+        """Return the table of each client, or why it cannot be read."""
         found: dict[str, ClientTable | FairbloomError] = {}
         for name in self.clients:
             try:
                 found[name] = self.clients_with(name).table(name)
             except FairbloomError as error:
                 found[name] = error
-        return tables.describe(
-            self._schema, found, lambda name: self.clients_with(name).describe(name), every
-        )
+        return found

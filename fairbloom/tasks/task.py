@@ -316,6 +316,8 @@ class Task:
         default the accuracy; see `classes_of` for its outputs and targets.
     describe
         Returns the tables that `fairbloom data` shows; None: the sizes of the clients' splits.
+    determining
+        Returns the columns of tables from which the target follows.
     classes
         The number of classes that are predicted, 0 for a quantity; None if not known.
     class_names
@@ -368,6 +370,7 @@ class Task:
         default_factory=lambda: {ACCURACY: is_highest}
     )
     describe: Callable[[bool], Described] | None = None
+    determining: Callable[[], Sequence[str]] = tuple
     parts: Callable[[str], Mapping[str, Places]] | None = None
     dealt: Callable[[str], Sequence[tuple[Places, Places]]] | None = None
     classes: int | None = None

@@ -193,6 +193,9 @@ DATA = File[Mapping[str, Any]](
     initial=_data_at,
 )
 
+# The key in EXAMPLES of the columns from which the target follows.
+DETERMINING = "determining"
+
 EXAMPLES = File[Mapping[str, Any]](
     name="examples.json",
     encode=_encode_json,

@@ -1,7 +1,6 @@
 """Sentences on the limits of the numbers of a run or a comparison."""
 
 import itertools
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from fairbloom.protocol.names import DRAW, SPLIT
 from fairbloom.protocol.private import SIMULATED_NOISE
 from fairbloom.protocol.scores import Score
 from fairbloom.rounds.screening import LARGEST_COUNT
-from fairbloom.server.run_folder.files import EXAMPLES, MODEL, SCHEMA
+from fairbloom.server.run_folder.files import DETERMINING, EXAMPLES, MODEL
 from fairbloom.tasks import TaskInfo
 from fairbloom.text import join_first, plural, text_if
 
@@ -20,9 +19,6 @@ from .run import Run
 
 # A score over fewer test examples than this says little about a client.
 FEWEST_EXAMPLES = 10
-
-# The remark of an inferred schema on a column from which the target follows.
-DETERMINES = re.compile(r"^# (.+) determines .+: is it known before\?$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -229,13 +225,13 @@ def describe_small_tests(
 def describe_leak(run: Run) -> list[str]:
     """Return that a column gives away the target, if every client has the best possible score.
 
-    The column is one on which the inferred schema in the run folder remarks.
+    The run has found such columns in the rows of its clients, if it had them in its process.
     """
     best = run.score.written(run.score.shown(run.score.interval[1]))
     written = {run.score.written(value) for value in run.final().values()}
     if not run.score.higher_is_better or written != {best}:
         return []
-    names = DETERMINES.findall(SCHEMA.read(run.folder))
+    names = EXAMPLES.read(run.folder).get(DETERMINING, ())
     if not names:
         return []
     determine = plural(len(names), "determines", "each determine")

@@ -16,7 +16,7 @@ from fairbloom.server.fairness import against_baseline
 from fairbloom.server.run_folder.csv_rows import SHARE_OF_LARGER_CLASS
 from fairbloom.server.run_folder.files import HELD_OUT
 from fairbloom.server.run_folder.participation import CONTRIBUTION
-from fairbloom.strategies import name_of
+from fairbloom.strategies import Local, name_of
 from fairbloom.text import decimals_showing
 
 from ..arms import Named, find_label
@@ -82,6 +82,15 @@ class ComparedScores:
     def score(self) -> Score:
         """The score that fairness is measured in."""
         return self.scores[0]
+
+    @cached_property
+    def trained_alone(self) -> tuple[str, ...]:
+        """The methods, by label, with which each client trains a model of its own."""
+        return tuple(
+            label
+            for label, runs in self.runs.items()
+            if runs and runs[0].settings.get("method") in ("local", Local.__name__)
+        )
 
     @cached_property
     def methods(self) -> tuple[str, ...]:

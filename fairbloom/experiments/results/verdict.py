@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.fairness import count_of_share
-from fairbloom.strategies import Local
 from fairbloom.text import join_first, plural, round_to, text_if, three_digits
 
 from .caveats import (
@@ -211,7 +210,7 @@ def _other_rule(compared: ComparedScores) -> Iterator[str]:
     It gains with every seed, and beyond its interval. Others gain less than half as much, and less
     than a tenth if that is beyond their interval.
     """
-    local = [method for method in compared.others if method.split(" (")[0] == Local.__name__]
+    local = [method for method in compared.others if method in compared.trained_alone]
     if not local or len(compared.clients_compared) < 3:
         return
     clear = _gains(compared, local[0], compared.score)[compared.clients_compared]
