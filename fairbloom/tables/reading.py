@@ -716,6 +716,7 @@ class SheetNotes:
     row: int = 0
     column: int = 0
     cell: Mapping[str, str] = field(default_factory=dict)
+    # whether one had a formula, and the last of these a result, or a text since
     has_formula: bool = False
     has_result: bool = False
 
@@ -724,7 +725,6 @@ class SheetNotes:
         match path[-1]:
             case "c":
                 self.cell = about
-                self.has_formula = False
                 self._place(about.get("r", ""))
                 if about.get("s") in self.per_cent_formats:
                     self.per_cent.add((self.row, self.column))

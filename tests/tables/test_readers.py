@@ -694,7 +694,7 @@ def rows_of_formulas(formula: str, result: str, about: str = "") -> str:
 
 
 @pytest.mark.parametrize("formula", ["<f>B2*2</f>", '<f t="shared" si="0"/>'])
-@pytest.mark.parametrize("result", ["", "<v></v>", "<v />"])
+@pytest.mark.parametrize("result", ["", "<v></v>", "<v />", "<v> </v>"])
 def test_formulas_without_results_are_refused(path: Path, formula: str, result: str) -> None:
     write_workbook(path, {"Notes": [], "Data": rows_of_formulas(formula, result)})
     error = refusal(path)
@@ -774,9 +774,10 @@ def test_hidden_rows_and_columns_are_remarked(path: Path) -> None:
         ('<row><c r="XFDE1"/></row>', "'XFDE1' is no cell"),
         ("<a>" * 200 + "</a>" * 200, "more than 100 elements inside each other"),
         ("<row>", "mismatched tag"),
+        ("<!--", "unclosed token"),
         ("<row\x0b/>", "not well-formed"),
     ],
-    ids=["far", "unnumbered", "impossible", "deep", "torn", "damaged"],
+    ids=["far", "unnumbered", "impossible", "deep", "torn", "open", "damaged"],
 )
 def test_a_hostile_or_damaged_sheet_is_refused(path: Path, rows: str, words: str) -> None:
     """A stray last cell stands for 17 billion of them, for which calamine would end the process."""

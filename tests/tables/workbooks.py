@@ -12,7 +12,8 @@ PACKAGE = "http://schemas.openxmlformats.org/package/2006"
 HEAD = '<?xml version="1.0" encoding="UTF-8" standalone="yes"?>'
 SHEET = "xl/worksheets/sheet1.xml"
 STYLES = (
-    f'<styleSheet xmlns="{MAIN}"><cellXfs count="2"><xf numFmtId="0"/>'
+    f'<styleSheet xmlns="{MAIN}"><cellStyleXfs count="1"><xf numFmtId="9"/></cellStyleXfs>'
+    '<cellXfs count="2"><xf numFmtId="0"/>'
     '<xf numFmtId="14" applyNumberFormat="1"/></cellXfs></styleSheet>'
 )
 
