@@ -365,13 +365,13 @@ def describe_engine(run: Run) -> str | None:
 
 
 def settings_section(lines: Sequence[Line]) -> Section:
-    """Return the settings that are not at their defaults, and what the rounds cost with them."""
+    """Return the settings that are not at their defaults."""
     table = _settings_table(
         "settings",
         "Settings other than the defaults",
         {line.label: line.runs[0].differing() for line in lines},
     )
-    return Section("settings", "Settings", "", [table, Note(_describe_cost(lines))])
+    return Section("settings", "Settings", "", [table])
 
 
 def _describe_cost(lines: Sequence[Line]) -> list[str]:
@@ -408,12 +408,13 @@ def _total(lines: Sequence[Line], column: str, in_words: Callable[[float], str])
 
 
 def all_settings_section(lines: Sequence[Line]) -> Section:
-    """Return all settings, and the versions of what computed."""
-    tables = [
+    """Return all settings, what the rounds cost with them, and the versions of what computed."""
+    tables: list[Table | Note] = [
         _settings_table(
             "all-settings", "All settings", {line.label: line.runs[0].settings for line in lines}
         )
     ]
+    tables.append(Note(_describe_cost(lines)))
     environments = [ENVIRONMENT.read(run.folder) for line in lines for run in line.runs]
     if versions := [[Cell(key), Cell(str(value))] for key, value in environments[0].items()]:
         differ = any(environment != environments[0] for environment in environments)
