@@ -14,6 +14,7 @@ from hypothesis import example, given, strategies as st
 from torch import nn
 
 from fairbloom.client.app import app
+from fairbloom.client.gate import OpenGate
 from fairbloom.client.guard.accepted_settings import SettingRefusedError, accepted_settings
 from fairbloom.client.guard.disclosure import Gate
 from fairbloom.client.guard.log_files import read_entries
@@ -26,6 +27,7 @@ from fairbloom.tasks import Examples, Splits, Task, load_task
 from tests.simulation.helpers import table
 from tests.tables.helpers import SCHEMA as PLAIN, csv_of
 
+from ..helpers import task_of
 from ..hospital import PATIENTS, RUN, Device, grouped, write_hospital
 
 
@@ -110,6 +112,14 @@ def test_scores_of_classes_leave_if_each_has_enough_rows(
     for check in (gate.check_training, lambda: gate.pass_scores(AFTER, {"loss": 1.0})):
         with nullcontext() if sum(counts) >= floor else pytest.raises(FairbloomError):
             check()
+
+
+@pytest.mark.parametrize("name", [name for name in vars(OpenGate) if name[0] != "_"])
+def test_a_device_decides_all_that_an_open_gate_passes(name: str) -> None:
+    gate = Gate(
+        5, task_of(nn.Identity()), Splits(*[Examples(torch.zeros(9, 1), torch.zeros(9))] * 2)
+    )
+    assert name in {**vars(Gate), **vars(gate)}
 
 
 def test_the_owner_alone_changes_the_floor(tmp_path: Path) -> None:
