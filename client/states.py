@@ -25,7 +25,7 @@ from fairbloom.protocol.settings import FINGERPRINT, RunSettings, fingerprint
 from fairbloom.protocol.terms import Terms
 from fairbloom.system.files import make_folder, write_private
 from fairbloom.system.retry import write_until
-from fairbloom.system.versions import Entry, Point, Versions, needed_since
+from fairbloom.system.versions import Point, VersionEntry, Versions, needed_since
 from fairbloom.tables.preprocessing import PREPROCESSING, Preprocessing
 from fairbloom.tasks import Task
 
@@ -147,10 +147,10 @@ class ClientStates:
             if number in versions
         }
 
-    def take_unstored(self) -> Iterator[Entry]:
+    def take_unstored(self) -> Iterator[VersionEntry]:
         """Yield the versions that are not on disk, as they are stored."""
         yield from (
-            Entry(self._key(name), Point(made), serialize(self.in_memory[name][made]))
+            VersionEntry(self._key(name), Point(made), serialize(self.in_memory[name][made]))
             for name, rounds in self.unstored.items()
             for made in sorted(rounds)
         )

@@ -24,7 +24,7 @@ from fairbloom.protocol.scores import Score
 from fairbloom.protocol.terms import RULES
 from fairbloom.rounds.clients import Metrics, Replies, average_metrics
 from fairbloom.rounds.flower import FlowerClients
-from fairbloom.rounds.in_progress import Evaluation
+from fairbloom.rounds.in_progress import RoundEvaluation
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.method import Cohort, FloatArray, Method
 from fairbloom.rounds.options import Aggregate, Options
@@ -68,7 +68,7 @@ class FairStrategy(Method, Strategy):
 
     def __init__(self, **options: Unpack[Options]) -> None:
         super().__init__(**options)
-        self._session = Session.of(self, self, FlowerClients(self))
+        self._session = StrategySession.of(self, self, FlowerClients(self))
         # Settings that `from_config` found in a run config, for RunFolder.
         self.run_folder_options: Mapping[str, Value] = {}
 
@@ -170,7 +170,7 @@ class FairStrategy(Method, Strategy):
         initial_arrays = recording.arrays or initial_arrays
         outer = recording.outer
         clients = FlowerClients(self, grid, keys=recording.keys)
-        session = Session.of(
+        session = StrategySession.of(
             self,
             outer,
             clients,
@@ -367,7 +367,7 @@ class FairStrategy(Method, Strategy):
 
 
 @dataclass
-class Session:
+class StrategySession:
     """What a strategy has while it runs; nothing of it is in a checkpoint.
 
     Attributes
@@ -472,7 +472,7 @@ class _HookedSteps:
             self.result.train_metrics_clientapp[number] = metrics
         return session.trained
 
-    def evaluate(self, number: int, arrays: ArrayRecord) -> Evaluation:
+    def evaluate(self, number: int, arrays: ArrayRecord) -> RoundEvaluation:
         """Call the hooks of evaluation, and the user's function."""
         strategy = self.strategy
         session = strategy._session
@@ -499,7 +499,9 @@ class _HookedSteps:
             log.info("Global evaluation")
             central = self.evaluate_centrally(self.evaluate_fn, number, self.result.arrays)
             log.info("\t└──> MetricRecord: %s", central)
-        return Evaluation(self.result.arrays if strategy.average_models else None, metrics, central)
+        return RoundEvaluation(
+            self.result.arrays if strategy.average_models else None, metrics, central
+        )
 
     def evaluate_centrally(
         self, evaluate_fn: EvaluateFn, number: int, arrays: ArrayRecord

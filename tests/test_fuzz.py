@@ -43,7 +43,7 @@ from fairbloom.server.settings import Settings, check_used
 from fairbloom.tables.cells import different_cells
 from fairbloom.tables.preprocessing import InputColumn, Preprocessing
 from fairbloom.tables.reading import read
-from fairbloom.tables.schema import File
+from fairbloom.tables.schema import SchemaFile
 
 from .fuzzing import MEMORY_BYTES, Kind, Structure, check_mutant, peak_memory, same
 from .simulation.helpers import run
@@ -92,7 +92,7 @@ def arrays(structure: Structure) -> bytes:
 # What readers take --------------------------------------------------------------------------------
 
 
-def in_json(file: files.File[Any]) -> Callable[[Path], Structure]:
+def in_json(file: files.SchemaFile[Any]) -> Callable[[Path], Structure]:
     """Return the reader of a run folder's file: it reads the file and writes the result again."""
     return lambda path: json.loads(file.encode(file.read(path.parent)))
 
@@ -228,7 +228,9 @@ def whole_rows_of(structure: Structure) -> Structure:
 
 
 def read_csv(path: Path) -> Structure:
-    found = {name: different_cells(column) for name, column in read(path, File()).columns.items()}
+    found = {
+        name: different_cells(column) for name, column in read(path, SchemaFile()).columns.items()
+    }
     return {name: [cells[code].strip() for code in codes] for name, (cells, codes) in found.items()}
 
 

@@ -32,7 +32,7 @@ from fairbloom.text import text_if
 from ..device.accepted import Installed, RunDescription
 from ..processes import free_cycles
 from .content import write
-from .passing import ANSWER_FILE, Answer, Task, receive, send
+from .passing import ANSWER_FILE, Answer, PassedTask, receive, send
 from .wire_pb2 import Head
 
 # Longest time to live of a message: ten years.
@@ -46,7 +46,7 @@ NO_HANDLER = re.compile(
 )
 
 
-def answer(installed: Installed, node_config: Mapping[str, Any], task: Task) -> Answer:
+def answer(installed: Installed, node_config: Mapping[str, Any], task: PassedTask) -> Answer:
     """Return the app's reply to a task, or an error with the reason."""
     try:
         return call_app(installed, node_config, task)
@@ -57,7 +57,7 @@ def answer(installed: Installed, node_config: Mapping[str, Any], task: Task) -> 
         return Answer.failed(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason_of(error))
 
 
-def call_app(installed: Installed, node_config: Mapping[str, Any], task: Task) -> Answer:
+def call_app(installed: Installed, node_config: Mapping[str, Any], task: PassedTask) -> Answer:
     """Return the app's reply and its new state; changes to the state are lost if the app raises."""
     head = Head.FromString(task.head)
     described = json.loads(task.settings)

@@ -20,7 +20,7 @@ ANSWER_FILE = "answer"
 
 
 @dataclass(frozen=True)
-class Task:
+class PassedTask:
     """A message with all that is needed to answer it.
 
     `head` is a serialized `Head`, `settings` the JSON that came with the run, and `state` the app's

@@ -67,7 +67,7 @@ OPTIONS = (
 
 
 @dataclass
-class Device:
+class PortDevice:
     """One client's calls.
 
     Only the newest call of each kind counts, because older calls may hang on a dead connection.
@@ -110,7 +110,7 @@ class Port:
         self._max_connections = max_connections
         self._own_sockets = 0
         self._faults = Faults()
-        self.devices: dict[str, Device] = {}
+        self.devices: dict[str, PortDevice] = {}
         # The digest and the JSON of the settings of each open run, by its number.
         self.settings: dict[int, tuple[str, str]] = {}
         self.connections = {"open": 0, "limit": max_connections}
@@ -209,7 +209,7 @@ class Port:
                 if device.held == number:
                     device.held = 0
 
-    async def _wait(self, name: str, device: Device, number: int) -> QueuedMessage | None:
+    async def _wait(self, name: str, device: PortDevice, number: int) -> QueuedMessage | None:
         """Wait for a message; return None if none comes, or if the device calls again."""
         until = monotonic() + HELD_SECONDS
         while number == device.nexts:
@@ -224,7 +224,7 @@ class Port:
         return None
 
     async def _send(
-        self, message: QueuedMessage, known: str, device: Device, number: int, context: Any
+        self, message: QueuedMessage, known: str, device: PortDevice, number: int, context: Any
     ) -> None:
         """Send a message to a device that knows the settings with the digest `known`."""
         message.working = True
@@ -303,7 +303,7 @@ class Port:
         return status
 
     async def _receive(
-        self, content: StoredContent, first: Chunk, sent: AsyncIterator[bytes], device: Device
+        self, content: StoredContent, first: Chunk, sent: AsyncIterator[bytes], device: PortDevice
     ) -> str:
         """Append the chunks to `content`, up to the size in the head; return why not, or "".
 
@@ -350,9 +350,9 @@ class Port:
         async with self.admission.admit(context):
             raise CallRefusedError(grpc.StatusCode.UNIMPLEMENTED, "the port has no such call")
 
-    def _enter(self, name: str, session: bytes) -> Device:
+    def _enter(self, name: str, session: bytes) -> PortDevice:
         """Return the calling client's calls; refuse a second process with its key."""
-        device = self.devices.setdefault(name, Device())
+        device = self.devices.setdefault(name, PortDevice())
         if session != device.session:
             if device.session and device.online:
                 device.others_seen += 1

@@ -21,7 +21,7 @@ from fairbloom.system.versions import FIRST, Point, Versions, read_sealed, write
 from .calls import Calls, Received
 from .content import Content
 from .messages import BEAT_SECONDS, node_id_of
-from .passing import ANSWER_FILE, Answer, Task
+from .passing import ANSWER_FILE, Answer, PassedTask
 from .wire_pb2 import Head, Taken
 from .worker import CrashedError, DroppedError, Worker
 
@@ -225,7 +225,7 @@ class Session:
                 f"the server speaks protocol {head.protocol} and this client {PROTOCOL}: upgrade"
                 f" {older}",
             )
-        task = Task(
+        task = PassedTask(
             self._node,
             head.SerializeToString(),
             self._settings,

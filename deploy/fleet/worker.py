@@ -15,7 +15,7 @@ from fairbloom.system.supervise import exit_reason
 
 from ..device.client import ClientSettings
 from .content import Content
-from .passing import Answer, Task, receive, send
+from .passing import Answer, PassedTask, receive, send
 
 # Seconds that the worker may take to end before it is killed.
 END_SECONDS = 5.0
@@ -57,7 +57,7 @@ class Worker:
         process = self._process
         return process is not None and process.poll() is None
 
-    def answer(self, task: Task, id: str) -> Answer:
+    def answer(self, task: PassedTask, id: str) -> Answer:
         """Return the worker's answer to a task, the message with this id.
 
         Raise DroppedError if the work is dropped, and CrashedError if the process ends MAX_ATTEMPTS
@@ -107,7 +107,7 @@ class Worker:
         self._pipe = None
         self._ready = False
 
-    def _answer(self, task: Task) -> Answer:
+    def _answer(self, task: PassedTask) -> Answer:
         if self._pipe is None or not self.runs:
             self.end()
             self._pipe, theirs = Pipe()

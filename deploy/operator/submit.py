@@ -44,7 +44,7 @@ ROOM_BYTES = 1000
 
 
 @dataclass(frozen=True)
-class App:
+class SubmittedApp:
     """A Flower app: its ServerApp's import string, distribution, default settings and folder.
 
     `folder` is None for an installed app. Its `config` is None: its default settings are unknown.
@@ -100,10 +100,10 @@ class App:
         return checked
 
 
-OURS = App("fairbloom.serverapp:app", "fairbloom", __version__, default_config())
+OURS = SubmittedApp("fairbloom.serverapp:app", "fairbloom", __version__, default_config())
 
 
-def choose_app(given: str | None) -> App:
+def choose_app(given: str | None) -> SubmittedApp:
     """Return the app that --app names: a folder, or the import string of an installed ServerApp.
 
     Without --app, it is the app in the current folder, or else Fairbloom's.
@@ -114,14 +114,14 @@ def choose_app(given: str | None) -> App:
         return app
     if is_import_string(given) and (installed := distribution_of(given.partition(":")[0])):
         name, version = installed
-        return OURS if name == "fairbloom" else App(given, name, version, config=None)
+        return OURS if name == "fairbloom" else SubmittedApp(given, name, version, config=None)
     raise DeployError(
         f"--app {given}: it is neither a folder with [tool.flwr.app] in its pyproject.toml nor a"
         " module:attribute of an installed package"
     )
 
 
-def read_app(folder: Path) -> App | None:
+def read_app(folder: Path) -> SubmittedApp | None:
     """Read the app in a folder from its pyproject.toml; return None without an app."""
     file = folder / "pyproject.toml"
     try:
@@ -137,7 +137,7 @@ def read_app(folder: Path) -> App | None:
     if metadata.get("name") == "fairbloom":
         return OURS
     try:
-        return App(
+        return SubmittedApp(
             serverapp=str(app["components"]["serverapp"]),
             distribution=str(metadata["name"]),
             version=str(metadata["version"]),

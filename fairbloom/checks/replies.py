@@ -19,7 +19,7 @@ SAME = {each.pattern.format(wire.ACCURACY): wire.ACCURACY for each in OF_TRAININ
 
 
 @dataclass(frozen=True)
-class Replies:
+class MadeUpReplies:
     """The replies of m clients; arrays have a row for each."""
 
     description: str  # for example "3 clients that did not move"
@@ -44,11 +44,11 @@ class Replies:
             case name:
                 return self.metrics.get(name, self.metrics[wire.LOSS])
 
-    def report(self, metrics: Mapping[str, FloatArray], description: str) -> "Replies":
+    def report(self, metrics: Mapping[str, FloatArray], description: str) -> "MadeUpReplies":
         """Return these replies with other values of metrics."""
         return replace(self, description=description, metrics={**self.metrics, **metrics})
 
-    def move(self, change: Callable[[FloatArray], FloatArray], description: str) -> "Replies":
+    def move(self, change: Callable[[FloatArray], FloatArray], description: str) -> "MadeUpReplies":
         """Return these replies with other updates; the second ones change in the same way."""
         return replace(
             self,
@@ -57,9 +57,9 @@ class Replies:
             seconds=change(self.seconds),
         )
 
-    def select(self, rows: list[int] | NDArray[np.intp]) -> "Replies":
+    def select(self, rows: list[int] | NDArray[np.intp]) -> "MadeUpReplies":
         """Return the replies in these rows, in this order."""
-        return Replies(
+        return MadeUpReplies(
             self.description,
             tuple(self.names[k] for k in rows),
             self.updates[rows],
@@ -69,7 +69,7 @@ class Replies:
         )
 
 
-def ordinary_replies(m: int, seed: int = 0, common: float = 1.0) -> Replies:
+def ordinary_replies(m: int, seed: int = 0, common: float = 1.0) -> MadeUpReplies:
     """Return m different replies; `common` is the size of what their updates have in common."""
     rng = np.random.default_rng([m, seed])
     shared = rng.normal(size=m + 3)
@@ -87,7 +87,7 @@ def ordinary_replies(m: int, seed: int = 0, common: float = 1.0) -> Replies:
     )
     metrics |= dict(zip((*wire.POSITIVES, *wire.HITS), groups.T, strict=True))
     metrics[wire.LOSS_BASELINE] = rng.uniform(0.1, 1.0, m)
-    return Replies(
+    return MadeUpReplies(
         plural(m, "a single client", f"{m} ordinary clients"),
         tuple(f"client-{k:04}" for k in range(m)),
         updates,
@@ -97,7 +97,7 @@ def ordinary_replies(m: int, seed: int = 0, common: float = 1.0) -> Replies:
     )
 
 
-def extreme_replies() -> Iterator[Replies]:
+def extreme_replies() -> Iterator[MadeUpReplies]:
     """Yield the extremes that a run may come to."""
     usual = ordinary_replies(4)
     loss = usual.metrics[wire.LOSS]

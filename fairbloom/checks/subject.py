@@ -41,7 +41,7 @@ from fairbloom.tasks.datasets.digits import SIDE
 from fairbloom.tasks.task import AnyExamples
 from fairbloom.text import text_if
 
-from .replies import Replies, ordinary_replies
+from .replies import MadeUpReplies, ordinary_replies
 from .report import Failure, NotApplicable, bits
 
 # T, the rounds of the run that a method under test believes to be in.
@@ -262,7 +262,7 @@ class MethodUnderTest(Subject):
         with self.explain_errors("When it was made, "):
             return self.factory(**self.arguments, **options)
 
-    def show(self, method: FairStrategy, replies: Replies, number: int = 1) -> Seen:
+    def show(self, method: FairStrategy, replies: MadeUpReplies, number: int = 1) -> Seen:
         """Return what the method sees of replies, made by the code that makes it in a run."""
         names = replies.names
         counts = replies.column(wire.NUM_EXAMPLES)
@@ -311,7 +311,7 @@ class MethodUnderTest(Subject):
         """Return the coefficients of a cohort."""
         return self.decide(method, cohort, description).coefficients.copy()
 
-    def weigh_fresh(self, replies: Replies, **options: Any) -> tuple[FloatArray, FloatArray]:
+    def weigh_fresh(self, replies: MadeUpReplies, **options: Any) -> tuple[FloatArray, FloatArray]:
         """Return the coefficients that a new instance gives to replies, and the step.
 
         The coefficients have shape (k, m): k is 1, the number of arrays, or twice that with second

@@ -11,7 +11,7 @@ from fairbloom.cli.help import restore_help
 from fairbloom.command import import_command, run_command
 
 
-class Place(NamedTuple):
+class CommandPlace(NamedTuple):
     """A command's function or app as module:name, its line in `fairbloom --help`, an example."""
 
     name: str
@@ -23,88 +23,88 @@ OURS = "fairbloom.cli"
 
 # The commands in the order in which they are listed.
 COMMANDS = {
-    "run": Place(
+    "run": CommandPlace(
         f"{OURS}.studies:run",
         "Train with one method, all clients on this machine.",
         "fairbloom run --method fedfv --set fedfv.alpha=0.2 --rounds 50 --out runs/a",
     ),
-    "compare": Place(
+    "compare": CommandPlace(
         f"{OURS}.studies:compare",
         "Train with several methods and seeds, and show which clients gain or lose.",
         "fairbloom compare --methods 'fedavg,qfedavg(q=1),fedfv' --seeds 3 --out runs/cmp",
     ),
-    "search": Place(
+    "search": CommandPlace(
         f"{OURS}.studies:search",
         "Try values of methods' parameters, and test the best of each method with fresh seeds.",
         "fairbloom search --methods fedfv,qfedavg --grid alpha=0,0.1,0.5 --budget 10 --out"
         " runs/search",
     ),
-    "reproduce": Place(
+    "reproduce": CommandPlace(
         f"{OURS}.studies:reproduce",
         "Repeat a published experiment, and print its numbers next to the published ones.",
         "fairbloom reproduce fedfv-table3 --seeds 5",
     ),
-    "show": Place(
+    "show": CommandPlace(
         f"{OURS}.results:show",
         "Show the results, progress and settings of a run or a study, or list the runs in a"
         " folder.",
         "fairbloom show runs/a",
     ),
-    "methods": Place(
+    "methods": CommandPlace(
         f"{OURS}.lists:methods",
         "List the methods with their parameters, ranges, defaults and source.",
     ),
-    "tasks": Place(
+    "tasks": CommandPlace(
         f"{OURS}.lists:tasks",
         "List the tasks with their models, partitions and settings.",
     ),
-    "data": Place(
+    "data": CommandPlace(
         f"{OURS}.data:data",
         "Check a task's data: show what each client has, and report faults.",
         "fairbloom data hospitals --set csv.target=outcome",
     ),
-    "settings": Place(
+    "settings": CommandPlace(
         f"{OURS}.lists:settings",
         "List all settings with their defaults. Change one with --set KEY=VALUE.",
     ),
-    "check": Place(
+    "check": CommandPlace(
         f"{OURS}.check:check",
         "Test a method or client-side rule of your own, and report what is wrong with it.",
         "fairbloom check my_module:Mine --set mine.share=0.3",
     ),
-    "report": Place(
+    "report": CommandPlace(
         f"{OURS}.results:report",
         "Write a report with charts and tables as one HTML file.",
         "fairbloom report runs/comparison",
     ),
-    "predict": Place(
+    "predict": CommandPlace(
         f"{OURS}.predict:predict",
         "Predict for new data, and write a CSV file with predictions and class probabilities.",
         "fairbloom predict runs/a new.csv --out predictions.csv",
     ),
-    "evaluate": Place(
+    "evaluate": CommandPlace(
         f"{OURS}.studies:evaluate",
         "Evaluate a run's model on the data of a site that did not take part.",
         "fairbloom evaluate runs/a --data-dir new-hospital",
     ),
-    "export": Place(
+    "export": CommandPlace(
         f"{OURS}.results:export",
         "Export the trained model with its preprocessing as an ONNX file for other programs.",
         "fairbloom export runs/a --out model.onnx",
     ),
-    "client": Place(
+    "client": CommandPlace(
         "fairbloom.cli.deploy:client",
         "Run a client of a federation, create its key, accept a schema, or read its log.",
     ),
-    "server": Place(
+    "server": CommandPlace(
         "fairbloom.cli.deploy:server",
         "Run the server of a federation: devices connect to it, and it carries out runs.",
     ),
-    "deploy": Place(
+    "deploy": CommandPlace(
         "fairbloom.cli.deploy:app",
         "Operate a federation of real devices: certificates, clients and runs.",
     ),
-    "new": Place(
+    "new": CommandPlace(
         "fairbloom.scaffold.new:new",
         "Create a small, runnable Flower app with a fair method.",
         "fairbloom new my-app",
@@ -115,7 +115,7 @@ COMMANDS = {
 class LateCommand(click.Command):
     """A command as --help lists it; its module is imported when the command is called."""
 
-    def __init__(self, name: str, place: Place) -> None:
+    def __init__(self, name: str, place: CommandPlace) -> None:
         super().__init__(name, help=place.summary)
         self._place = place
 

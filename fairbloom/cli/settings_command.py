@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 
 from fairbloom.errors import find_nearest
 from fairbloom.experiments import api
-from fairbloom.experiments.options import CommonOptions, as_settings, merge_settings
+from fairbloom.experiments.options import StudyOptions, as_settings, merge_settings
 from fairbloom.protocol.parameters import described
 from fairbloom.protocol.settings import SETTINGS, Value, key_of, parse_assignments, parsed
 from fairbloom.server.settings import default_config
@@ -44,7 +44,7 @@ DEFAULTS = {"jobs": processors_here(), "settings": list[str]()}
 SAID = {
     **{
         name: SETTINGS[next(iter(as_settings({name: None})))].description
-        for name in CommonOptions.__annotations__
+        for name in StudyOptions.__annotations__
     },
     **{name: SETTINGS[name].description for name in ("task", "method", "seed")},
     "data_dir": "The folder that the task reads its data from",

@@ -22,7 +22,7 @@ from . import pages as pages  # registers the pages of results
 from .apps import read_app
 from .arms import METHODS, Named, baseline_of, fitting, parse_arms, settings_of_method
 from .frames import Frames, settings_of_frames
-from .options import CommonOptions, as_settings, choose_task, expand_options, merge_settings
+from .options import StudyOptions, as_settings, choose_task, expand_options, merge_settings
 from .results.comparison import Comparison, read_comparison
 from .results.evaluation import Evaluation
 from .results.measures import find_measure
@@ -70,7 +70,7 @@ def run(
     on_round: OnRound = ignore,
     progress: bool = True,
     debug: bool = False,
-    **options: Unpack[CommonOptions],
+    **options: Unpack[StudyOptions],
 ) -> Run:
     """Train with one method, all clients on this machine.
 
@@ -196,7 +196,7 @@ def compare(
     settings: Mapping[str, Value] | None = None,
     on_run: OnRun = ignore_run,
     progress: bool = True,
-    **options: Unpack[CommonOptions],
+    **options: Unpack[StudyOptions],
 ) -> Comparison:
     """Train with several methods and seeds, and show which clients gain or lose.
 
@@ -309,7 +309,7 @@ def search(
     gpus_per_run: float = 0.0,
     settings: Mapping[str, Value] | None = None,
     progress: bool = True,
-    **options: Unpack[CommonOptions],
+    **options: Unpack[StudyOptions],
 ) -> Search:
     """Try values of methods' parameters, and test the best of each method with fresh seeds.
 

@@ -12,7 +12,7 @@ from fairbloom.protocol.settings import SETTINGS, SettingsError, Value, key_of
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class CommonOptions(TypedDict, total=False):
+class StudyOptions(TypedDict, total=False):
     """Settings that a run and every study take by name; None keeps the default.
 
     `fairbloom.run` describes each.
@@ -41,7 +41,7 @@ def expand_options(function: Function) -> Function:
     ]
     common = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-        for name, kind in get_type_hints(CommonOptions).items()
+        for name, kind in get_type_hints(StudyOptions).items()
     ]
     signature = signature.replace(parameters=[*own, *common])
 

@@ -67,7 +67,7 @@ Axes = Annotated[dict[str, Annotated[list[Value], Field(min_length=1)]], BeforeV
 Numbers = list[str]
 
 
-class Section(BaseModel):
+class RecipeSection(BaseModel):
     """A section of a recipe's file; its keys are the names with hyphens."""
 
     model_config = ConfigDict(
@@ -79,7 +79,7 @@ class Section(BaseModel):
     )
 
 
-class Row(Section):
+class Row(RecipeSection):
     """A row of the table: a method with its settings and the printed numbers.
 
     Its grid replaces axes of the recipe's grid with the same names, and is crossed with the others.
@@ -95,7 +95,7 @@ class Row(Section):
     ran: bool = True
 
 
-class Recipe(Section):
+class Recipe(RecipeSection):
     """A published table or a user's study, and its runs; docs/measured.md describes the keys."""
 
     name: str = ""

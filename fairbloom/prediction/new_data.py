@@ -14,7 +14,7 @@ from fairbloom.client.training import EVALUATION_BATCH
 from fairbloom.errors import FairbloomError
 from fairbloom.tables.folders import count_endings, is_visible
 from fairbloom.tables.preprocessing import ARRAYS, TABLE, Preprocessing
-from fairbloom.tables.reading import Table
+from fairbloom.tables.reading import ReadTable
 from fairbloom.tables.schema import Decimal
 from fairbloom.tasks.images import PICTURES, find_unfit, image_inputs
 from fairbloom.text import join_first
@@ -51,7 +51,7 @@ def read_new_data(
     return read(path, preprocessing)
 
 
-def data_of_table(table: Table, preprocessing: Preprocessing) -> NewData:
+def data_of_table(table: ReadTable, preprocessing: Preprocessing) -> NewData:
     """Return the new data in the rows of a table."""
     values = values_of(table, preprocessing)
     batches = (

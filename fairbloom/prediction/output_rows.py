@@ -12,15 +12,15 @@ from fairbloom.errors import FairbloomError
 from fairbloom.tables.cells import parse_number
 from fairbloom.tables.encoding import is_missing, is_unknown, read_column, read_columns
 from fairbloom.tables.preprocessing import Preprocessing
-from fairbloom.tables.reading import CellError, Table
-from fairbloom.tables.schema import File, Schema, normalise
+from fairbloom.tables.reading import CellError, ReadTable
+from fairbloom.tables.schema import Schema, SchemaFile, normalise
 from fairbloom.text import plural
 
 if TYPE_CHECKING:
     import pandas
 
 
-def table_of_frame(frame: "pandas.DataFrame", file: File) -> Table:
+def table_of_frame(frame: "pandas.DataFrame", file: SchemaFile) -> ReadTable:
     """Return the rows of a data frame, read as the `file` that its `to_csv` would write."""
     import pyarrow as pa  # imported late, as in reading files
 
@@ -32,10 +32,10 @@ def table_of_frame(frame: "pandas.DataFrame", file: File) -> Table:
             )
         cells = frame.iloc[:, place].astype(object).where(~frame.iloc[:, place].isna(), "")
         columns[name] = pa.chunked_array([list(map(str, cells))], pa.string())
-    return Table(Path("the data frame"), columns, np.arange(len(frame)), "row", file)
+    return ReadTable(Path("the data frame"), columns, np.arange(len(frame)), "row", file)
 
 
-def texts_of(table: Table, name: str) -> list[str]:
+def texts_of(table: ReadTable, name: str) -> list[str]:
     """Return the cells of a column as text, unchanged."""
     cells = table.columns[name]
     if cells is None:
@@ -43,7 +43,7 @@ def texts_of(table: Table, name: str) -> list[str]:
     return ["" if cell is None else str(cell) for cell in cells.to_pylist()]
 
 
-def values_of(table: Table, preprocessing: Preprocessing) -> dict[str, NDArray[Any]]:
+def values_of(table: ReadTable, preprocessing: Preprocessing) -> dict[str, NDArray[Any]]:
     """Return the values of the model's input columns; raise FairbloomError with all problems."""
     schema = preprocessing.dictionary
     if not len(table):
@@ -70,7 +70,7 @@ def values_of(table: Table, preprocessing: Preprocessing) -> dict[str, NDArray[A
     return found
 
 
-def true_values_of(table: Table, preprocessing: Preprocessing) -> NDArray[Any] | None:
+def true_values_of(table: ReadTable, preprocessing: Preprocessing) -> NDArray[Any] | None:
     """Return the target of each row in the schema's words or unit; None if there is no such column.
 
     A cell that cannot be read, or that is missing, is "" or NaN.
@@ -86,7 +86,7 @@ def true_values_of(table: Table, preprocessing: Preprocessing) -> NDArray[Any] |
 
 
 def find_refused(
-    table: Table, preprocessing: Preprocessing
+    table: ReadTable, preprocessing: Preprocessing
 ) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_]]:
     """Return the values of the model's input columns, and which rows `values_of` would refuse."""
     schema = preprocessing.dictionary

@@ -15,7 +15,7 @@ from .refusals import Refusals, join_alike
 from .round import Round
 
 
-class Evaluation(NamedTuple):
+class RoundEvaluation(NamedTuple):
     """The evaluation of a round: its metrics, those of the server, as in Round, and what it was of.
 
     `average` is the mean of all models, in the form of the model, if they are averaged.
@@ -96,7 +96,7 @@ class RoundInProgress:
             )
         return words
 
-    def finish(self, arrays: Any, metrics: Mapping[str, Any], evaluation: Evaluation) -> Round:
+    def finish(self, arrays: Any, metrics: Mapping[str, Any], evaluation: RoundEvaluation) -> Round:
         """Return the record of the round.
 
         `arrays` is the model after the round in the form that `on_round` gets it; `metrics` are

@@ -19,7 +19,7 @@ from .arrays import Model
 from .clients import NOTHING, ClientPool, Metrics, Replies, TrainReplies, check_names
 from .cohort import MethodError
 from .compatibility import ROSTER
-from .in_progress import Evaluation, RoundInProgress
+from .in_progress import RoundEvaluation, RoundInProgress
 from .learning import Watcher, find_unchanged
 from .method import Method
 from .refusals import NotFiniteMetricError
@@ -117,7 +117,7 @@ class Rounds:
                 self.clients.train([*current.draws], model, current.terms, current.vectors),
             )
 
-        def evaluate(number: int, model: Model) -> Evaluation:
+        def evaluate(number: int, model: Model) -> RoundEvaluation:
             names, terms, served = self.configure_evaluate(number, model, measure_after)
             metrics: Metrics | None = None
             if names:
@@ -127,14 +127,14 @@ class Rounds:
                 metrics = self.aggregate_evaluate(
                     self.clients.evaluate(names, served, terms, asked)
                 )
-            return Evaluation(served if self._method.average_models else None, metrics)
+            return RoundEvaluation(served if self._method.average_models else None, metrics)
 
         return self.run_by(train, evaluate, model)
 
     def run_by(
         self,
         train: Callable[[int, Any], tuple[Any, Mapping[str, Any] | None]],
-        evaluate: Callable[[int, Any], Evaluation],
+        evaluate: Callable[[int, Any], RoundEvaluation],
         model: Any,
     ) -> Iterator[Round]:
         """Yield the remaining rounds as they finish, with models in any form.

@@ -27,7 +27,7 @@ class Point(NamedTuple):
 FIRST = Point(0)
 
 
-class Entry(NamedTuple):
+class VersionEntry(NamedTuple):
     """A version of the state with this key, as it is stored."""
 
     key: str
@@ -93,7 +93,7 @@ class Versions:
                 return step, content
         return None
 
-    def write(self, versions: Iterable[Entry]) -> None:
+    def write(self, versions: Iterable[VersionEntry]) -> None:
         """Write versions to the next file, one after the other."""
         make_folder(self.folder)
         file = self._path(max(self._numbers(), default=0) + 1)
@@ -120,7 +120,7 @@ class Versions:
             draft.unlink(missing_ok=True)
         if 2 * used.total() < sum(self._counts.values()):
             self.write(
-                Entry(key, step, content)
+                VersionEntry(key, step, content)
                 for key in self._places
                 for step in self.steps(key)
                 if (content := self.read(key, step)) is not None
@@ -138,7 +138,7 @@ class Versions:
 
         The run may have to repeat the round before the last.
         """
-        self.write([Entry(key, step, content)])
+        self.write([VersionEntry(key, step, content)])
         self.retain(key, needed_since(self.steps(key), step.round - 1))
         self.tidy()
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fairbloom.text import text_if
 
 from .grammar import LETTER, explain_pattern, find_numbers, is_band
-from .schema import MAX_CATEGORIES, MISSING_VALUES, Decimal, File, fold_cell, normalise
+from .schema import MAX_CATEGORIES, MISSING_VALUES, Decimal, SchemaFile, fold_cell, normalise
 
 # The markers of a missing value, unless a schema has others.
 MISSING = {each.casefold() for each in MISSING_VALUES}
@@ -140,7 +140,7 @@ def different_cells(values: Any) -> tuple[list[str], NDArray[np.int32]]:
 
 
 def parse_numbers(
-    values: Any, file: File, units: Collection[str], missing: Collection[str]
+    values: Any, file: SchemaFile, units: Collection[str], missing: Collection[str]
 ) -> Numbers:
     """Return a column's numbers (else NaN), which cells are not numbers, and which are missing.
 
@@ -193,7 +193,7 @@ def _judge(
 
 
 def parse_texts(
-    texts: Sequence[str], file: File, units: Collection[str], missing: Collection[str]
+    texts: Sequence[str], file: SchemaFile, units: Collection[str], missing: Collection[str]
 ) -> Numbers:
     """Return the numbers in texts, as `parse_numbers` does."""
     import pyarrow as pa  # imported late: a server reads no tables
@@ -215,7 +215,7 @@ class FileColumn:
     is_missing: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, values: Any, file: File) -> "FileColumn":
+    def of(cls, values: Any, file: SchemaFile) -> "FileColumn":
         """Return a column of a file that writes its numbers as `file` says."""
         sample = parse_numbers(values.slice(0, SAMPLE), file, (), MISSING)
         if len(np.unique(sample[0])) > MAX_CATEGORIES and not sample[1].any():
@@ -225,7 +225,7 @@ class FileColumn:
                     (), np.arange(len(values), dtype=np.int32), numbers, is_wrong, is_missing
                 )
         texts, codes = different_cells(values)
-        how = file if str(values.type) == "string" else File()  # numbers need no decimal mark
+        how = file if str(values.type) == "string" else SchemaFile()  # numbers need no decimal mark
         return cls(texts, codes, *parse_texts(texts, how, (), MISSING))
 
 

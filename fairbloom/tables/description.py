@@ -19,7 +19,7 @@ from .encoding import (
     is_missing,
     is_unknown,
 )
-from .reading import CellError, Table, read
+from .reading import CellError, ReadTable, read
 from .reasons import DataError
 from .schema import Field, Schema, normalise
 from .sizes import Row, summarise_clients
@@ -367,7 +367,7 @@ def _summarise_file(file: EncodedFile, clients: Mapping[str, NDArray[np.intp]]) 
         }
 
 
-def _find_kinds(file: EncodedFile, table: Table) -> Iterator[Kind]:
+def _find_kinds(file: EncodedFile, table: ReadTable) -> Iterator[Kind]:
     """Yield the kinds of faults of a file's cells, by column."""
     several: set[str] = set()
     for error in file.faults:
@@ -380,7 +380,7 @@ def _find_kinds(file: EncodedFile, table: Table) -> Iterator[Kind]:
             yield from _kinds_of_column(file, table, error.column)
 
 
-def _kinds_of_column(file: EncodedFile, table: Table, name: str) -> Iterator[Kind]:
+def _kinds_of_column(file: EncodedFile, table: ReadTable, name: str) -> Iterator[Kind]:
     """Yield the kinds of faulty cells of a column; each new category is one."""
     field = file.schema.fields[name]
     rows = np.flatnonzero(is_unknown(file.columns[name]))

@@ -21,7 +21,7 @@ from .cells import (
     fold_value,
     parse_numbers,
 )
-from .reading import CellError, Table, Values, forget_file, read
+from .reading import CellError, ReadTable, Values, forget_file, read
 from .reasons import MAX_FAULTS, DataError, raise_faults
 from .schema import MAX_TEXT, Decimal, Field, Schema, fold, normalise, parse_schema
 
@@ -41,7 +41,7 @@ ClientRows = Mapping[str, NDArray[np.intp]]
 Spellings = Mapping[str, Counter[str]]
 
 
-def encode(table: Table, schema: Schema) -> dict[str, ColumnValues]:
+def encode(table: ReadTable, schema: Schema) -> dict[str, ColumnValues]:
     """Return the columns of a table by the schema; raise DataError with all faults."""
     columns, wrong = read_columns(table, schema)
     raise_faults(wrong)
@@ -59,7 +59,7 @@ def is_unknown(values: ColumnValues) -> NDArray[np.bool_]:
 
 
 def read_columns(
-    table: Table, schema: Schema, names: Collection[str] | None = None
+    table: ReadTable, schema: Schema, names: Collection[str] | None = None
 ) -> tuple[dict[str, ColumnValues], list[DataError]]:
     """Return the columns of a schema, or only `names`, and their faults.
 
@@ -113,7 +113,9 @@ def _no_values(field: Field, rows: int) -> ColumnValues:
     return np.full(rows, -1, np.int32) if field.categories else np.full(rows, np.nan)
 
 
-def read_column(table: Table, name: str, schema: Schema, wrong: list[DataError]) -> ColumnValues:
+def read_column(
+    table: ReadTable, name: str, schema: Schema, wrong: list[DataError]
+) -> ColumnValues:
     """Return a column of a file by the schema, and append its faults to `wrong`."""
     field = schema.fields[name]
     values = table.find(table.file.column_name(name))
@@ -160,7 +162,7 @@ def _markers_of(schema: Schema, name: str) -> set[str]:
 
 
 def _read_categories(
-    table: Table,
+    table: ReadTable,
     values: Values,
     name: str,
     schema: Schema,
@@ -209,7 +211,7 @@ def explain_cell(
 
 
 def _count_fault(
-    table: Table, name: str, problem: str, remedy: str, why: str, rows: NDArray[np.bool_]
+    table: ReadTable, name: str, problem: str, remedy: str, why: str, rows: NDArray[np.bool_]
 ) -> CellError:
     """Return the fault of these rows: that of the first row, and the number of further rows."""
     more = int(rows.sum()) - 1
@@ -222,7 +224,7 @@ def _count_fault(
 
 
 def _read_numbers(
-    table: Table,
+    table: ReadTable,
     values: Values,
     name: str,
     schema: Schema,
@@ -427,7 +429,7 @@ def _encode_file(path: Path, changed: int, size: int, text: str) -> EncodedFile:
     return encoded
 
 
-def _read_units(table: Table, schema: Schema) -> NDArray[np.int64] | None:
+def _read_units(table: ReadTable, schema: Schema) -> NDArray[np.int64] | None:
     """Return the unit of each row, as an index; a row without one has its own, from NO_UNIT."""
     name = schema.unit
     values = table.find(table.file.column_name(name)) if name else None
@@ -447,7 +449,7 @@ def _read_units(table: Table, schema: Schema) -> NDArray[np.int64] | None:
     return units
 
 
-def _rows_of_clients(table: Table, schema: Schema) -> tuple[ClientRows, Spellings]:
+def _rows_of_clients(table: ReadTable, schema: Schema) -> tuple[ClientRows, Spellings]:
     """Return the rows of each client that a column names; raise DataError for rows without one."""
     name = schema.client
     if (values := table.find(name)) is None:

@@ -47,15 +47,15 @@ from .identifiers import (
 )
 from .marks import SAMPLE, Marks, infer_marks
 from .positive import ask_about_positive, choose_positive
-from .reading import Table, Values, read
+from .reading import ReadTable, Values, read
 from .reasons import MAX_FAULTS, DataError
 from .schema import (
     EVERY_FILE,
     MAX_CATEGORIES,
     Field,
-    File,
     FileField,
     Missing,
+    SchemaFile,
     fold,
     fold_cell,
     normalise,
@@ -166,7 +166,7 @@ def infer(
     unmarked = dict(tables)
     raw: list[dict[str, FileColumn]] = []
     for name, table in unmarked.items():
-        columns = _survey_file(table, File())
+        columns = _survey_file(table, SchemaFile())
         marks = _find_marks(table, columns)
         tables[name] = replace(
             table,
@@ -247,17 +247,17 @@ def _positive_lines(target: Drafted, words: Collection[str]) -> Iterator[str]:
 
 def _read_all(
     paths: Mapping[str, Path],
-) -> tuple[dict[str, Table], list[tuple[Path, DataError]]]:
+) -> tuple[dict[str, ReadTable], list[tuple[Path, DataError]]]:
     """Return the tables by client, and the files that cannot be read, with the errors.
 
     Raise DataError if none can be read.
     """
-    tables: dict[str, Table] = {}
+    tables: dict[str, ReadTable] = {}
     unread: list[tuple[Path, DataError]] = []
     for name, path in paths.items():
         for encoding in ("utf-8", "cp1252"):  # cp1252: Windows in Western Europe
             try:
-                tables[name] = read(path, File(encoding=encoding))
+                tables[name] = read(path, SchemaFile(encoding=encoding))
             except DataError as error:
                 if error.why == "not-utf-8" and encoding == "utf-8":
                     continue
@@ -268,7 +268,9 @@ def _read_all(
     return tables, unread
 
 
-def _find(tables: Mapping[str, Table], name: str, setting: str, usual: Collection[str] = ()) -> str:
+def _find(
+    tables: Mapping[str, ReadTable], name: str, setting: str, usual: Collection[str] = ()
+) -> str:
     """Return the name of the column that `name` means, or if it is "", of the only `usual` one.
 
     Raise DataError if no column of any file fits, or several of the first with one do.
@@ -298,7 +300,7 @@ def _find(tables: Mapping[str, Table], name: str, setting: str, usual: Collectio
     )
 
 
-def _likeliest_target(table: Table, names: Sequence[str]) -> str:
+def _likeliest_target(table: ReadTable, names: Sequence[str]) -> str:
     """Return the last of these columns with two distinct values, or else the last; "" of none.
 
     A column with empty cells is rather a feature.
@@ -313,7 +315,7 @@ def _likeliest_target(table: Table, names: Sequence[str]) -> str:
     return next(reversed(names), "")
 
 
-def _survey_file(table: Table, file: File) -> dict[str, FileColumn]:
+def _survey_file(table: ReadTable, file: SchemaFile) -> dict[str, FileColumn]:
     """Return the columns of a table by folded name; its texts are read as `file` says."""
     return {
         fold(name): FileColumn.of(values, file)
@@ -322,7 +324,7 @@ def _survey_file(table: Table, file: File) -> dict[str, FileColumn]:
     }
 
 
-def _find_marks(table: Table, columns: Mapping[str, FileColumn]) -> Marks:
+def _find_marks(table: ReadTable, columns: Mapping[str, FileColumn]) -> Marks:
     """Return the marks of a file's numbers, by its columns of texts."""
     cells = []
     for name, column in columns.items():
@@ -335,7 +337,7 @@ def _find_marks(table: Table, columns: Mapping[str, FileColumn]) -> Marks:
     return infer_marks(cells)
 
 
-def _match_names(tables: dict[str, Table], target: str) -> dict[str, str]:
+def _match_names(tables: dict[str, ReadTable], target: str) -> dict[str, str]:
     """Return the columns' names by their folded forms, each in its first spelling.
 
     A column that other files write differently, as in "Blood Pressure" and "blood_pressure", has
@@ -367,7 +369,7 @@ def _match_names(tables: dict[str, Table], target: str) -> dict[str, str]:
     return matched
 
 
-def _ignore_other_names(draft: Draft, tables: dict[str, Table], unit: str) -> None:
+def _ignore_other_names(draft: Draft, tables: dict[str, ReadTable], unit: str) -> None:
     """Ignore ignored columns in files that write their names differently, too."""
     for site, table in tables.items():
         used = {}
@@ -716,7 +718,7 @@ def _lines(draft: Draft, missing: Missing) -> Iterator[str]:
         yield from (f"[fields.{_key(name)}]", *each.lines)
 
 
-def _file_lines(tables: Mapping[str, Table], found: Mapping[str, Table]) -> Iterator[str]:
+def _file_lines(tables: Mapping[str, ReadTable], found: Mapping[str, ReadTable]) -> Iterator[str]:
     """Yield the formats of files that differ from how they are read without a schema."""
     written = {}
     for name, table in tables.items():

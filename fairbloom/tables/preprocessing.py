@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fairbloom.errors import FairbloomError
 from fairbloom.system.values import decode_as
 
-from .schema import Field, File, Schema, parse_schema
+from .schema import Field, Schema, SchemaFile, parse_schema
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -294,9 +294,9 @@ class Preprocessing:
         return Schema(target=self.target, ignore=self.ignored, fields=fields)
 
     @property
-    def own(self) -> File:
+    def own(self) -> SchemaFile:
         """How the client has the columns of the schema."""
-        return File(fields=self.dictionary.fields_of(self.client))
+        return SchemaFile(fields=self.dictionary.fields_of(self.client))
 
     def array_inputs(self, x: NDArray[Any]) -> NDArray[np.float32]:
         """Return the inputs of an array, shape (examples, …) with `shape` last.

@@ -25,8 +25,8 @@ from fairbloom.text import plural, text_if
 
 from .cells import FileColumn, format_number, shorten
 from .folders import REMEDY
-from .reasons import MAX_FAULTS, DataError, Known, raise_faults
-from .schema import MAX_TEXT, Decimal, File, fold, normalise
+from .reasons import MAX_FAULTS, DataError, KnownReason, raise_faults
+from .schema import MAX_TEXT, Decimal, SchemaFile, fold, normalise
 
 # A column of pyarrow: a ChunkedArray of texts, or of numbers if the file's columns have types.
 Values = Any
@@ -91,7 +91,7 @@ LINE_END, QUOTE = b'\n"'
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class ReadTable:
     """A file's columns by name; None for a column that holds neither numbers nor texts.
 
     `lines` has the line in which each row ends (`unit` "line"), or the row of a sheet or the number
@@ -104,7 +104,7 @@ class Table:
     columns: dict[str, Values | None]
     lines: NDArray[np.int64]
     unit: Literal["line", "row"] = "line"
-    file: File = field(default_factory=File)
+    file: SchemaFile = field(default_factory=SchemaFile)
     remarks: Sequence[tuple[str, str]] = ()
     surveyed: dict[str, FileColumn] = field(default_factory=dict)
 
@@ -133,7 +133,7 @@ class Table:
             return ""
         return shorten(format_number(value) if isinstance(value, float) else str(value))
 
-    def take(self, rows: NDArray[np.intp]) -> "Table":
+    def take(self, rows: NDArray[np.intp]) -> "ReadTable":
         """Return some of the rows."""
         return replace(
             self,
@@ -163,7 +163,7 @@ class CellError(DataError):
 
     def __init__(
         self,
-        table: Table,
+        table: ReadTable,
         column: str,
         problem: str,
         remedy: str,
@@ -187,20 +187,20 @@ class CellError(DataError):
         super().__init__(
             f"{table.path}{cell} {problem}: {remedy}",
             why,
-            position=Known(f"{table.unit} {self.line}"),
-            column=Known(repr(column)),
+            position=KnownReason(f"{table.unit} {self.line}"),
+            column=KnownReason(repr(column)),
             **values,
         )
 
 
 # The tables that were read last, each with the version of its file.
-_TABLES: dict[Path, tuple[tuple[int, int, str], Table]] = {}
+_TABLES: dict[Path, tuple[tuple[int, int, str], ReadTable]] = {}
 
 # Most tables that are kept.
 MAX_TABLES = 128
 
 
-def read(path: Path, file: File) -> Table:
+def read(path: Path, file: SchemaFile) -> ReadTable:
     """Return the table of a file, by its ending; read it again only if it has changed."""
     try:
         status = path.stat()
@@ -224,7 +224,7 @@ def forget_file(path: Path) -> None:
         pa.default_memory_pool().release_unused()
 
 
-def _read(path: Path, file: File) -> Table:
+def _read(path: Path, file: SchemaFile) -> ReadTable:
     readers = {".parquet": _read_parquet, ".xlsx": _read_workbook}
     ending = path.suffix.lower()
     with path.open("rb") as content:
@@ -270,7 +270,7 @@ def _by_names(
 # CSV ----------------------------------------------------------------------------------------------
 
 
-def _read_text(path: Path, file: File) -> Table:
+def _read_text(path: Path, file: SchemaFile) -> ReadTable:
     content, encoding = _read_content(path, file.encoding)
     end, lines = _find_rows(content)
     if not len(lines):
@@ -307,10 +307,10 @@ def _read_text(path: Path, file: File) -> Table:
             "encoding": encoding,
         }
     )
-    return Table(path, _by_names(path, names, columns), lines[1:], file=file)
+    return ReadTable(path, _by_names(path, names, columns), lines[1:], file=file)
 
 
-def _infer_decimal(file: File, columns: Sequence[Values]) -> Decimal:
+def _infer_decimal(file: SchemaFile, columns: Sequence[Values]) -> Decimal:
     """Return the decimal mark: the one that does not separate thousands, or else by the cells."""
     if file.groupChar == ".":
         return ","
@@ -487,7 +487,7 @@ def _parse_rows(
 # Parquet ------------------------------------------------------------------------------------------
 
 
-def _read_parquet(path: Path, file: File) -> Table:
+def _read_parquet(path: Path, file: SchemaFile) -> ReadTable:
     import pyarrow as pa  # imported late: a server reads no tables
     from pyarrow import parquet
 
@@ -527,7 +527,7 @@ def _read_parquet(path: Path, file: File) -> Table:
             f"{path} has {len(table):,} rows, and says that it has {rows:,}: write it again",
             "no-table",
         )
-    return Table(
+    return ReadTable(
         path,
         _by_names(
             path,
@@ -581,7 +581,7 @@ def _to_numbers_or_texts(values: Values, decimal: Decimal) -> Values:
 # Workbooks ----------------------------------------------------------------------------------------
 
 
-def _read_workbook(path: Path, file: File) -> Table:
+def _read_workbook(path: Path, file: SchemaFile) -> ReadTable:
     """Return the only visible sheet that holds values, as a CSV file would have it.
 
     Empty rows are left out.
@@ -676,7 +676,7 @@ def _read_workbook(path: Path, file: File) -> Table:
                 f" sheet, and read, the first in row {hidden[0]}: show them, or delete them",
             )
         )
-    return Table(
+    return ReadTable(
         path, _by_names(path, [names[place] for place in kept], arrays), lines, "row", file, remarks
     )
 

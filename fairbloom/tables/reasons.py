@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from fairbloom.errors import ReportableError
 
-# The sentences by key; braces take a number or a Known text.
+# The sentences by key; braces take a number or a KnownReason text.
 REASONS = {
     "unusable": "its data cannot be used: its own log says why",
     "no-place": "its data-dir names no folder or file on the device",
@@ -114,7 +114,7 @@ REASONS = {
 MAX_FAULTS = 10
 
 
-class Known(str):
+class KnownReason(str):
     """A text that the server may receive: a column's name in the schema, or a line's number."""
 
     __slots__ = ()
@@ -123,16 +123,16 @@ class Known(str):
 class DataError(ReportableError):
     """A fault of a client's files: the message is for their owner, the server gets REASONS[why].
 
-    `values` fill the braces of that sentence. They must be numbers or Known texts (else TypeError),
-    so that no content of the files can leave.
+    `values` fill the braces of that sentence. They must be numbers or KnownReason texts (else
+    TypeError), so that no content of the files can leave.
     """
 
     others: Sequence["DataError"] = ()
     """Further faults of the same file; messages name only the first fault."""
 
-    def __init__(self, message: str, why: str = "unusable", **values: int | Known) -> None:
+    def __init__(self, message: str, why: str = "unusable", **values: int | KnownReason) -> None:
         for key, value in values.items():
-            if type(value) is not int and not isinstance(value, Known):
+            if type(value) is not int and not isinstance(value, KnownReason):
                 raise TypeError(
                     f"{key} of {why} is a {type(value).__name__}, which may quote a client's files"
                 )

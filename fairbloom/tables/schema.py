@@ -245,7 +245,7 @@ class FileField(_Table):
     missingValues: tuple[Name, ...] = ()  # noqa: N815
 
 
-class File(_Table):
+class SchemaFile(_Table):
     """The format of one file, and the `fields` of the client that the file is named as.
 
     Keys that are missing are inferred from the file.
@@ -287,7 +287,7 @@ class Schema(_Table):
     missing: Missing = "error"
     missingValues: tuple[Name, ...] = MISSING_VALUES  # noqa: N815
     fields: Annotated[Mapping[str, Field], Len(0, MAX_COLUMNS)]
-    files: Mapping[str, File] = {}
+    files: Mapping[str, SchemaFile] = {}
 
     @property
     def predicted(self) -> Field:
@@ -318,17 +318,17 @@ class Schema(_Table):
     @property
     def differs(self) -> bool:
         """Whether clients have different `fields`, so that a file can only be read for a client."""
-        every = self.files.get(EVERY_FILE, File()).fields
+        every = self.files.get(EVERY_FILE, SchemaFile()).fields
         return not self.client and any(
             about.fields != every for about in self.files.values() if about.fields
         )
 
-    def file(self, name: str, client: str = "") -> File:
+    def file(self, name: str, client: str = "") -> SchemaFile:
         """Return the format of a file that is read for a client, or for the one it is named as.
 
         The file's name decides on how it is written, and the client on what its cells mean.
         """
-        return (self.files.get(name) or self.files.get(EVERY_FILE) or File()).model_copy(
+        return (self.files.get(name) or self.files.get(EVERY_FILE) or SchemaFile()).model_copy(
             update={"fields": self.fields_of(client or client_of(name))}
         )
 
@@ -338,7 +338,7 @@ class Schema(_Table):
             # A column of clients is that of a single file.
             if about.fields and (self.client or client_of(name) == client):
                 return about.fields
-        return self.files.get(EVERY_FILE, File()).fields
+        return self.files.get(EVERY_FILE, SchemaFile()).fields
 
     def of_client(self, own: Mapping[str, FileField]) -> "Schema":
         """Return the schema with a client's own spellings and markers of a missing value."""
@@ -428,7 +428,7 @@ def with_files(text: str, files: Mapping[str, Any], client: str = "") -> str:
     """
     name = "owner.toml"
     try:
-        TypeAdapter(dict[str, File]).validate_python(files)
+        TypeAdapter(dict[str, SchemaFile]).validate_python(files)
     except ValidationError as error:
         raise SchemaError(f"{name}: files.{_explain(error)}", OWN_FILES) from error
     if not files and "files" not in text:
@@ -497,7 +497,7 @@ def _explain(error: ValidationError) -> str:
             )
         known = [
             known
-            for kind in (Schema, Field, Constraints, File, FileField, ImageSchema)
+            for kind in (Schema, Field, Constraints, SchemaFile, FileField, ImageSchema)
             for known in kind.model_fields
             if known != key
         ]

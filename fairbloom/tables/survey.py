@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from .cells import SAMPLE, FileColumn, canonical, parse_texts
 from .encoding import UNKNOWN, ColumnValues
 from .marks import Marks
-from .reading import Table
-from .schema import MAX_CATEGORIES, Field, File, normalise
+from .reading import ReadTable
+from .schema import MAX_CATEGORIES, Field, SchemaFile, normalise
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,12 +24,12 @@ class Sites:
     """
 
     names: Sequence[str]
-    tables: Sequence[Table]
+    tables: Sequence[ReadTable]
     rows: Sequence[NDArray[np.intp]]
     ends: NDArray[np.int64]
 
     @classmethod
-    def of_files(cls, tables: Mapping[str, Table]) -> "Sites":
+    def of_files(cls, tables: Mapping[str, ReadTable]) -> "Sites":
         """Return sites that have a file each."""
         rows = [np.arange(len(table)) for table in tables.values()]
         return cls(
@@ -40,7 +40,7 @@ class Sites:
         )
 
     @classmethod
-    def of_one_file(cls, table: Table, rows: Mapping[str, NDArray[np.intp]]) -> "Sites":
+    def of_one_file(cls, table: ReadTable, rows: Mapping[str, NDArray[np.intp]]) -> "Sites":
         """Return the sites of a single file, by their rows."""
         return cls(
             [*rows],
@@ -218,7 +218,7 @@ class Column:
             entries = [entry for entry in odd if self.marks[entry] == how]
             found, is_wrong, _ = parse_texts(
                 [self.texts[entry] for entry in entries],
-                File(decimalChar=how.decimal, groupChar=how.group),
+                SchemaFile(decimalChar=how.decimal, groupChar=how.group),
                 {field.unit} - {""},
                 missing,
             )

@@ -7,7 +7,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid
 
 from fairbloom.recorddict import deserialize, serialize
-from fairbloom.system.versions import Entry, Point, Versions
+from fairbloom.system.versions import Point, VersionEntry, Versions
 
 from ..checkpoint import list_checkpoints
 from .errors import explain_write_errors
@@ -35,7 +35,7 @@ class KeptContexts:
             Point(int(path.stem)) for path in list_checkpoints(CHECKPOINTS.path_in(self._path))
         ]
         states = [
-            Entry(str(node), Point(number), serialize(context.state))
+            VersionEntry(str(node), Point(number), serialize(context.state))
             for node, context in self._contexts.items()
             if context.state
         ]

@@ -113,7 +113,7 @@ class Validation:
 
 
 @dataclass(frozen=True)
-class ClientTable:
+class ClientRows:
     """The table clients.csv: its columns depend on the metrics and examples of the run.
 
     `loss` is the name of the test loss.

@@ -27,7 +27,7 @@ from ..settings import find_grown
 from .checks import check_folder, digest_code
 from .csv_rows import (
     OVER,
-    ClientTable,
+    ClientRows,
     Row,
     Validation,
     format_round,
@@ -139,7 +139,7 @@ class RunRecorder:
             self._best_by = validation.column
             self._best_score = validation.score
         terms = method.terms(1)
-        self._table = ClientTable(
+        self._table = ClientRows(
             scores,
             # metrics.csv has an app's validation scores, by client.
             validated=validation is not None and not app_metrics,

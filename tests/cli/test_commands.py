@@ -16,7 +16,7 @@ from typer.core import TyperArgument
 from fairbloom import __version__
 from fairbloom.cli.lists import GROUPS
 from fairbloom.cli.main import COMMANDS as LISTED, LateCommand, app
-from fairbloom.experiments.options import CommonOptions, as_settings
+from fairbloom.experiments.options import StudyOptions, as_settings
 from fairbloom.protocol.settings import SETTINGS
 from fairbloom.rounds.round import Round
 from fairbloom.server.run_folder import recorder
@@ -507,7 +507,7 @@ def commands_in(command: click.Command) -> Iterator[click.Command]:
 
 @pytest.mark.parametrize("command", ["run", "compare", "search"])
 def test_common_options_say_what_their_settings_do(command: str) -> None:
-    common = [*CommonOptions.__annotations__]
+    common = [*StudyOptions.__annotations__]
     offered = {
         each.name: each for each in command_called(command).params if isinstance(each, click.Option)
     }

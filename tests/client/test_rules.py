@@ -25,7 +25,7 @@ from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.settings import Settings
 from fairbloom.system import retry
-from fairbloom.system.versions import Entry, Point, Versions
+from fairbloom.system.versions import Point, VersionEntry, Versions
 
 from .helpers import ask, context, run_config, work
 from .quadratic import COUNTS, CURVATURES, MINIMA
@@ -256,7 +256,7 @@ def flip_a_bit(file: Path) -> None:
 
 def of_another_model(**arrays: Any) -> Callable[[Path], None]:
     state = serialize({name: torch.zeros(shape) for name, shape in arrays.items()})
-    kept = Entry(json.dumps(["", RULE]), Point(2), state)
+    kept = VersionEntry(json.dumps(["", RULE]), Point(2), state)
     return lambda file: Versions(file.parent).write([kept])
 
 

@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from fairbloom.deploy.device.accepted import RunDescription
 from fairbloom.deploy.fleet.content import Content
-from fairbloom.deploy.fleet.passing import Answer, Task
+from fairbloom.deploy.fleet.passing import Answer, PassedTask
 from fairbloom.deploy.fleet.wire_pb2 import Head
 from fairbloom.recorddict import deserialize, serialize
 
@@ -53,7 +53,9 @@ def write_version(home: Path, version: int) -> None:
     write_app(home, {"tried_app.py": f"VERSION = {version}\n{APP}"})
 
 
-def task_of(do: str, kind: str = "train", state: bytes = b"", run: RunDescription = RUN) -> Task:
+def task_of(
+    do: str, kind: str = "train", state: bytes = b"", run: RunDescription = RUN
+) -> PassedTask:
     """Return the task that a client's worker gets for a message with this action."""
     content = serialize(RecordDict({"config": ConfigRecord({"do": do})}))
     head = Head(id="m", run=run.number, type=kind, seconds=60.0, round="1")
@@ -62,7 +64,7 @@ def task_of(do: str, kind: str = "train", state: bytes = b"", run: RunDescriptio
         "version": run.version,
         "settings": dict(run.settings),
     }
-    return Task(2, head.SerializeToString(), json.dumps(described), Content(content), state)
+    return PassedTask(2, head.SerializeToString(), json.dumps(described), Content(content), state)
 
 
 def content_of(answer: Answer) -> RecordDict:

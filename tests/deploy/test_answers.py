@@ -29,7 +29,7 @@ from fairbloom.deploy.fleet import app_process
 from fairbloom.deploy.fleet.connections import list_open_files
 from fairbloom.deploy.fleet.content import MEMORY_FILE_BYTES, SMALL_BYTES, open_on_disk, write
 from fairbloom.deploy.fleet.messages import Buffer
-from fairbloom.deploy.fleet.passing import Answer, Task, receive, send
+from fairbloom.deploy.fleet.passing import Answer, PassedTask, receive, send
 from fairbloom.deploy.fleet.worker import CrashedError, Worker
 from fairbloom.errors import FairbloomError
 from fairbloom.recorddict import deserialize
@@ -44,7 +44,7 @@ class Telling(Exception):
 
 
 @pytest.fixture
-def answer(home: Path) -> Callable[[Task], Answer]:
+def answer(home: Path) -> Callable[[PassedTask], Answer]:
     return partial(app_process.answer, Installed("tried_app:app"), NODE)
 
 

@@ -39,7 +39,7 @@ from fairbloom.deploy.fleet.grid import UNREADABLE_REPLY, RunGrid, group_of
 from fairbloom.deploy.fleet.mailbox import Collected, Envelope, Mailbox, Reply
 from fairbloom.deploy.fleet.members import Members
 from fairbloom.deploy.fleet.messages import node_id_of
-from fairbloom.deploy.fleet.passing import ANSWER_FILE, Answer, Task, receive, send
+from fairbloom.deploy.fleet.passing import ANSWER_FILE, Answer, PassedTask, receive, send
 from fairbloom.deploy.fleet.port import Port
 from fairbloom.deploy.fleet.runs import DRAIN, MAX_RESTARTS, Order, RunFiles, Runs, submit
 from fairbloom.deploy.fleet.session import KEPT_RUNS, Contexts, KeptReply, Session, load_session
@@ -262,11 +262,11 @@ class FakeWorker:
 
     runs = False
 
-    def __init__(self, answer: Callable[[Task], Answer]) -> None:
+    def __init__(self, answer: Callable[[PassedTask], Answer]) -> None:
         self._answer = answer
-        self.asked = list[Task]()
+        self.asked = list[PassedTask]()
 
-    def answer(self, task: Task, name: str) -> Answer:
+    def answer(self, task: PassedTask, name: str) -> Answer:
         self.asked.append(task)
         return self._answer(task)
 
@@ -305,7 +305,7 @@ def test_a_large_reply_keeps_the_file_that_the_worker_wrote(
 ) -> None:
     data = bytes(range(256)) * (SMALL_BYTES // 128)
 
-    def answer(task: Task) -> Answer:
+    def answer(task: PassedTask) -> Answer:
         (tmp_path / ANSWER_FILE).write_bytes(data)
         return Answer(content=Content(file=FileIO(tmp_path / ANSWER_FILE)))
 
@@ -391,7 +391,7 @@ def in_round(number: int, kind: str, run: int = 7, again: str = "") -> Received:
     return Received(head, Content(b"model"))
 
 
-def counting(task: Task) -> Answer:
+def counting(task: PassedTask) -> Answer:
     """Count a training in the app's state; an evaluation leaves it unchanged."""
     if Head.FromString(task.head).type == "evaluate":
         return Answer(content=Content(task.state))
@@ -475,7 +475,7 @@ def test_messages_of_a_run_folder_have_its_group() -> None:
 
 
 def test_work_that_fails_is_answered_by_an_error(tmp_path: Path) -> None:
-    def drop(task: Task) -> Answer:
+    def drop(task: PassedTask) -> Answer:
         raise DroppedError("the run is over")
 
     assert serve(tmp_path, FakeWorker(drop), received("1")).replies == [("1", b"", 2)]

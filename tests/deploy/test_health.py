@@ -20,7 +20,7 @@ from fairbloom.deploy.fleet.daemon import Daemon
 from fairbloom.deploy.fleet.enrolment import enroll
 from fairbloom.deploy.fleet.federation import Federation, read_now, server_unit
 from fairbloom.deploy.fleet.metrics import METRICS
-from fairbloom.deploy.fleet.port import Device
+from fairbloom.deploy.fleet.port import PortDevice
 from fairbloom.system.lock import exclusive_lock
 from fairbloom.system.supervise import notify_systemd
 from tests.experiments.helpers import captured
@@ -56,7 +56,7 @@ def test_each_second_has_numbers_in_prometheus_format(tmp_path: Path) -> None:
     enroll(federation, "a")
     pki.make_authority(federation.authority[0], tmp_path / "key", days=-2.0)
     daemon = Daemon(federation, 1024)
-    daemon._port.devices["a"] = Device(seen=time.monotonic(), version="1.0")
+    daemon._port.devices["a"] = PortDevice(seen=time.monotonic(), version="1.0")
     daemon._port.admission.reasons["a"] = "it is slow"
     daemon._mailbox.store(Content(b"model"))
     daemon._port.admission.refused.update({"reply": 3, 'a"b\\c\nd': 1})

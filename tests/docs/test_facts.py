@@ -37,7 +37,7 @@ from fairbloom.experiments import api
 from fairbloom.experiments.arms import parse_arms
 from fairbloom.experiments.recipe import load_recipe
 from fairbloom.rounds.options import OPTIONS
-from fairbloom.server.run_folder.csv_rows import ClientTable, round_columns
+from fairbloom.server.run_folder.csv_rows import ClientRows, round_columns
 from fairbloom.server.run_folder.files import ENTRIES
 from fairbloom.strategies import METHODS, SCAFFOLD, VRed
 from tests.commands import forked
@@ -111,7 +111,7 @@ def test_the_table_of_files_has_those_that_are_declared() -> None:
 
 def test_the_page_names_every_column() -> None:
     """Those of the measures of a score are in a table of their own."""
-    of_clients = ClientTable(validated=True, personal=True, disparity=True).columns
+    of_clients = ClientRows(validated=True, personal=True, disparity=True).columns
     of_rounds = (*round_columns(VRed(defence="nnm")), *round_columns(SCAFFOLD()))
     assert {*of_clients, *(each for each in of_rounds if not each.startswith("test_"))} <= {
         *re.findall(r"`(\w+)`", RUNS)

@@ -10,7 +10,7 @@ from fairbloom.experiments.arms import Arm
 from fairbloom.experiments.study import Study
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.fairness import summarize
-from fairbloom.server.run_folder.csv_rows import ClientTable, round_columns
+from fairbloom.server.run_folder.csv_rows import ClientRows, round_columns
 from fairbloom.server.run_folder.files import (
     CLIENTS,
     CONFIG,
@@ -135,7 +135,7 @@ def make_run(
     columns = round_columns(find_method(method)(), score)
     ROUNDS.path_in(folder).write_text(format_csv(columns, round_rows), encoding="utf-8")
     CLIENTS.path_in(folder).write_text(
-        format_csv(ClientTable([score]).columns, client_rows), encoding="utf-8"
+        format_csv(ClientRows([score]).columns, client_rows), encoding="utf-8"
     )
     if dealt:
         examples = 45 * len(clients)

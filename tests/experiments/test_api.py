@@ -21,7 +21,7 @@ import fairbloom
 import fairbloom as api
 from fairbloom import RecordedRound, Run
 from fairbloom.errors import FairbloomError, explained_in_python, on_command_line
-from fairbloom.experiments.options import CommonOptions
+from fairbloom.experiments.options import StudyOptions
 from fairbloom.server.fairness import summarize
 from fairbloom.strategies import Cohort, FedAvg, FedFV, FloatArray, FromTorchJD
 from tests.simulation.helpers import Outcome, table
@@ -82,7 +82,7 @@ def test_what_is_exported_is_there(name: str) -> None:
 def test_only_common_options_are_in_the_signature(function: Callable[..., Any]) -> None:
     documented = inspect.cleandoc(str(api.run.__doc__))
     shown = inspect.signature(function).parameters
-    for name, annotation in get_type_hints(CommonOptions).items():
+    for name, annotation in get_type_hints(StudyOptions).items():
         assert (shown[name].annotation, shown[name].default) == (annotation, None)
         assert re.search(rf"^{name}\n    \S", documented, re.MULTILINE), name
     assert "options" not in shown

@@ -28,7 +28,7 @@ from fairbloom.server.checkpoint import load_model, save_model
 from fairbloom.server.run_folder.files import DATA
 from fairbloom.strategies import FedAvg
 from fairbloom.tables.preprocessing import Preprocessing
-from fairbloom.tables.schema import File
+from fairbloom.tables.schema import SchemaFile
 from tests.experiments.helpers import captured, fairbloom as command
 from tests.server.run_folder import test_flower
 from tests.simulation.helpers import table
@@ -279,7 +279,7 @@ def test_the_runs_own_preprocessing_has_no_means_of_a_client(
             assert {column.fill for column in shared.columns} == {not apart}
             if apart:
                 with pytest.raises(FairbloomError, match="name the client"):
-                    shared.inputs(values_of(table_of_frame(frame(), File()), shared))
+                    shared.inputs(values_of(table_of_frame(frame(), SchemaFile()), shared))
 
 
 INPUTS = ("age", "dose", "ward", "smoker")

@@ -33,7 +33,7 @@ from fairbloom.rounds.updates import Updates
 from fairbloom.rounds.vectors import Vectors, gram_matrices, weighted_sum
 from fairbloom.server.checkpoint import load_model
 from fairbloom.server.fairness import percent_improved, summarize
-from fairbloom.server.run_folder.csv_rows import MEASURES, ClientTable, round_columns
+from fairbloom.server.run_folder.csv_rows import MEASURES, ClientRows, round_columns
 from fairbloom.server.settings import Settings
 from fairbloom.simulation import clients, memory
 from fairbloom.simulation.choice import RECORDED, Choice
@@ -244,7 +244,7 @@ def test_tables_have_the_documented_columns_and_rows(
     finished: Path, subtests: pytest.Subtests
 ) -> None:
     of_rounds = round_columns(small(finished).strategy())
-    for name, columns in (("rounds.csv", of_rounds), ("clients.csv", ClientTable().columns)):
+    for name, columns in (("rounds.csv", of_rounds), ("clients.csv", ClientRows().columns)):
         with subtests.test(name=name, columns=columns):
             assert_whole(finished / name)
             assert tuple(table(finished / name)[0]) == columns

@@ -18,7 +18,7 @@ from fairbloom.tables.cells import SAMPLE, parse_numbers
 from fairbloom.tables.encoding import read_columns
 from fairbloom.tables.identifiers import DATE, IDENTIFIER, are_dates, nearly_all_differ
 from fairbloom.tables.reading import read
-from fairbloom.tables.schema import File, parse_schema
+from fairbloom.tables.schema import SchemaFile, parse_schema
 from fairbloom.tasks import describe_data
 
 from ..commands import fairbloom
@@ -112,9 +112,9 @@ def test_a_schema_reads_the_same_after_an_inference(
         'target = "target"\nfields.x.type = "number"\n'
         'fields.target = {type = "integer", categories = [0, 1]}'
     )
-    before, _ = read_columns(read(path, File()), schema)
+    before, _ = read_columns(read(path, SchemaFile()), schema)
     assert mark in inferred(tmp_path)
-    after, _ = read_columns(read(path, File()), schema)
+    after, _ = read_columns(read(path, SchemaFile()), schema)
     assert after["x"].tobytes() == before["x"].tobytes()
 
 

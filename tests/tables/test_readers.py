@@ -26,9 +26,9 @@ from fairbloom.tables import reading
 from fairbloom.tables.cells import different_cells
 from fairbloom.tables.encoding import read_column
 from fairbloom.tables.folders import files_in, folders_in
-from fairbloom.tables.reading import Table
+from fairbloom.tables.reading import ReadTable
 from fairbloom.tables.reasons import REASONS, DataError
-from fairbloom.tables.schema import MISSING_VALUES, File, parse_schema
+from fairbloom.tables.schema import MISSING_VALUES, SchemaFile, parse_schema
 from fairbloom.tasks import Task
 from fairbloom.tasks.columns import ENDINGS
 
@@ -45,17 +45,17 @@ from .workbooks import (
 )
 
 
-def read(path: Path, **how: Any) -> Table:
-    return tables.read(path, File(**how))
+def read(path: Path, **how: Any) -> ReadTable:
+    return tables.read(path, SchemaFile(**how))
 
 
-def texts_of(table: Table, name: str) -> list[str]:
+def texts_of(table: ReadTable, name: str) -> list[str]:
     """Return the cells of a column as texts."""
     cells, codes = different_cells(table.columns[name])
     return [cells[code].strip() for code in codes]
 
 
-def numbers_of(table: Table, name: str) -> tuple[list[float], list[str]]:
+def numbers_of(table: ReadTable, name: str) -> tuple[list[float], list[str]]:
     """Return the numbers of a column, and the faults of its cells."""
     target = '[fields.y]\ntype = "string"\ncategories = ["a", "b"]\n'
     schema = parse_schema(
@@ -615,7 +615,7 @@ def test_damaged_parquet_files_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_parquet_file_needs_at_most_half_of_the_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: pa.Table, size: int, smaller: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: pa.ReadTable, size: int, smaller: int
 ) -> None:
     path = tmp_path / "a.parquet"
     arrow_parquet.write_table(table, path, use_dictionary=False, row_group_size=250)

@@ -30,7 +30,7 @@ DEVIATION_LOG = 2.0
 DEVIATIONS = np.arange(1, INPUTS + 1) ** -0.6
 
 
-class Device(NamedTuple):
+class SyntheticDevice(NamedTuple):
     """A device's distribution: the mean of its inputs, (60,), and its model W (60, 10), b (10,)."""
 
     mean: NDArray[np.float64]
@@ -70,10 +70,12 @@ def draw_examples(
     return inputs, (inputs @ device.W + device.b).argmax(axis=1)
 
 
-def draw_device(seed: int, place: int, alpha: float, beta: float) -> Device:
+def draw_device(seed: int, place: int, alpha: float, beta: float) -> SyntheticDevice:
     """Draw a device's distribution."""
     random = generator(seed, "synthetic device", place)
     u = alpha * random.standard_normal()
     B = beta * random.standard_normal()
     mean = random.normal(B, 1.0, INPUTS)
-    return Device(mean, random.normal(u, 1.0, (INPUTS, CLASSES)), random.normal(u, 1.0, CLASSES))
+    return SyntheticDevice(
+        mean, random.normal(u, 1.0, (INPUTS, CLASSES)), random.normal(u, 1.0, CLASSES)
+    )

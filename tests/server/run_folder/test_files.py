@@ -30,7 +30,7 @@ from fairbloom.rounds.run_state import RunState, encode
 from fairbloom.server.app import choose_run_folder
 from fairbloom.server.run_folder import files
 from fairbloom.server.run_folder.csv_rows import (
-    ClientTable,
+    ClientRows,
     format_round,
     parse_names,
     parse_refusals,
@@ -280,10 +280,10 @@ DAMAGED = {
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
-    (tmp_path / "clients.csv").write_text(format_csv(ClientTable().columns, ROWS))
+    (tmp_path / "clients.csv").write_text(format_csv(ClientRows().columns, ROWS))
     assert [
         (row["round"], row["client"])
-        for row in read_table(tmp_path / "clients.csv", ClientTable().columns, finished=True)
+        for row in read_table(tmp_path / "clients.csv", ClientRows().columns, finished=True)
     ] == [(str(row["round"]), row["client"]) for row in ROWS]
 
 

@@ -15,7 +15,7 @@ from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.round import Round
 from fairbloom.server.app import federate
 from fairbloom.server.log_lines import summarize_row
-from fairbloom.server.run_folder.csv_rows import ClientTable, format_round
+from fairbloom.server.run_folder.csv_rows import ClientRows, format_round
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import CLIENTS, GROUPED, GROUPS, MODEL, ROUNDS
 from fairbloom.server.run_folder.group_rows import Grouped, format_groups
@@ -293,7 +293,7 @@ def test_a_share_above_one_is_left_out_of_a_readable_run() -> None:
     """A client that reports one would otherwise make the table unreadable."""
     finished = finished_with()
     report = {**finished.evaluations["a"], "sensitivity": 7.0, "brier": 7.0}
-    table = ClientTable((ACCURACY, SENSITIVITY, BRIER))
+    table = ClientRows((ACCURACY, SENSITIVITY, BRIER))
     (row,) = table.rows(replace(finished, evaluations={"a": report}), Participations())
     cells = dict(zip(table.columns, row, strict=True))
     assert cells["test_accuracy_of_global_model"] == 50.0

@@ -16,7 +16,7 @@ from fairbloom.protocol.scores import ACCURACY
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT as FORMAT
 from fairbloom.server.checkpoint import list_checkpoints, load_last, load_model
 from fairbloom.server.run_folder.csv_rows import (
-    ClientTable,
+    ClientRows,
     Validation,
     parse_refusals,
     round_columns,
@@ -172,7 +172,7 @@ def test_a_new_run_has_nothing_to_continue_and_empty_tables(tmp_path: Path) -> N
     assert (tmp_path / "rounds.csv").read_text() == ",".join(
         round_columns(settings().strategy())
     ) + "\n"
-    assert (tmp_path / "clients.csv").read_text() == ",".join(ClientTable().columns) + "\n"
+    assert (tmp_path / "clients.csv").read_text() == ",".join(ClientRows().columns) + "\n"
 
 
 def begun(path: Path, rounds: int, **changes: Any) -> RunRecorder:
