@@ -50,7 +50,7 @@ from fairbloom.rounds.round import StopRun
 from fairbloom.rounds.screening import BrokenModelError
 from fairbloom.strategies import FairStrategy
 from fairbloom.tables.groups import find_two_groups
-from fairbloom.tasks import digests, find_task, load_task
+from fairbloom.tasks import Task, digests, find_task, load_task
 from fairbloom.tasks.models import (
     arrays_of,
     check_arrays,
@@ -250,15 +250,11 @@ def federate(
         settings, task, str(CONFIG.read(path).settings.get("score", "")), deployed=deployed
     )
     settings = settings.model_copy(update={"score": score.name})
-    module = task.model()
-    if settings.initial_weights and not list_checkpoints(CHECKPOINTS.path_in(path)):
-        load_initial_weights(module, settings.initial_weights)
-    asking = []
+    module = make_model(settings, task, path)
     if method.compares_groups:
         find_two_groups(task.groupings, task.classes)
-        asking = [settings.method]
     check_measured(settings, method.needs, task)
-    log_positive(task, asking, settings.schema_)
+    log_positive(task, [settings.method] * method.compares_groups, settings.schema_)
     measure = settings.best_model.replace("-", "_")
     with locked_folder(path, wait=deployed):
         recorder = RunRecorder(
@@ -287,13 +283,7 @@ def federate(
         )
         check_arrays(module)
         declare_arrays(method, module)
-        words = method.personal_parameters
-        if not PARTS.keys().isdisjoint(split_words(words)):
-            log.warning(
-                "personal-parameters = %r: each client keeps %s",
-                words,
-                join_first(personal_arrays(module, words)),
-            )
+        log_kept_parts(method, module)
         known: tuple[str, ...] = record_known(path, clients.online(1)).known if deployed else ()
         rounds = Rounds(
             method,
@@ -311,11 +301,32 @@ def federate(
         if settings.held_out_clients:
             score_held_out(method, model)
         recorder.finish(model)
-        if names := task.tested_on_training():
-            EXAMPLES.write(path, {**EXAMPLES.read(path), "tested-on-training": sorted(names)})
-        if recorder.is_perfect and (columns := task.determining()):
-            EXAMPLES.write(path, {**EXAMPLES.read(path), DETERMINING: [*columns]})
+        found = {
+            "tested-on-training": sorted(task.tested_on_training()),
+            DETERMINING: [*task.determining()] if recorder.is_perfect else [],
+        }
+        if new := {key: names for key, names in found.items() if names}:
+            EXAMPLES.write(path, {**EXAMPLES.read(path), **new})
     return path
+
+
+def make_model(settings: Settings, task: Task, path: Path) -> Module:
+    """Return the task's model, with the initial weights if the run in a folder has not begun."""
+    module = task.model()
+    if settings.initial_weights and not list_checkpoints(CHECKPOINTS.path_in(path)):
+        load_initial_weights(module, settings.initial_weights)
+    return module
+
+
+def log_kept_parts(method: FairStrategy, module: Module) -> None:
+    """Log which parameters each client keeps, if a word such as `head` names them."""
+    words = method.personal_parameters
+    if not PARTS.keys().isdisjoint(split_words(words)):
+        log.warning(
+            "personal-parameters = %r: each client keeps %s",
+            words,
+            join_first(personal_arrays(module, words)),
+        )
 
 
 def check_accounts(

@@ -198,36 +198,13 @@ class RunFolder:
         best_by = str(inner.run_folder_options.get("best-model", self.best_by))
         self._check_evaluation(inner, early_stopping)
         announce(self.path)
-        config = {
-            "num-rounds": arguments["num_rounds"],
-            **collect_options(strategy),
-            **{
-                f"train.{key}": value
-                for key, value in (arguments.get("train_config") or {}).items()
-                if isinstance(value, bool | int | float | str)
-            },
-        }
-        if self.loss:
-            config["loss"] = self.loss
-        if early_stopping or "early-stopping" in CONFIG.read(self.path).settings:
-            config["early-stopping"] = early_stopping  # 0 extends a run that stopped early
-        if best_by != "mean":
-            config["best-model"] = best_by
         measure = best_by.replace("-", "_")
         validation = self.validation and replace(self.validation, measure=measure)
-        stopping: EarlyStopping | None = None
-        if validation is not None:
-            config["validation-metric"] = validation.metric
-            stopping = EarlyStopping.of(early_stopping, validation)
-        names = (
-            f"{cls.__module__}:{cls.__qualname__.partition('.')[0]}"
-            for each in layers(strategy)
-            for cls in type(each).__mro__
-        )
+        stopping = EarlyStopping.of(early_stopping, validation) if validation else None
         with locked_folder(self.path, wait=self._wait):
             recorder = RunRecorder(
                 self.path,
-                config,
+                self._collect_config(strategy, arguments, early_stopping, best_by),
                 inner,
                 self.scores,
                 loss=self.loss or LOSS,
@@ -235,29 +212,23 @@ class RunFolder:
                 validation=validation,
                 best_by=measure,
                 stopping=stopping,
-                code=digest_own_code(names),
+                code=digest_own_code(
+                    f"{cls.__module__}:{cls.__qualname__.partition('.')[0]}"
+                    for layer in layers(strategy)
+                    for cls in type(layer).__mro__
+                ),
             )
             if recorder.finished:
                 log_finished(self.path)
                 return complete_result(Result(arrays=record_of(MODEL.read(self.path))), self.path)
             EXAMPLES.write(self.path, {**EXAMPLES.read(self.path), "seeds": self.seeds})
             log.info("run folder: %s", self.path)
-            continued = recorder.resume()
             contexts = KeptContexts(self.path, grid)
-            state: Mapping[str, Any] | None = None
-            if continued is not None:
-                contexts.load(recorder.saved)
-                arrays, state = continued
-                arguments["initial_arrays"] = record_of(arrays)
-                with explain_other_state(CHECKPOINTS.path_in(self.path)):
-                    inner.load_state_dict(state)
+            state = self._resume(recorder, inner, contexts, arguments)
             if recorder.stopped:  # the process was lost between the last round and the final model
                 arguments["num_rounds"] = recorder.saved
-            named: list[str] = []
-            if self.loss:
-                named.append(self.loss)
-            if self.validation:
-                named.append(self.validation.metric)
+            of_validation = self.validation.metric if self.validation else ""
+            named = [name for name in (self.loss, of_validation) if name]
             # A grid may keep the replies of a round until it is saved.
             save: Callable[[int], None] = getattr(grid, "save", lambda last: None)
             save(0)
@@ -287,9 +258,47 @@ class RunFolder:
             recorder.finish(
                 {name: array.numpy() for name, array in recording.result.arrays.items()}
             )
-            if continued is not None:
+            if state is not None:
                 result = complete_result(result, self.path)
         return result
+
+    def _resume(
+        self,
+        recorder: RunRecorder,
+        inner: FairStrategy,
+        contexts: KeptContexts,
+        arguments: dict[str, Any],
+    ) -> Mapping[str, Any] | None:
+        """Return the state of a run that continues, with its model among the arguments; or None."""
+        continued = recorder.resume()
+        if continued is None:
+            return None
+        contexts.load(recorder.saved)
+        arrays, state = continued
+        arguments["initial_arrays"] = record_of(arrays)
+        with explain_other_state(CHECKPOINTS.path_in(self.path)):
+            inner.load_state_dict(state)
+        return state
+
+    def _collect_config(
+        self, strategy: Strategy, arguments: Mapping[str, Any], early_stopping: int, best_by: str
+    ) -> dict[str, Any]:
+        """Return what identifies the run, as in config.toml."""
+        given = {
+            f"train.{key}": value
+            for key, value in (arguments.get("train_config") or {}).items()
+            if isinstance(value, bool | int | float | str)
+        }
+        config = {"num-rounds": arguments["num_rounds"], **collect_options(strategy), **given}
+        if self.loss:
+            config["loss"] = self.loss
+        if early_stopping or "early-stopping" in CONFIG.read(self.path).settings:
+            config["early-stopping"] = early_stopping  # 0 extends a run that stopped early
+        if best_by != "mean":
+            config["best-model"] = best_by
+        if self.validation:
+            config["validation-metric"] = self.validation.metric
+        return config
 
     def _describe(
         self, recorder: RunRecorder, grid: Grid, *, in_process: bool

@@ -615,7 +615,7 @@ def test_damaged_parquet_files_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_parquet_file_needs_at_most_half_of_the_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: pa.ReadTable, size: int, smaller: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: pa.Table, size: int, smaller: int
 ) -> None:
     path = tmp_path / "a.parquet"
     arrow_parquet.write_table(table, path, use_dictionary=False, row_group_size=250)

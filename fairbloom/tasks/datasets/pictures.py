@@ -97,6 +97,34 @@ class _Dealt(NamedTuple):
 # Clients ------------------------------------------------------------------------------------------
 
 
+def _read_classes(info: PictureSet, classes: str, model_outputs: int) -> tuple[int, ...]:
+    """Return the classes to keep, all of them for ""; check that the model has as many outputs."""
+    known = [str(number) for number in range(len(info.labels))]
+    words = [word.strip() for word in classes.split(",")] if classes else known
+    if len(set(words)) < max(len(words), 2) or not set(words) <= set(known):
+        raise FairbloomError(
+            f"{info.name}.classes = {classes!r}: name two or more different classes by their"
+            f" numbers, from 0 to {len(known) - 1}, with commas"
+        )
+    if 0 < model_outputs < len(words):
+        raise FairbloomError(
+            f"{info.name}.model-outputs = {model_outputs}: there are {len(words)} classes: set at"
+            f" least {len(words)}, or leave it out"
+        )
+    return tuple(map(int, words))
+
+
+def _deal_by_class(
+    labels: NDArray[np.int64], official: NDArray[np.int64] | None, classes: int
+) -> list[Dealt]:
+    """Return the examples of each class as those of a client, and its official test examples."""
+    tested = np.empty(0, np.int64) if official is None else official
+    return [
+        Dealt(np.flatnonzero(labels == label), np.flatnonzero(tested == label))
+        for label in range(classes)
+    ]
+
+
 def deal_pictures(
     info: PictureSet,
     read_all: Callable[[], Pictures],
@@ -127,20 +155,8 @@ def deal_pictures(
     model_outputs
         The number of the model's outputs, of which the classes are the first. 0: one a class.
     """
-    known = [str(number) for number in range(len(info.labels))]
-    words = [word.strip() for word in classes.split(",")] if classes else known
-    if len(set(words)) < max(len(words), 2) or not set(words) <= set(known):
-        raise FairbloomError(
-            f"{info.name}.classes = {classes!r}: name two or more different classes by their"
-            f" numbers, from 0 to {len(known) - 1}, with commas"
-        )
-    kept = tuple(map(int, words))
+    kept = _read_classes(info, classes, model_outputs)
     class_names = [info.labels[number] for number in kept]
-    if 0 < model_outputs < len(kept):
-        raise FairbloomError(
-            f"{info.name}.model-outputs = {model_outputs}: there are {len(kept)} classes: set at"
-            f" least {len(kept)}, or leave it out"
-        )
     names = (
         name_clients(setup, class_names)
         if setup.partition == CLASS
@@ -165,11 +181,7 @@ def deal_pictures(
         split_labels = labels if test == "official" else targets
         official = tested_labels if test == "official" else None
         if setup.partition == CLASS:
-            test_labels = np.empty(0, np.int64) if official is None else official
-            parts = [
-                Dealt(np.flatnonzero(split_labels == label), np.flatnonzero(test_labels == label))
-                for label in range(len(kept))
-            ]
+            parts = _deal_by_class(split_labels, official, len(kept))
         else:
             parts = deal(split_labels, setup, official)
         clients = {
