@@ -148,9 +148,10 @@ class LocalClients:
         """The simulated privacy accounts, by client."""
         if self.settings.privacy__mode != SIMULATED:
             return {}
-        last = self.method.progress.finished_rounds
         return {
-            client.name: account.status(account.left(client, last + 1))
+            client.name: account.status(
+                account.left(client, self.method.progress.finished_rounds + 1)
+            )
             for client in map(self.local, self._names)
             if isinstance(account := self._accounts[client.name], SimulatedAccount)
         }
