@@ -341,12 +341,11 @@ def find_step(
     `corrected`: whether a rule corrects the gradients.
     """
     rate = make_rate(work, parameters[0])
-    kind = capture.find_kind(
+    return capture.find_kind(
         (*map(id, parameters), work.learning_rate if rate is None else None, *key_of(work)),
         lambda: FixedStep(model, parameters, work, rate),
         find_unsupported(model, work, corrected=corrected),
-    )
-    return kind or FixedStep(model, parameters, work)
+    ) or FixedStep(model, parameters, work)
 
 
 def make_rate(work: LocalWork, like: Tensor) -> Tensor | None:

@@ -336,18 +336,19 @@ class _SingleRound(ClientRound):
         client = self._client
         terms = self._terms
 
-        def changes() -> list[tuple[torch.Tensor, torch.Tensor]]:
-            return [
-                (self._received[name], parameter)
-                for name, parameter in client.trainable()
-                if name not in self._own
-            ]
-
         if wire.INEXACTNESS in terms.measure:
             # Without a slope at first, the client began at its minimum.
             with fix_parameters(client.model, self._own):
                 self._scores[0][wire.INEXACTNESS] = self._measure_slope() / (self._slope or 1.0)
-        done = WorkDone(lambda: self._work.learning_rate, changes, lambda: self._steps.rate_sum)
+        done = WorkDone(
+            lambda: self._work.learning_rate,
+            lambda: [
+                (self._received[name], parameter)
+                for name, parameter in client.trainable()
+                if name not in self._own
+            ],
+            lambda: self._steps.rate_sum,
+        )
         record = ""
         second: StateDict = {}
         for rule in self._rules:

@@ -32,9 +32,8 @@ def round_updates(
 
     A client begins with an error of 0, and does so again if it has lost the error.
     """
-    number = terms.server_round
-    last = states.find(ROUNDING_STATE, before=number) or Version(0, {})
+    last = states.find(ROUNDING_STATE, before=terms.server_round) or Version(0, {})
     sent, left = terms.codec.send_update(received, trained, arrays_of(last.state))
     errors = {name: torch.from_numpy(bits) for name, bits in left.items()}
-    states.keep(ROUNDING_STATE, number, errors, last.made)
+    states.keep(ROUNDING_STATE, terms.server_round, errors, last.made)
     return sent

@@ -256,12 +256,12 @@ class StackedClients(LocalClients):
         self, block: Sequence[StackedClient], work: LocalWork, terms: Terms, training: str
     ) -> Iterable[StepBatch]:
         """Return the steps of a block."""
-        number = terms.server_round
         steps: Iterable[StepBatch] = (
             repeat_step(self._full_batch(block), block)
             if takes_all(block)
             else minibatches(
-                block, lambda m: batch_order(m.local.order, number, m.local.key, training)
+                block,
+                lambda m: batch_order(m.local.order, terms.server_round, m.local.key, training),
             )
         )
         if work.augment == NO_AUGMENTATION:
@@ -270,9 +270,9 @@ class StackedClients(LocalClients):
 
     def seeds(self, block: Sequence[StackedClient], terms: Terms, training: str) -> list[int]:
         """Return the seed of each client's dropout and augmentation."""
-        number = terms.server_round
         return [
-            draws_seed(member.local.order, number, member.local.key, training) for member in block
+            draws_seed(member.local.order, terms.server_round, member.local.key, training)
+            for member in block
         ]
 
     def _full_batch(self, block: Sequence[StackedClient]) -> StepBatch:
@@ -463,8 +463,13 @@ class _BlockRound(ClientRound):
         def after_step(step: int, copy: Copy) -> None:
             self._after_step(step, copy, step == last)
 
-        watch = after_step if self._watching else None
-        first_losses = self._train(self._rows, self._block, self._work, shift=shift, watch=watch)
+        first_losses = self._train(
+            self._rows,
+            self._block,
+            self._work,
+            shift=shift,
+            watch=after_step if self._watching else None,
+        )
         if self._loss_before_in_first_step and first_losses is not None:
             self._add_scores(BEFORE, [{wire.LOSS: loss} for loss in first_losses.tolist()])
 
