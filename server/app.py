@@ -35,7 +35,7 @@ from fairbloom.protocol.private import (
     check_settings,
     check_terms,
 )
-from fairbloom.protocol.scores import Score, put_first
+from fairbloom.protocol.scores import put_first
 from fairbloom.protocol.settings import SETTINGS, Mark, SettingsError, marked, split_names
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import PROTOCOL
@@ -294,9 +294,7 @@ def federate(
             first_limit=MOST_TIMES if os.environ.get(CLIENTS_FOLDER) else math.inf,
             scores=(*task.group_scores, *task.scores),
         )
-        model = _run_rounds(
-            settings, module, score, recorder, method, rounds, on_round, deployed=deployed
-        )
+        model = _run_rounds(settings, module, recorder, rounds, on_round)
         # The run is over once it has its final model: what belongs to a finished run comes before.
         if settings.held_out_clients:
             score_held_out(method, model)
@@ -361,19 +359,13 @@ def check_accounts(
 
 
 def _run_rounds(
-    settings: Settings,
-    module: Module,
-    score: Score,
-    recorder: RunRecorder,
-    method: FairStrategy,
-    rounds: Rounds,
-    on_round: OnRound,
-    *,
-    deployed: bool,
+    settings: Settings, module: Module, recorder: RunRecorder, rounds: Rounds, on_round: OnRound
 ) -> Model:
     """Run the remaining rounds; return the final model."""
     log.info("run folder: %s", recorder.path)
-    model = _resume(recorder, method, module)
+    method = recorder.method
+    score = recorder.score
+    model = _resume(recorder, module)
     method.summary()
     if (usual := usual_learning_rate(settings)) is not None:
         log.warning(
@@ -401,7 +393,7 @@ def _run_rounds(
         if recorder.stopped:  # the process was lost between the last round and the final model
             remaining = iter(())
         for finished in remaining:
-            if deployed:
+            if not recorder.in_process:
                 record_known(recorder.path, rounds.known)
             row = recorder.record(finished, seconds=time.perf_counter() - started)
             try:
@@ -434,7 +426,7 @@ def _run_rounds(
     return rounds.mean_model(model)
 
 
-def _resume(recorder: RunRecorder, method: FairStrategy, module: Module) -> Model:
+def _resume(recorder: RunRecorder, module: Module) -> Model:
     """Return the model that the next round begins with; restore the state of a continued method."""
     fresh = arrays_of(module.state_dict())
     with explain_other_state(CHECKPOINTS.path_in(recorder.path)):
@@ -444,7 +436,7 @@ def _resume(recorder: RunRecorder, method: FairStrategy, module: Module) -> Mode
         model, state = continued
         if _forms_of(model) != _forms_of(fresh):
             raise ValueError("its model has other arrays than the task's")
-        method.load_state_dict(state)
+        recorder.method.load_state_dict(state)
     return model
 
 

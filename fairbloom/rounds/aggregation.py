@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -83,6 +83,13 @@ def screen_updates(method: Method, replies: TrainReplies, server_round: int) -> 
     replies.screen(gram=True, by_array=GRAM_BY_ARRAY in method.requires, below=[*kept])
 
 
+class Rows(NamedTuple):
+    """A cohort, and the vectors of its rows: updates, second updates and kept rows."""
+
+    cohort: Cohort
+    vectors: Vectors
+
+
 def build_cohort(
     method: Method,
     replies: TrainReplies,
@@ -92,8 +99,8 @@ def build_cohort(
     online: Sequence[str],
     draws: Mapping[str, int],
     sent: Mapping[str, float],
-) -> tuple[Cohort, Vectors]:
-    """Return the cohort that the method sees, and its rows: updates, second updates, kept rows.
+) -> Rows:
+    """Return the cohort that the method sees, with its rows.
 
     Inner products that are not finite raise NoStepError when the method reads them: no method can
     use them.
@@ -141,7 +148,7 @@ def build_cohort(
         grams_of=lambda: _check_finite(updates.grams(vectors, exact=exact), replies),
         squared_norms_of=lambda: _check_finite(updates.squared_norms, replies),
     )
-    return cohort, vectors
+    return Rows(cohort, vectors)
 
 
 def recall_rows(method: Method, replies: TrainReplies, server_round: int) -> dict[Kept, Vectors]:
@@ -315,8 +322,7 @@ def aggregate(
     method: Method,
     replies: TrainReplies,
     norm_bounds: NormBounds,
-    cohort: Cohort,
-    vectors: Vectors,
+    rows: Rows,
     evaluate_probe: Callable[[Model], Replies],
 ) -> tuple[Model, Step, Remembered]:
     """Weigh a round's rows and take the step.
@@ -330,6 +336,7 @@ def aggregate(
         When the step is beyond the range of numbers.
     """
     defence = method.defence
+    cohort = rows.cohort
     weighting = weigh_rows(method, cohort)
     coefficients = weighting.coefficients
     direction: FloatArray | None = None
@@ -339,7 +346,7 @@ def aggregate(
     norms = replies.updates.norms
     try:
         model, step_norm, moments, summed = _apply_step(
-            method, replies, cohort, vectors, coefficients, direction
+            method, replies, rows, coefficients, direction
         )
     except ValueError as reason:
         with np.errstate(over="ignore"):
@@ -350,7 +357,7 @@ def aggregate(
         ) from reason
     # From here on, the step is taken.
     losses = _probe(method, replies, weighting, evaluate_probe)
-    memory, kept = remember(method, weighting, vectors, losses)
+    memory, kept = remember(method, weighting, rows.vectors, losses)
     remembered = Remembered(
         memory=memory,
         kept=kept,
@@ -400,8 +407,7 @@ def remember(
 def _apply_step(
     method: Method,
     replies: TrainReplies,
-    cohort: Cohort,
-    vectors: Vectors,
+    rows: Rows,
     coefficients: FloatArray,
     direction: FloatArray | None,
 ) -> tuple[Model, float, Moments | None, Sum | None]:
@@ -411,6 +417,7 @@ def _apply_step(
     optimizer may change it. For Σ c_k u_k, also return its inner products. Raise ValueError
     if the step is too long.
     """
+    cohort, vectors = rows
     updates = replies.updates
     layout = updates.layout
     measured: Sum | None = None

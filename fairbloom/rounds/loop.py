@@ -475,7 +475,7 @@ class Rounds:
         self, current: RoundInProgress, replies: TrainReplies, norm_bounds: NormBounds
     ) -> tuple[Model, Step, Remembered]:
         method = self._method
-        cohort, vectors = build_cohort(
+        rows = build_cohort(
             method,
             replies,
             server_round=current.number,
@@ -484,9 +484,7 @@ class Rounds:
             draws=current.draws,
             sent=current.factors,
         )
-        return aggregate(
-            method, replies, norm_bounds, cohort, vectors, partial(self._evaluate_probe, current)
-        )
+        return aggregate(method, replies, norm_bounds, rows, partial(self._evaluate_probe, current))
 
     def _evaluate_probe(self, current: RoundInProgress, model: Model) -> Replies:
         """Make a second sample of the training clients report their loss at a model."""

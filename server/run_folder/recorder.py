@@ -18,8 +18,8 @@ from fairbloom.logs import log
 from fairbloom.protocol.names import DISPARITY, INEXACTNESS, LOSS, NUM_EXAMPLES, TRAIN_LOSS
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.protocol.settings import RunSettings
-from fairbloom.rounds.method import Method
 from fairbloom.rounds.round import Round
+from fairbloom.strategies import FairStrategy
 from fairbloom.system.files import sync_folder
 
 from ..checkpoint import Arrays, list_checkpoints, load_last, save_round
@@ -99,7 +99,7 @@ class RunRecorder:
         self,
         path: Path,
         config: Mapping[str, object],
-        method: Method,
+        method: FairStrategy,
         scores: Sequence[Score] = (ACCURACY,),
         *,
         in_process: bool = False,
@@ -123,18 +123,18 @@ class RunRecorder:
         self._losses: Mapping[str, float] = {}
         self.method = method
         self._scores = scores
-        self._score = scores[0]
-        self._in_process = in_process
+        self.score = scores[0]
+        self.in_process = in_process
         self._keep = keep
         self._rounds = TableWriter(
-            ROUNDS.path_in(path), round_columns(method, self._score, validation)
+            ROUNDS.path_in(path), round_columns(method, self.score, validation)
         )
         self._grouped = grouped
         self._groups = TableWriter(GROUPS.path_in(path), grouped.columns) if grouped else None
         self._validation = validation
         self._measure = best_by if validation is None else validation.measure
-        self._best_by = measure_column(self._score, "test", best_by)
-        self._best_score = self._score
+        self._best_by = measure_column(self.score, "test", best_by)
+        self._best_score = self.score
         if validation is not None:
             self._best_by = validation.column
             self._best_score = validation.score
@@ -255,7 +255,7 @@ class RunRecorder:
             if arrays is None:
                 rows = ROUNDS.read(self.path)
                 seconds = sum(float(row.get("seconds") or 0.0) for row in rows[:-1])
-                if len(rows) > 1 and (not self._in_process or seconds >= SHARED_SECONDS):
+                if len(rows) > 1 and (not self.in_process or seconds >= SHARED_SECONDS):
                     raise RunFolderError(
                         f"{self.path} has rows of {len(rows)} rounds and no checkpoint: restore the"
                         f" folder {CHECKPOINTS.name} from a copy, or choose another folder (--out)"
@@ -270,14 +270,14 @@ class RunRecorder:
 
     def knows_losses(self, clients: Iterable[str]) -> bool:
         """Return whether the losses of the next round's first model are known for these clients."""
-        return self._in_process and self._losses.keys() >= set(clients)
+        return self.in_process and self._losses.keys() >= set(clients)
 
     def record(self, finished: Round, seconds: float) -> Row:
         """Record a finished round and return its row of rounds.csv."""
         self.begin()
-        if self._in_process:
+        if self.in_process:
             finished = with_losses_before(finished, self._losses)
-        row = format_round(finished, seconds, self.method.reports, self._score, self._validation)
+        row = format_round(finished, seconds, self.method.reports, self.score, self._validation)
         with explain_write_errors(f"round {finished.number}", self.path):
             self._rounds.add([[row.get(column) for column in self._rounds.columns]])
             self._participations.add(finished)
@@ -321,7 +321,7 @@ class RunRecorder:
         # the averaged model, which was measured, is not the one of the next round
         self._losses = after if finished.average is None else {}
         self._unsaved = finished.number, finished.arrays
-        if not self._in_process or self._seconds >= SHARED_SECONDS:
+        if not self.in_process or self._seconds >= SHARED_SECONDS:
             self._save()
         return row
 
