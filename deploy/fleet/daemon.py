@@ -147,7 +147,7 @@ class Daemon:
             self._identity_age = age
 
     def _write_now(self) -> None:
-        """Write what goes on into state/now.json, and its numbers into state/metrics.prom."""
+        """Write the server's status to state/now.json, and its numbers into state/metrics.prom."""
         at = time.time()
         online = {name: self._port.devices[name].others_seen for _, name in self._port.online()}
         self._seen |= dict.fromkeys(online, at)

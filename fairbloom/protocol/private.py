@@ -39,8 +39,8 @@ TERMS = frozenset(
     }
 )
 
-# Settings of clients' work that may have any value: none of them has an effect on what a row adds,
-# or it acts on what is released.
+# Settings of clients' work that may have any value: they do not change a row's contribution, or
+# they act on what is released.
 ANY = frozenset(
     {
         *("task", "model", "norm", "clients", "partition", "shards-per-client", "seed", "schema"),

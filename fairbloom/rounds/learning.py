@@ -10,7 +10,7 @@ from .clients import TrainReplies
 from .in_progress import RoundInProgress, explain_unusable
 from .method import Method
 
-REMEDY = "Correct that and continue, or let runs go on regardless by unused-rounds = 0"
+REMEDY = "Correct that and continue, or set unused-rounds = 0 to continue regardless"
 
 
 # Why a reply may be unchanged.

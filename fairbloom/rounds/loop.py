@@ -385,8 +385,8 @@ class Rounds:
         name = f"{type(self._method).__name__}.choose, in round {number},"
         if not drawn:
             raise MethodError(
-                f"{name} drew none of {len(free)} clients: return at least one of the names that it"
-                " gets"
+                f"{name} selected none of the {len(free)} clients: return at least one of the names"
+                " passed to it"
             )
         if strange := set(drawn).difference(free):
             raise MethodError(

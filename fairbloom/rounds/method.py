@@ -424,7 +424,7 @@ class Method(CommonOptions):
                 raise ValueError(
                     "draw = 'examples': no client has said how many examples it has: leave draw out"
                 )
-            # a client that holds its number back, or is not believed, must be drawn at times, too
+            # a client that holds its number back, or is not believed, must still be drawn sometimes
             examples[examples == 0.0] = np.median(examples[examples > 0.0])
             return sample_by(
                 examples, names, wanted, generator(self.seed, "draw by examples", server_round)

@@ -562,7 +562,7 @@ def check_model(method: Method, model: Model) -> None:
     if model and all(array.dtype.kind in "iub" for array in model.values()):
         arrays = ", ".join(f"{name} ({array.dtype})" for name, array in model.items())
         raise BrokenModelError(
-            f"the model has no array of floats, which alone are trained: {arrays}. Send its"
+            f"the model has no float array, and only those are trained: {arrays}. Send its"
             " parameters as float32"
         )
     if wrong := [name for name, array in model.items() if array.dtype.kind not in "fiub"]:

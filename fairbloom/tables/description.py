@@ -226,7 +226,7 @@ def _find_mixed_units(
 def _remark_on_determining(schema: Schema, tables: Tables) -> Iterator[Row]:
     """Yield a remark on each column that determines the target."""
     for name in find_determining(schema, tables):
-        remark = f"{name} determines {schema.target}: is it known before?"
+        remark = f"{name} determines {schema.target}: is it known only after the outcome?"
         yield {"column": name, "client": "all", "remark": remark}
 
 

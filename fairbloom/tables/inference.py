@@ -214,7 +214,7 @@ def infer(
             each.lines = [line for line in each.lines if line != NO_INPUT]
     for name, each in draft.fields.items():
         if name != target and determines(each.values, draft.fields[target].values):
-            each.comments.append(f"{name} determines {target}: is it known before?")
+            each.comments.append(f"{name} determines {target}: is it known only after the outcome?")
     shown = join_first([path.name for path in paths.values()], 10)
     lines = [
         f"# Inferred from {shown}. Read it and correct it.",

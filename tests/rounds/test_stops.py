@@ -291,7 +291,7 @@ def test_a_model_of_integers_is_refused_before_round_1() -> None:
     sent = {"counts": np.arange(3), "mask": np.array([True])}
     finished: list[Round] = []
     with pytest.raises(
-        BrokenModelError, match=r"no array of floats.*counts \(int64\), mask \(bool\).*float32"
+        BrokenModelError, match=r"no float array.*counts \(int64\), mask \(bool\).*float32"
     ):
         FedAvg().start(MemoryGrid(quadratics(4)), record(sent), 3, on_round=finished.append)
     assert not finished

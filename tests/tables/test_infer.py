@@ -492,7 +492,7 @@ def test_a_column_that_determines_the_target_is_remarked(folder: Folder) -> None
 
     text = inferred(folder(a=table(1), b=table(2)))
     for name in ("grade", "score"):
-        assert f"# {name} determines target: is it known before?" in text
+        assert f"# {name} determines target: is it known only after the outcome?" in text
     assert "free determines" not in text
     assert "determines" not in inferred(folder(), target="score")
     twice = "\n".join(["x,half,target", *(f"{k % 7},{k / 2},{k + 1}" for k in range(40))])

@@ -237,7 +237,7 @@ def describe_leak(run: Run) -> list[str]:
     determine = plural(len(names), "determines", "each determine")
     return [
         f"Every client is at {best}, and {join_all(names)} {determine} the target: is it known"
-        " before?"
+        " only after the outcome?"
     ]
 
 

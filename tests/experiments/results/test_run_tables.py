@@ -195,7 +195,8 @@ def test_a_column_that_gives_the_target_away_is_named(
         table = "\n".join(["age,discharge_code,target", *rows])
         (tmp_path / "sites" / f"{site}.csv").write_text(table)
     said = (
-        "Every client is at 100.0 %, and discharge_code determines the target: is it known before?"
+        "Every client is at 100.0 %, and discharge_code determines the target: is it known"
+        " only after the outcome?"
     )
     words = ("--task", "csv", "--data-dir", tmp_path / "sites", "--set", "device=cpu")
     assert said in printed_by(capsys, "run", *words, "--rounds", 20, "--out", tmp_path / "run")
