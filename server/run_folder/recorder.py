@@ -249,7 +249,7 @@ class RunRecorder:
         self._losses = state["losses"]
         self._participations = Participations(state["participations"])
         if self._stopping is not None and "stopping" in state:
-            self._stopping.load_state_dict(state["stopping"])
+            self._stopping = replace(self._stopping, **state["stopping"])
             self.stopped = self._stopping.reason
         with explain_write_errors(f"the run up to round {self.saved}", self.path):
             if arrays is None:
@@ -308,7 +308,7 @@ class RunRecorder:
                 },
             )
         if self._stopping is not None:
-            self._stopping.observe(finished)
+            self._stopping = self._stopping.after(finished)
             self.stopped = self._stopping.reason
         value = row.get(self._best_by)
         if isinstance(value, float):
@@ -355,7 +355,7 @@ class RunRecorder:
                 "tables": {table.path.name: table.size for table in self._tables},
             }
             if self._stopping is not None:
-                state["stopping"] = self._stopping.state_dict()
+                state["stopping"] = self._stopping.encode()
             save_round(self._checkpoints, number, _to_numpy(arrays), state, self.saved)
         self.saved = number
         self._unsaved = None

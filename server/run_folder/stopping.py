@@ -1,7 +1,6 @@
 """Early stopping: a run ends after several rounds without a better validation score."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from fairbloom.protocol.parameters import SettingsError
@@ -10,12 +9,12 @@ from fairbloom.rounds.round import Round
 from .csv_rows import OVER, Validation
 
 
-@dataclass
+@dataclass(frozen=True)
 class EarlyStopping:
-    """Watches the score on validation examples: its mean over the clients, or of the worst 10 %.
+    """What a run knows of its score on validation examples, to end early.
 
-    `patience` rounds without a better score end the run; `last` is the last round with a known
-    score.
+    The score is a mean over the clients, or over the worst 10 %. `patience` rounds without a better
+    one end the run; `last` is the last round with a known score.
     """
 
     patience: int
@@ -26,24 +25,27 @@ class EarlyStopping:
 
     @classmethod
     def of(cls, patience: int, validation: Validation) -> Self | None:
-        """Return an object that watches a run, or None if `patience` is 0."""
+        """Return what a new run knows, or None if `patience` is 0."""
         return cls(patience, validation) if patience else None
 
-    def observe(self, finished: Round) -> None:
-        """Look at a round; raise SettingsError after `patience` rounds without any score."""
+    def after(self, finished: Round) -> Self:
+        """Return what is known after a round.
+
+        Raise SettingsError after `patience` rounds without any score.
+        """
         score = self.validation.score
         if (value := self.validation.of_round(finished)) is not None:
-            self.last = finished.number
             if self.best is None or score.better(value, self.best) > 0.0:
-                self.best = value
-                self.best_round = finished.number
-        elif self.best is None and finished.evaluations and finished.number >= self.patience:
+                return replace(self, best=value, best_round=finished.number, last=finished.number)
+            return replace(self, last=finished.number)
+        if self.best is None and finished.evaluations and finished.number >= self.patience:
             raise SettingsError(
                 f"early-stopping = {self.patience} uses the mean validation {score.name}, and"
                 f" up to round {finished.number} no client has reported any: give the clients"
                 " validation examples (a task does by a larger validation-share), or set"
                 " early-stopping = 0"
             )
+        return self
 
     @property
     def reason(self) -> str:
@@ -58,12 +60,6 @@ class EarlyStopping:
             f" since (early-stopping = {self.patience})"
         )
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the best score so far, its round, and the last round with a known score."""
-        return {"best": self.best, "round": self.best_round, "last": self.last}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state that `state_dict` returned."""
-        self.best = state["best"]
-        self.best_round = state["round"]
-        self.last = state["last"]
+    def encode(self) -> dict[str, Any]:
+        """Return what changes in a run; `replace` takes it back."""
+        return {"best": self.best, "best_round": self.best_round, "last": self.last}

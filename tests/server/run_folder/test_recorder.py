@@ -411,16 +411,16 @@ def test_rows_of_two_checkpoints_that_are_not_there_are_dropped(
 
 def test_one_validation_score_in_the_first_rounds_is_enough() -> None:
     stopping = EarlyStopping(3, Validation.of(ACCURACY))
-    stopping.observe(a_round(1))
-    stopping.observe(a_round(2, evaluations={"a": {"accuracy": 0.5, "accuracy-validation": 0.5}}))
-    stopping.observe(a_round(3))
-    stopping.observe(a_round(4))
+    stopping = stopping.after(a_round(1))
+    stopping = stopping.after(a_round(2, evaluations={"a": {"accuracy": 0.5, "accuracy-validation": 0.5}}))
+    stopping = stopping.after(a_round(3))
+    stopping = stopping.after(a_round(4))
     assert (stopping.best, stopping.best_round, stopping.reason) == (50.0, 2, "")
 
 
 def test_unevaluated_rounds_need_no_validation_score() -> None:
     stopping = EarlyStopping(2, Validation.of(ACCURACY))
     for number in range(1, 6):
-        stopping.observe(a_round(number, evaluations={}))
+        stopping = stopping.after(a_round(number, evaluations={}))
     with pytest.raises(SettingsError, match="up to round 6 no client has reported any"):
-        stopping.observe(a_round(6))
+        stopping = stopping.after(a_round(6))
