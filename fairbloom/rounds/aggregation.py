@@ -240,11 +240,8 @@ def decide(method: Method, cohort: Cohort) -> Decision:
         When a client reports a number so large that inner products or coefficients are not finite.
     """
     decided = method.weigh(cohort)
-    if isinstance(decided, Decision):
-        check_remembered(method, decided, cohort)
-    else:
-        decided = Decision(decided)
-    coefficients = np.asarray(decided.coefficients)
+    decision = decided if isinstance(decided, Decision) else Decision(decided)
+    coefficients = np.asarray(decision.coefficients)
     expected = (cohort.rows,), (len(cohort.arrays), cohort.rows)
     name = f"{type(method).__name__}.weigh, in round {cohort.round},"
     if coefficients.shape not in expected or coefficients.dtype.kind not in "fiu":
@@ -264,11 +261,20 @@ def decide(method: Method, cohort: Cohort) -> Decision:
         raise MethodError(
             f"{name} returned coefficients that are not finite{of}: correct the method"
         )
-    return replace(decided, coefficients=coefficients.astype(np.float64, copy=False))
+    check_remembered(method, decision, cohort)
+    return replace(decision, coefficients=coefficients.astype(np.float64, copy=False))
 
 
 def check_remembered(method: Method, decision: Decision, cohort: Cohort) -> None:
-    """Raise MethodError if a decision's memory is no mapping, or if what it keeps is no row."""
+    """Check a decision's memory and rows.
+
+    Raises
+    ------
+    MethodError
+        When the memory is no mapping, or what is kept has not the shape of a row.
+    NoStepError
+        When a row is not finite, as one client's numbers may make it.
+    """
     name = f"{type(method).__name__}.weigh, in round {cohort.round},"
     for what, value in (("memory", decision.memory), ("keep", decision.keep)):
         if not isinstance(value, Mapping | None) or (value is None and what == "keep"):
@@ -279,14 +285,16 @@ def check_remembered(method: Method, decision: Decision, cohort: Cohort) -> None
         raise MethodError(f"{name} keeps {[*decision.keep]}: a label is Kept(key, cohort.round)")
     rows = [mix for mix in decision.keep.values() if mix is not None]
     try:
-        stacked = np.array(rows, np.float64).reshape(len(rows), -1)
+        stacked = np.array(rows, np.float64).reshape(len(rows), -1 if rows else 0)
     except ValueError:  # rows of several shapes
-        stacked = np.full((1, 1), np.nan)
-    if rows and (stacked.shape[1] != cohort.rows or not np.isfinite(stacked).all()):
+        stacked = np.empty((0, 0))
+    if rows and stacked.shape != (len(rows), cohort.rows):
         raise MethodError(
-            f"{name} keeps {rows}: each row has one finite number for each update and kept row,"
-            f" shape {(cohort.rows,)}"
+            f"{name} keeps rows of the wrong shape: each has one number for each update and kept"
+            f" row, shape {(cohort.rows,)}"
         )
+    if not np.isfinite(stacked).all():
+        raise NoStepError("the rows that the method keeps are beyond the range of numbers")
 
 
 def find_absurd_metric(cohort: Cohort) -> str:

@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from hypothesis import given, settings, strategies as st
 
 from fairbloom.checks.report import bits
-from fairbloom.rounds.cohort import Cohort, Decision
+from fairbloom.rounds.cohort import Cohort, Decision, Kept, Past
 from fairbloom.rounds.method import HOOKS, DeclarationError, FrozenMethodError
 from fairbloom.rounds.run_state import decode, encode
 from fairbloom.strategies import FairStrategy, FedAvg
@@ -165,6 +165,21 @@ def test_a_method_may_have_functions_of_its_own(name: str) -> None:
 
 def test_hooks_are_those_of_a_strategy() -> None:
     assert {name for name in HOOKS if not hasattr(FairStrategy, name)} == {"remember"}
+
+
+def test_rows_beyond_all_numbers_skip_the_round_and_end_no_run() -> None:
+    """A client's numbers may make them so: one bad client ends no run."""
+
+    class Endless(FedAvg):
+        def weigh(self, cohort: Cohort) -> Decision:
+            row = np.full(cohort.rows, np.inf if cohort.round == 2 else 1.0)
+            c = np.append(cohort.prior, np.zeros(len(cohort.memory)))
+            return Decision(c, {"seen": cohort.round}, {Kept("row", cohort.round): row})
+
+    method = Endless()
+    _, (first, second, third) = run(method, rounds=ROUNDS)
+    assert [bool(each.coefficients) for each in (first, second, third)] == [True, False, True]
+    assert method.past == Past({"seen": 3}, (Kept("row", 3),))
 
 
 def test_a_decision_that_keeps_no_memory_leaves_it() -> None:

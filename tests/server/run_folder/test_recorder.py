@@ -412,7 +412,9 @@ def test_rows_of_two_checkpoints_that_are_not_there_are_dropped(
 def test_one_validation_score_in_the_first_rounds_is_enough() -> None:
     stopping = EarlyStopping(3, Validation.of(ACCURACY))
     stopping = stopping.after(a_round(1))
-    stopping = stopping.after(a_round(2, evaluations={"a": {"accuracy": 0.5, "accuracy-validation": 0.5}}))
+    stopping = stopping.after(
+        a_round(2, evaluations={"a": {"accuracy": 0.5, "accuracy-validation": 0.5}})
+    )
     stopping = stopping.after(a_round(3))
     stopping = stopping.after(a_round(4))
     assert (stopping.best, stopping.best_round, stopping.reason) == (50.0, 2, "")
