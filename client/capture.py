@@ -197,13 +197,17 @@ class Capture:
         """Why steps are not recorded, or some of them, or ""."""
         return self._failure or self._unsupported
 
-    def find_kind(self, key: Hashable, make: Callable[[], K], unsupported: str) -> K | None:
+    def find_kind(
+        self, key_of: Callable[[], Hashable], make: Callable[[], K], why_not: Callable[[], str]
+    ) -> K | None:
         """Return the kind of step with this key; None if none of its steps can be recorded."""
+        unsupported = why_not()
         self._unsupported = self._unsupported or unsupported
         if self._failure:
             self.release()
         if self._failure or unsupported:
             return None
+        key = key_of()
         if key not in self._kinds:
             if len(self._kinds) == MAX_KINDS:
                 self.release()
@@ -310,8 +314,10 @@ class Capture:
 class NoCapture(Capture):
     """Records no step: the processor launches each operation by operation."""
 
-    def find_kind(self, key: Hashable, make: Callable[[], K], unsupported: str) -> K | None:
-        """Return None."""
+    def find_kind(
+        self, key_of: Callable[[], Hashable], make: Callable[[], K], why_not: Callable[[], str]
+    ) -> K | None:
+        """Return None, at no cost."""
         return None
 
 
@@ -342,9 +348,9 @@ def find_step(
     """
     rate = make_rate(work, parameters[0])
     return capture.find_kind(
-        (*map(id, parameters), work.learning_rate if rate is None else None, *key_of(work)),
+        lambda: (*map(id, parameters), work.learning_rate if rate is None else None, *key_of(work)),
         lambda: FixedStep(model, parameters, work, rate),
-        find_unsupported(model, work, corrected=corrected),
+        lambda: find_unsupported(model, work, corrected=corrected),
     ) or FixedStep(model, parameters, work)
 
 

@@ -258,8 +258,12 @@ class ClientRound(ABC):
         metrics: Metrics = {wire.NUM_EXAMPLES: len(client.splits.train)}
         metrics |= requested_metrics(terms.measure, scores, done)
         if terms.state_round is not None:
-            metrics[wire.STATE_ROUND] = self._started[row].origin if self._started else 0
+            metrics[wire.STATE_ROUND] = self._origin(row)
         return metrics
+
+    def _origin(self, row: int) -> int:
+        """Return the round of the state that a client continued from, 0 without one."""
+        return self._started[row].origin if self._started else 0
 
 
 class _SingleRound(ClientRound):

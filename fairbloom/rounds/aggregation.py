@@ -261,7 +261,8 @@ def decide(method: Method, cohort: Cohort) -> Decision:
         raise MethodError(
             f"{name} returned coefficients that are not finite{of}: correct the method"
         )
-    check_remembered(method, decision, cohort)
+    if decision is decided:
+        check_remembered(method, decision, cohort)
     return replace(decision, coefficients=coefficients.astype(np.float64, copy=False))
 
 

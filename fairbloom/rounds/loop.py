@@ -502,11 +502,10 @@ class Rounds:
 
     def _leave_out_spent(self, number: int, replies: TrainReplies) -> None:
         """Ask clients no more whose privacy budget is spent; without others, stop the run."""
-        method = self._method
-        spent = replies.refused.spent - method.run_state.spent
+        spent = replies.refused.spent
         if not spent:
             return
-        method.enter(method.run_state.without(spent))
+        self._method.enter(self._method.run_state.without(spent))
         log.warning(
             "%s %s spent the privacy budget after round %d, and %s left out from now on",
             join_names(sorted(spent)),

@@ -1,6 +1,6 @@
 """The arrays of a block of clients that train together."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -80,23 +80,28 @@ def find_recorded(
     shift: Sequence[Tensor],
 ) -> BlockArrays | None:
     """Return the arrays of recorded steps of up to `most` clients; None if none can be recorded."""
-    # A chain multiplies by the rate as it adds a product to the weights: it must be a number.
-    rate = None if isinstance(program, Chain) else make_rate(work, weights[0])
     others = (*anchor, *shift)
+
+    def rate() -> Tensor | None:
+        # A chain multiplies by it as it adds a product to the weights: it must be a number.
+        return None if isinstance(program, Chain) else make_rate(work, weights[0])
+
+    def key() -> Hashable:
+        return (
+            *(program, most, len(shift), work.learning_rate if rate() is None else None),
+            *key_of(work),
+            *(weight.shape[1:] for weight in weights),
+            *(len(other) == 1 for other in others),
+        )
 
     def make() -> BlockArrays:
         wide = [weight.new_zeros(most, *weight.shape[1:]) for weight in weights]
         kept = [
             other.new_zeros(1 if len(other) == 1 else most, *other.shape[1:]) for other in others
         ]
-        made = BlockArrays(program, work, wide, kept[: len(anchor)], kept[len(anchor) :], rate)
+        made = BlockArrays(program, work, wide, kept[: len(anchor)], kept[len(anchor) :], rate())
         if made.optimizer is not None:
             made.optimizer.prepare_recording()
         return made
 
-    key = (
-        *(program, most, len(shift), work.learning_rate if rate is None else None, *key_of(work)),
-        *(weight.shape[1:] for weight in weights),
-        *(len(other) == 1 for other in others),
-    )
-    return capture.find_kind(key, make, find_unsupported(program.model, work))
+    return capture.find_kind(key, make, lambda: find_unsupported(program.model, work))
