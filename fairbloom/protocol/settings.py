@@ -18,8 +18,8 @@ from pydantic import (
 
 from fairbloom.errors import reason_of
 
-from . import options
 from .names import DEPLOYED
+from .options import DECLARED, RunOptions
 from .parameters import (
     Choices,
     Mark as Mark,
@@ -188,6 +188,8 @@ class RunSettings(Setup):
     one for Flower. All other keys of a run config, mostly those of tasks and methods, are in
     `parameters`, unchecked. `model_copy(update={"state_dir": ..., "digits.rotated-clients": 3})`
     changes fields by their names in Python, and `parameters` by their keys.
+
+    An option of all methods is declared in `RunOptions`; here it has its place in the run config.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -212,25 +214,25 @@ class RunSettings(Setup):
             " choice"
         ),
     )
-    proximal_mu: options.ProximalMu = options.default_of(options.ProximalMu)
-    personal_lambda: options.PersonalLambda = options.default_of(options.PersonalLambda)
-    personal_parameters: options.PersonalParameters = options.default_of(options.PersonalParameters)
-    personal_steps: options.PersonalSteps = options.default_of(options.PersonalSteps)
-    head_epochs: options.HeadEpochs = options.default_of(options.HeadEpochs)
-    fine_tune_epochs: options.FineTuneEpochs = options.default_of(options.FineTuneEpochs)
-    draw: options.Draw = options.default_of(options.Draw)
-    prior: options.Prior = options.default_of(options.Prior)
-    server_optimizer: options.ServerOptimizerName = options.default_of(options.ServerOptimizerName)
+    proximal_mu: float = RunOptions.proximal_mu
+    personal_lambda: float = RunOptions.personal_lambda
+    personal_parameters: str = RunOptions.personal_parameters
+    personal_steps: str = RunOptions.personal_steps
+    head_epochs: int = RunOptions.head_epochs
+    fine_tune_epochs: int = RunOptions.fine_tune_epochs
+    draw: str = RunOptions.draw
+    prior: str = RunOptions.prior
+    server_optimizer: str = RunOptions.server_optimizer
     server_optimizer_lr: Annotated[float, Range("[0, inf)"), Mark.VARIANT] = Field(
         0.0,
         description=(
             "Step size of the server optimizer; 0 means 1 for avgm; the others need a value"
         ),
     )
-    server_optimizer_beta1: options.Beta1 = options.default_of(options.Beta1)
-    server_optimizer_beta2: options.Beta2 = options.default_of(options.Beta2)
-    server_optimizer_tau: options.Tau = options.default_of(options.Tau)
-    control_variates: options.ControlVariates = options.default_of(options.ControlVariates)
+    server_optimizer_beta1: float = RunOptions.server_optimizer_beta1
+    server_optimizer_beta2: float = RunOptions.server_optimizer_beta2
+    server_optimizer_tau: float = RunOptions.server_optimizer_tau
+    control_variates: bool = RunOptions.control_variates
     initial_weights: str = Field(
         "",
         description="File of weights that the initial model has, of the same kind of model",
@@ -315,8 +317,8 @@ class RunSettings(Setup):
             "Random changes of the training images: none, flip, crop-flip, or my_module:transform"
         ),
     )
-    client_rule: options.ClientRule = options.default_of(options.ClientRule)
-    wire_dtype: options.WireDtype = options.default_of(options.WireDtype)
+    client_rule: str = RunOptions.client_rule
+    wire_dtype: str = RunOptions.wire_dtype
     privacy__mode: Annotated[str, Choices("none", "simulated"), Mark.VARIANT] = Field(
         "none",
         description=(
@@ -390,8 +392,8 @@ class RunSettings(Setup):
             ' "": all train'
         ),
     )
-    average_models: options.AverageModels = options.default_of(options.AverageModels)
-    evaluate_every: options.EvaluateEvery = options.default_of(options.EvaluateEvery)
+    average_models: bool = RunOptions.average_models
+    evaluate_every: int = RunOptions.evaluate_every
     early_stopping: Annotated[int, Range("[0, inf)"), Mark.EXTENDABLE] = Field(
         0,
         description=(
@@ -453,12 +455,12 @@ class RunSettings(Setup):
             " ends"
         ),
     )
-    unused_rounds: options.UnusedRounds = options.default_of(options.UnusedRounds)
-    max_growth: options.MaxGrowth = options.default_of(options.MaxGrowth)
-    loss_limit: options.LossLimit = options.default_of(options.LossLimit)
-    update_limit: options.UpdateLimit = options.default_of(options.UpdateLimit)
-    defence: options.DefenceName = options.default_of(options.DefenceName)
-    defence_tolerance: options.DefenceTolerance = options.default_of(options.DefenceTolerance)
+    unused_rounds: int = RunOptions.unused_rounds
+    max_growth: float = RunOptions.max_growth
+    loss_limit: float = RunOptions.loss_limit
+    update_limit: float = RunOptions.update_limit
+    defence: str = RunOptions.defence
+    defence_tolerance: int = RunOptions.defence_tolerance
     enrolled_sizes: Annotated[str, Mark.FREE] = Field(
         "",
         description=(
@@ -601,7 +603,11 @@ SETTINGS: Mapping[str, Parameter] = {
     parameter.key: parameter
     for name, hint in get_type_hints(RunSettings, include_extras=True).items()
     if (field := RunSettings.model_fields.get(name))
-    and (parameter := annotated(name, hint, field.default, field.description or ""))
+    and (
+        parameter := annotated(
+            name, DECLARED.get(name, hint), field.default, field.description or ""
+        )
+    )
 }
 
 

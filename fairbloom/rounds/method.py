@@ -134,7 +134,7 @@ class Method(CommonOptions):
         }
         # A run folder records these attributes in this order.
         vars(self).update(
-            {name: plain[name] for name in CommonOptions.__annotations__ if name in plain}
+            {name: value for name, value in plain.items() if hasattr(CommonOptions, name)}
         )
         self.weighting = self._checked_weighting(options.get("weighting"))
         self.server_optimizer = ServerOptimizer.of({**plain, LR: options.get(LR)})
@@ -147,7 +147,6 @@ class Method(CommonOptions):
         self.head_epochs: int | None = (
             plain["head_epochs"] if plain["personal_steps"] == HEAD_FIRST else None
         )
-        self.draw: str = plain["draw"]
         if self.draw != UNIFORM:
             self.check_fit(compatibility.DRAW, "draw", self.draw)
             self.requires = self.requires | {compatibility.ROSTER}
