@@ -9,6 +9,7 @@ They are in their own module so that a ServerApp that imports a method does not 
 from collections.abc import Mapping
 from typing import Annotated, Any, get_type_hints
 
+from .effects import IdleIf
 from .parameters import Choices, Mark, Meaning, Range
 
 
@@ -145,6 +146,7 @@ class RunOptions(SharedOptions):
         str,
         Choices("together", "head-first"),
         Mark.VARIANT,
+        IdleIf("personal_parameters", "", "name parameters by personal_parameters, as in head"),
         Meaning(
             "Whether personal parameters are trained together with the others, or first, "
             "with the others fixed"
@@ -154,6 +156,7 @@ class RunOptions(SharedOptions):
         int,
         Range("[1, inf)"),
         Mark.VARIANT,
+        IdleIf("personal_steps", "together", "set personal_steps to 'head-first'"),
         Meaning(
             "Passes over the local data for personal parameters with personal-steps = head-first"
         ),
@@ -203,6 +206,7 @@ class RunOptions(SharedOptions):
         int,
         Range("[0, inf)"),
         Mark.VARIANT,
+        IdleIf("defence", "none", "name a defence by defence, as in nnm"),
         Meaning(
             "Number of a round's clients that may be hostile; 0: a quarter of them, and at least "
             "one"

@@ -18,6 +18,7 @@ from pydantic import (
 
 from fairbloom.errors import reason_of
 
+from .effects import IdleIf
 from .names import DEPLOYED
 from .options import DECLARED, RunOptions
 from .parameters import (
@@ -32,6 +33,21 @@ from .parameters import (
     key_of as key_of,
     parsed as parsed,
     split_names as split_names,
+)
+
+# What leaves several settings without effect.
+NO_ATTACK = IdleIf("attack", "", "name an attack by attack, as in sign-flip")
+NO_ACCOUNTS = IdleIf(
+    "privacy__mode",
+    "none",
+    "set privacy.mode=simulated, which needs no devices and protects nobody",
+    " without simulated accounts",
+)
+ONLY_LAST = IdleIf(
+    "evaluate_every",
+    0,
+    "set evaluate-every, as in 1",
+    " with evaluate-every = 0, which evaluates only the last round",
 )
 
 
@@ -319,26 +335,31 @@ class RunSettings(Setup):
     )
     client_rule: str = RunOptions.client_rule
     wire_dtype: str = RunOptions.wire_dtype
-    privacy__mode: Annotated[str, Choices("none", "simulated"), Mark.VARIANT] = Field(
+    privacy__mode: Annotated[
+        str,
+        Choices("none", "simulated"),
+        Mark.VARIANT,
+        IdleIf("privacy__epsilon", "", "set privacy.epsilon, as in 3", " without an epsilon"),
+    ] = Field(
         "none",
         description=(
             "Whether clients in one process add the noise of privacy accounts, which protects"
             " nobody there"
         ),
     )
-    privacy__epsilon: Annotated[str, Mark.NAMES, Mark.VARIANT] = Field(
+    privacy__epsilon: Annotated[str, Mark.NAMES, Mark.VARIANT, NO_ACCOUNTS] = Field(
         "",
         description=(
             "Epsilon of the simulated accounts: of every client, or as in 'site-a=1 site-b=3'"
         ),
     )
-    privacy__delta: Annotated[float, Range("[0, 1)"), Mark.VARIANT] = Field(
+    privacy__delta: Annotated[float, Range("[0, 1)"), Mark.VARIANT, NO_ACCOUNTS] = Field(
         0.0, description="Delta of the simulated accounts; 0: 1e-5, or 1/(10 n) if that is less"
     )
-    privacy__steps: Annotated[int, Range("[0, inf)"), Mark.VARIANT] = Field(
+    privacy__steps: Annotated[int, Range("[0, inf)"), Mark.VARIANT, NO_ACCOUNTS] = Field(
         0, description="Training steps that a simulated account is for; 0: as many as the run has"
     )
-    privacy__tests: Annotated[int, Range("[1, inf)"), Mark.VARIANT] = Field(
+    privacy__tests: Annotated[int, Range("[1, inf)"), Mark.VARIANT, NO_ACCOUNTS] = Field(
         1, description="Evaluations that a simulated account is for"
     )
     stragglers: Annotated[float, Range("[0, 1]"), Mark.SENT_TO_CLIENTS] = Field(
@@ -365,26 +386,39 @@ class RunSettings(Setup):
             "Training loss that clients report: the mean over examples, or the total over batches"
         ),
     )
-    attack: Annotated[str, Mark.VARIANT] = Field(
+    attack: Annotated[
+        str,
+        Mark.VARIANT,
+        IdleIf("attackers", "", "say who attacks by attackers, as names or as a share, 0.25"),
+    ] = Field(
         "",
         description=(
             "Attack by the hostile clients of an experiment, as sign-flip, or yours as"
             " my_module:attack"
         ),
     )
-    attackers: Annotated[str, Mark.NAMES, Mark.VARIANT] = Field(
+    attackers: Annotated[str, Mark.NAMES, Mark.VARIANT, NO_ATTACK] = Field(
         "",
         description=(
             "Names, with commas between, of the clients that attack; or their share, drawn from the"
             " seed"
         ),
     )
-    attack_strength: Annotated[float, Mark.VARIANT] = Field(
+    attack_strength: Annotated[float, Mark.VARIANT, NO_ATTACK] = Field(
         0.0, description="Strength of the attack; 0 takes its usual one"
     )
-    attack_from: Annotated[int, Range("[1, inf)"), Mark.VARIANT] = Field(
-        1, description="Number of the first round in which clients attack"
-    )
+    attack_from: Annotated[
+        int,
+        Range("[1, inf)"),
+        Mark.VARIANT,
+        NO_ATTACK,
+        IdleIf(
+            "attack",
+            "label-flip",
+            "leave it out",
+            " on label-flip, which changes the data of the whole run",
+        ),
+    ] = Field(1, description="Number of the first round in which clients attack")
     training_clients: Annotated[str, Mark.NAMES] = Field(
         "",
         description=(
@@ -394,14 +428,25 @@ class RunSettings(Setup):
     )
     average_models: bool = RunOptions.average_models
     evaluate_every: int = RunOptions.evaluate_every
-    early_stopping: Annotated[int, Range("[0, inf)"), Mark.EXTENDABLE] = Field(
+    early_stopping: Annotated[
+        int,
+        Range("[0, inf)"),
+        Mark.EXTENDABLE,
+        IdleIf(
+            "validation_share",
+            0.0,
+            "set validation-share, such as 0.2",
+            " without validation examples",
+        ),
+        ONLY_LAST,
+    ] = Field(
         0,
         description=(
             "Number of rounds without a better validation score that end the run; 0 never ends it"
             " early"
         ),
     )
-    best_model: Annotated[str, Choices("mean", "worst-10")] = Field(
+    best_model: Annotated[str, Choices("mean", "worst-10"), ONLY_LAST] = Field(
         "mean",
         description=(
             "Mean by which the best model is kept: over all clients, or the worst 10 % of them"

@@ -5,9 +5,8 @@ it is a Request here, and a class in `fairbloom.client.rules` carries it out.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from types import NoneType
-from typing import Annotated, Any, Self, get_args, get_origin, get_type_hints
+from dataclasses import Field, dataclass, field, fields, replace
+from typing import Annotated, Any, Self, get_args
 
 from fairbloom.errors import ReportableError
 
@@ -17,8 +16,8 @@ from .options import DECLARED
 from .parameters import Parameter, Range, SettingsError, annotated, key_of
 
 # More local work in a round would keep a device for days.
-Epochs = Annotated[int, Range("[1, 100000]")]
-Steps = Annotated[int, Range("[1, 10000000]")]
+EPOCHS = {"range": Range("[1, 100000]")}
+STEPS = {"range": Range("[1, 10000000]")}
 
 # The disparities between two groups that a client can reduce: over all examples, and over the
 # positive ones.
@@ -171,34 +170,34 @@ control_variates, client_rule, wire_dtype
         regularizer.
     """
 
-    server_round: Annotated[int, Range("[1, 999999999]")]
+    server_round: int = field(metadata={"range": Range("[1, 999999999]")})
     measure: tuple[str, ...] = ()
     measures: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    state_round: Annotated[int, Range("[0, 999999999]")] | None = None
+    state_round: int | None = field(default=None, metadata={"range": Range("[0, 999999999]")})
     state_rounds: Mapping[str, int] = field(default_factory=dict)
     seed: int = 0
     others: Mapping[str, Any] = field(default_factory=dict)
     proximal_mu: float = 0.0
     personal_lambda: float | None = None
-    personal_epochs: Epochs | None = None
+    personal_epochs: int | None = field(default=None, metadata=EPOCHS)
     personal_parameters: str = ""
-    head_epochs: Epochs | None = None
-    fine_tune_epochs: Epochs = 0
+    head_epochs: int | None = field(default=None, metadata=EPOCHS)
+    fine_tune_epochs: int = field(default=0, metadata=EPOCHS)
     local_only: bool = False
-    client_momentum: Annotated[float, Range("[0, 1)")] | None = None
+    client_momentum: float | None = field(default=None, metadata={"range": Range("[0, 1)")})
     full_batch_step: bool = False
-    local_steps: Steps | None = None
-    snapshot_step: Steps | None = None
+    local_steps: int | None = field(default=None, metadata=STEPS)
+    snapshot_step: int | None = field(default=None, metadata=STEPS)
     loss_transform: str = ""
-    propfair_baseline: Annotated[float, Range("(0, inf)")] | None = None
-    propfair_epsilon: Annotated[float, Range("(0, inf)")] | None = None
+    propfair_baseline: float | None = field(default=None, metadata={"range": Range("(0, inf)")})
+    propfair_epsilon: float | None = field(default=None, metadata={"range": Range("(0, inf)")})
     disparity: str = ""
-    disparity_sharpness: Annotated[float, Range("(0, inf)")] | None = None
-    baseline_patience: Epochs | None = None
-    baseline_tolerance: Annotated[float, Range("[0, inf)")] | None = None
-    baseline_epochs: Epochs | None = None
+    disparity_sharpness: float | None = field(default=None, metadata={"range": Range("(0, inf)")})
+    baseline_patience: int | None = field(default=None, metadata=EPOCHS)
+    baseline_tolerance: float | None = field(default=None, metadata={"range": Range("[0, inf)")})
+    baseline_epochs: int | None = field(default=None, metadata=EPOCHS)
     control_variates: bool = False
-    dynamic_alpha: Annotated[float, Range("[0, inf)")] | None = None
+    dynamic_alpha: float | None = field(default=None, metadata={"range": Range("[0, inf)")})
     client_rule: str = ""
     wire_dtype: str = "float32"
 
@@ -219,8 +218,8 @@ control_variates, client_rule, wire_dtype
 
     @classmethod
     def of_options(cls, server_round: int, values: Mapping[str, Any]) -> Self:
-        """Return the terms that a method's common options, by name, ask for."""
-        asked = {name: value for name, value in values.items() if name in _NAMES}
+        """Return the terms that the common options among a method's attributes ask for."""
+        asked = {name: values[name] for name in DECLARED if name in _NAMES}
         if asked["personal_lambda"]:
             asked["personal_epochs"] = 1
         else:  # a pull of 0 is local training, which a method must ask for
@@ -309,19 +308,20 @@ _DEFAULTS: Mapping[str, Any] = {
 }
 
 
-def _declared(name: str) -> Any:
-    """Return a term's annotation without None, which is not sent; or that of the option."""
-    hint = get_type_hints(Terms, include_extras=True)[name]
-    if NoneType in get_args(hint):
-        hint = get_args(hint)[0]
-    return hint if get_origin(hint) is Annotated else DECLARED.get(name, hint)
+def _declared(term: Field[Any]) -> Any:
+    """Return what a term may be, without None, which is not sent."""
+    kind = next(iter(get_args(term.type)), term.type)
+    if "range" in term.metadata:
+        return Annotated[kind, term.metadata["range"]]
+    return DECLARED.get(term.name, kind)
 
 
 # What each term may be on the wire, by its key.
 ALLOWED: Mapping[str, Parameter] = {
-    key_of(name): parameter
-    for name in ("server_round", *_NAMES)
-    if (parameter := annotated(name, _declared(name), None))
+    key_of(each.name): parameter
+    for each in fields(Terms)
+    if each.name in ("server_round", *_NAMES)
+    and (parameter := annotated(each.name, _declared(each), None))
 }
 
 # The keys that change a client's local work; a client declares which of them it supports.

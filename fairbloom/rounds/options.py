@@ -7,6 +7,7 @@ from functools import wraps
 from typing import Annotated, Any, ClassVar, TypedDict, cast, get_args, get_type_hints, is_typeddict
 
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol.effects import IdleIf, marks_in
 from fairbloom.protocol.names import ARRAYS, CONFIG, NUM_EXAMPLES
 from fairbloom.protocol.options import RunOptions, SharedOptions
 from fairbloom.protocol.parameters import (
@@ -16,7 +17,6 @@ from fairbloom.protocol.parameters import (
     annotated,
     arguments_of,
 )
-from fairbloom.protocol.terms import RULES
 
 from .compatibility import PERSONAL_MODELS, VARYING_WEIGHTS, WHOLE_UPDATES, Option
 
@@ -201,7 +201,15 @@ class Options(OptionsWithoutPrior, total=False):
         of the metrics of all replies.
     """
 
-    weighting: str | None
+    weighting: Annotated[
+        str | None,
+        IdleIf(
+            "draw",
+            "examples",
+            "leave one of them out",
+            " with draw = 'examples': a client's prior is its share of the draws",
+        ),
+    ]
 
 
 class CommonOptions(SharedOptions):
@@ -238,8 +246,8 @@ OPTIONS: Mapping[str, Parameter] = {
     if name in _DECLARED and (option := annotated(name, _DECLARED[name], getattr(_All, name)))
 }
 
-# The options that clients get with their work, as its terms.
-SENT_OPTIONS = tuple(name for name in OPTIONS if any(name in rule.names for rule in RULES))
+# What leaves an option without effect.
+IDLE = marks_in(RunOptions, Options)
 
 # The options that change something which a method may need, unless they have their default.
 CHANGING: Mapping[str, Option] = {
@@ -299,23 +307,28 @@ def is_checking(construct: Callable[..., None]) -> bool:
     return hasattr(construct, "is_checking")
 
 
-def default_of(declared: Any) -> Any:
-    """Return the default that the annotation of an added option declares."""
-    return next(each.value for each in get_args(declared) if isinstance(each, Default))
-
-
-def added_options(extended: Any) -> dict[str, Any]:
-    """Return the annotations of the options that a TypedDict adds to Options, by name."""
-    declared = get_type_hints(extended, include_extras=True)
-    return {name: declared[name] for name in declared if name not in Options.__optional_keys__}
+def added_options(extended: Any) -> dict[str, inspect.Parameter]:
+    """Return the options that a TypedDict adds to Options as keyword-only parameters, by name."""
+    return {
+        name: inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=next(
+                (each.value for each in get_args(annotation) if isinstance(each, Default)),
+                inspect.Parameter.empty,
+            ),
+            annotation=annotation,
+        )
+        for name, annotation in get_type_hints(extended, include_extras=True).items()
+        if name not in Options.__optional_keys__
+    }
 
 
 def split_options(extended: Any, given: Mapping[str, Any]) -> tuple[dict[str, Any], Options]:
     """Return the values of the options that a TypedDict adds, or their defaults, and the others."""
     common = {**given}
     added = {
-        name: common.pop(name, default_of(annotation))
-        for name, annotation in added_options(extended).items()
+        name: common.pop(name, option.default) for name, option in added_options(extended).items()
     }
     return added, cast(Options, common)
 
@@ -330,14 +343,8 @@ def expand_signature(construct: Callable[..., None]) -> inspect.Signature:
     unpacked = get_args(last.annotation) if last.kind is last.VAR_KEYWORD else ()
     added = added_options(unpacked[0]) if unpacked and is_typeddict(unpacked[0]) else {}
     parameters = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=default_of(annotation),
-            annotation=annotation,
-        )
-        for name, annotation in added.items()
-        if any(isinstance(each, Default) for each in get_args(annotation))
-        and name not in signature.parameters
+        option
+        for name, option in added.items()
+        if option.default is not option.empty and name not in signature.parameters
     ]
     return signature.replace(parameters=[*others, *parameters, last])
