@@ -8,8 +8,8 @@ from typing import Any, Self
 
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.imports import is_import_string
-from fairbloom.protocol.attacks import ATTACKS, LABEL_FLIP, share_in
-from fairbloom.protocol.effects import WithoutEffect, explain_without_effect
+from fairbloom.protocol.attacks import ATTACKS, share_in
+from fairbloom.protocol.effects import explain_without_effect, find_idle, marks_in
 from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.private import SIMULATED
 from fairbloom.protocol.rules import check_rule
@@ -44,6 +44,9 @@ UNSET = ""
 IN_PYTHON = re.compile(
     rf"\b({'|'.join(name for name in Options.__optional_keys__ if key_of(name) in SETTINGS)})\b"
 )
+
+# What leaves a setting without effect. The options of methods are checked by the method.
+IDLE = marks_in(RunSettings)
 
 
 def parameters(*, task: str = "", methods: Iterable[str] = ()) -> Mapping[str, Parameter]:
@@ -145,67 +148,23 @@ class Settings(RunSettings):
     def check_effects(self) -> None:
         """Raise SettingsError if a setting has no effect with the others."""
         given = {
-            key: f"{key} = {value!r}"
+            each.argument: f"{key} = {value!r}"
             for key, each in SETTINGS.items()
             if (value := getattr(self, each.argument)) != each.default
         }
-        rules = (
-            WithoutEffect(
-                ("attackers", "attack-strength", "attack-from"),
-                not self.attack,
-                "",
-                "name an attack by attack, as in sign-flip",
+        of_attacks = {
+            ("attack_from", f" in {self.num_rounds} rounds: lower it, or raise num-rounds"): (
+                self.attack_from > self.num_rounds
             ),
-            WithoutEffect(
-                ("privacy.epsilon", "privacy.delta", "privacy.steps", "privacy.tests"),
-                self.privacy__mode != SIMULATED,
-                " without simulated accounts",
-                "set privacy.mode=simulated, which needs no devices and protects nobody",
+            ("attack_strength", f" on {self.attack}: leave it out"): (
+                ATTACKS.get(self.attack, 0.0) is None
             ),
-            WithoutEffect(
-                ("privacy.mode",),
-                self.privacy__mode == SIMULATED and not self.privacy__epsilon,
-                " without an epsilon",
-                "set privacy.epsilon, as in 3",
-            ),
-            WithoutEffect(
-                ("attack",),
-                not self.attackers,
-                "",
-                "say who attacks by attackers, as names or as a share, 0.25",
-            ),
-            WithoutEffect(
-                ("attack-from",),
-                self.attack_from > self.num_rounds,
-                f" in {self.num_rounds} rounds",
-                "lower it, or raise num-rounds",
-            ),
-            WithoutEffect(
-                ("attack-strength",),
-                self.attack in ATTACKS and ATTACKS[self.attack] is None,
-                f" on {self.attack}",
-                "leave it out",
-            ),
-            WithoutEffect(
-                ("attack-from",),
-                self.attack == LABEL_FLIP,
-                f" on {LABEL_FLIP}, which changes the data of the whole run",
-                "leave it out",
-            ),
-            WithoutEffect(
-                ("early-stopping",),
-                not self.validation_share,
-                " without validation examples",
-                "set validation-share, such as 0.2",
-            ),
-            WithoutEffect(
-                ("early-stopping", "best-model"),
-                not self.evaluate_every,
-                " with evaluate-every = 0, which evaluates only the last round",
-                "set evaluate-every, as in 1",
-            ),
-        )
-        if error := explain_without_effect(given, rules):
+        }
+        idle = [
+            *find_idle(IDLE, vars(self)),
+            *(each for each, is_so in of_attacks.items() if is_so),
+        ]
+        if error := explain_without_effect(given, idle):
             raise SettingsError(error)
 
     def check_scores(self) -> None:
@@ -391,62 +350,42 @@ def check_used(
     partition = info.setup(RunSettings.of(given)).partition
     named = ", ".join(map(repr, methods))
     owners = {info.name, *map(owner_of, methods)}
-    of_others = [key for key in given if "." in key and key.partition(".")[0] not in owners]
+    of_others = {
+        key: owner for key in given if "." in key and (owner := key.partition(".")[0]) not in owners
+    }
     of_partitions = {
         key: wanted[0]
         for key, each in SETTINGS.items()
-        if (wanted := each.partitions) and partition not in wanted
+        if info.partitions and (wanted := each.partitions) and partition not in wanted
     }
-    rules = (
-        WithoutEffect(
-            ("fraction", "training-clients", "prior", "attack", "defence"),
-            bool(given.get("pooled")),
-            " with pooled = true, as one client a round trains",
-            "leave it out",
-        ),
-        WithoutEffect(
-            marked(Mark.DEPLOYED),
-            not deployed,
-            " in one process, where every client answers",
-            "leave it out",
+    idle = (
+        *(
+            (key, " with pooled = true, as one client a round trains: leave it out")
+            for key in ("fraction", "training-clients", "prior", "attack", "defence")
+            if given.get("pooled")
         ),
         *(
-            WithoutEffect(
-                (key,),
-                True,
-                f" with task = {task!r}",
-                f"leave it out, or set task={key.partition('.')[0]}",
-            )
-            for key in of_others
-            if key.partition(".")[0] in TASKS
+            (key, " in one process, where every client answers: leave it out")
+            for key in marked(Mark.DEPLOYED)
+            if not deployed
         ),
         *(
-            WithoutEffect(
-                (key,),
-                True,
-                f" with method = {named}",
-                f"leave it out, or set method={key.partition('.')[0]}",
-            )
-            for key in of_others
-            if key.partition(".")[0] in METHODS
+            (key, f" with {kind} = {chosen}: leave it out, or set {kind}={owner}")
+            for kind, known, chosen in (("task", TASKS, repr(task)), ("method", METHODS, named))
+            for key, owner in of_others.items()
+            if owner in known
         ),
         *(
-            WithoutEffect(
-                (key,), idle, f" with task = {task!r}, which leaves no choice", "leave it out"
-            )
-            for key, idle in none_to_choose.items()
+            (key, f" with task = {task!r}, which leaves no choice: leave it out")
+            for key, is_idle in none_to_choose.items()
+            if is_idle
         ),
         *(
-            WithoutEffect(
-                (key,),
-                bool(info.partitions),
-                f" with partition = {partition!r}",
-                f"leave it out, or set partition={wanted}",
-            )
+            (key, f" with partition = {partition!r}: leave it out, or set partition={wanted}")
             for key, wanted in of_partitions.items()
         ),
     )
-    if error := explain_without_effect({key: key for key in given}, rules):
+    if error := explain_without_effect({key: key for key in given}, idle):
         raise SettingsError(error)
 
 

@@ -1,25 +1,55 @@
-"""Settings and options without an effect in a run: each is refused, with reason and remedy."""
+"""Settings and options without an effect in a run: each is refused, with reason and remedy.
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple
+What an option needs is declared at the option, as `IdleIf`. What depends on more than one other
+value is a line of a table where the run is checked.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, get_args, get_type_hints
+
+from .parameters import Value
 
 
-class WithoutEffect(NamedTuple):
-    """Settings that have no effect if `applies`; `reason` follows "has no effect" in the error."""
+@dataclass(frozen=True)
+class IdleIf:
+    """A mark of a setting that has no effect while another one, by its name, has this value.
 
-    names: Collection[str]
-    applies: bool
-    reason: str
+    `reason` follows "has no effect" in the error.
+    """
+
+    other: str
+    value: Value
     remedy: str
+    reason: str = ""
 
 
-def explain_without_effect(given: Mapping[str, str], rules: Iterable[WithoutEffect]) -> str:
+def marks_in(*declared: Any) -> tuple[tuple[str, IdleIf], ...]:
+    """Return the marks in the annotations of classes, with the names that have them."""
+    return tuple(
+        (name, mark)
+        for each in declared
+        for name, hint in get_type_hints(each, include_extras=True).items()
+        for mark in get_args(hint)
+        if isinstance(mark, IdleIf)
+    )
+
+
+def find_idle(
+    marks: Iterable[tuple[str, IdleIf]], values: Mapping[str, Any]
+) -> list[tuple[str, str]]:
+    """Return the marked settings that have no effect with these values, with reason and remedy."""
+    return [
+        (name, f"{mark.reason}: {mark.remedy}")
+        for name, mark in marks
+        if values[mark.other] == mark.value
+    ]
+
+
+def explain_without_effect(given: Mapping[str, str], idle: Iterable[tuple[str, str]]) -> str:
     """Return the error of the first given setting that has no effect, or "".
 
-    `given` has the settings by name, as they are written in the error.
+    `given` has the settings by name, as they are written in the error, and `idle` the names of
+    those without effect, with the words that follow "has no effect".
     """
-    for rule in rules:
-        for name in rule.names if rule.applies else ():
-            if name in given:
-                return f"{given[name]} has no effect{rule.reason}: {rule.remedy}"
-    return ""
+    return next((f"{given[name]} has no effect{why}" for name, why in idle if name in given), "")

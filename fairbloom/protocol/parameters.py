@@ -150,13 +150,6 @@ class Default:
 
 
 @dataclass(frozen=True)
-class Neutral:
-    """The value of a term with which clients work as without an option; it is not sent."""
-
-    value: Value | None
-
-
-@dataclass(frozen=True)
 class Meaning:
     """The meaning of a parameter, in a sentence, if its declaration has no docstring."""
 

@@ -18,8 +18,9 @@ from pydantic import (
 
 from fairbloom.errors import reason_of
 
-from . import options
+from .effects import IdleIf
 from .names import DEPLOYED
+from .options import DECLARED, RunOptions
 from .parameters import (
     Choices,
     Mark as Mark,
@@ -32,6 +33,21 @@ from .parameters import (
     key_of as key_of,
     parsed as parsed,
     split_names as split_names,
+)
+
+# What leaves several settings without effect.
+NO_ATTACK = IdleIf("attack", "", "name an attack by attack, as in sign-flip")
+NO_ACCOUNTS = IdleIf(
+    "privacy__mode",
+    "none",
+    "set privacy.mode=simulated, which needs no devices and protects nobody",
+    " without simulated accounts",
+)
+ONLY_LAST = IdleIf(
+    "evaluate_every",
+    0,
+    "set evaluate-every, as in 1",
+    " with evaluate-every = 0, which evaluates only the last round",
 )
 
 
@@ -188,6 +204,8 @@ class RunSettings(Setup):
     one for Flower. All other keys of a run config, mostly those of tasks and methods, are in
     `parameters`, unchecked. `model_copy(update={"state_dir": ..., "digits.rotated-clients": 3})`
     changes fields by their names in Python, and `parameters` by their keys.
+
+    An option of all methods is declared in `RunOptions`; here it has its place in the run config.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -212,25 +230,25 @@ class RunSettings(Setup):
             " choice"
         ),
     )
-    proximal_mu: options.ProximalMu = options.default_of(options.ProximalMu)
-    personal_lambda: options.PersonalLambda = options.default_of(options.PersonalLambda)
-    personal_parameters: options.PersonalParameters = options.default_of(options.PersonalParameters)
-    personal_steps: options.PersonalSteps = options.default_of(options.PersonalSteps)
-    head_epochs: options.HeadEpochs = options.default_of(options.HeadEpochs)
-    fine_tune_epochs: options.FineTuneEpochs = options.default_of(options.FineTuneEpochs)
-    draw: options.Draw = options.default_of(options.Draw)
-    prior: options.Prior = options.default_of(options.Prior)
-    server_optimizer: options.ServerOptimizerName = options.default_of(options.ServerOptimizerName)
+    proximal_mu: float = RunOptions.proximal_mu
+    personal_lambda: float = RunOptions.personal_lambda
+    personal_parameters: str = RunOptions.personal_parameters
+    personal_steps: str = RunOptions.personal_steps
+    head_epochs: int = RunOptions.head_epochs
+    fine_tune_epochs: int = RunOptions.fine_tune_epochs
+    draw: str = RunOptions.draw
+    prior: str = RunOptions.prior
+    server_optimizer: str = RunOptions.server_optimizer
     server_optimizer_lr: Annotated[float, Range("[0, inf)"), Mark.VARIANT] = Field(
         0.0,
         description=(
             "Step size of the server optimizer; 0 means 1 for avgm; the others need a value"
         ),
     )
-    server_optimizer_beta1: options.Beta1 = options.default_of(options.Beta1)
-    server_optimizer_beta2: options.Beta2 = options.default_of(options.Beta2)
-    server_optimizer_tau: options.Tau = options.default_of(options.Tau)
-    control_variates: options.ControlVariates = options.default_of(options.ControlVariates)
+    server_optimizer_beta1: float = RunOptions.server_optimizer_beta1
+    server_optimizer_beta2: float = RunOptions.server_optimizer_beta2
+    server_optimizer_tau: float = RunOptions.server_optimizer_tau
+    control_variates: bool = RunOptions.control_variates
     initial_weights: str = Field(
         "",
         description="File of weights that the initial model has, of the same kind of model",
@@ -315,28 +333,33 @@ class RunSettings(Setup):
             "Random changes of the training images: none, flip, crop-flip, or my_module:transform"
         ),
     )
-    client_rule: options.ClientRule = options.default_of(options.ClientRule)
-    wire_dtype: options.WireDtype = options.default_of(options.WireDtype)
-    privacy__mode: Annotated[str, Choices("none", "simulated"), Mark.VARIANT] = Field(
+    client_rule: str = RunOptions.client_rule
+    wire_dtype: str = RunOptions.wire_dtype
+    privacy__mode: Annotated[
+        str,
+        Choices("none", "simulated"),
+        Mark.VARIANT,
+        IdleIf("privacy__epsilon", "", "set privacy.epsilon, as in 3", " without an epsilon"),
+    ] = Field(
         "none",
         description=(
             "Whether clients in one process add the noise of privacy accounts, which protects"
             " nobody there"
         ),
     )
-    privacy__epsilon: Annotated[str, Mark.NAMES, Mark.VARIANT] = Field(
+    privacy__epsilon: Annotated[str, Mark.NAMES, Mark.VARIANT, NO_ACCOUNTS] = Field(
         "",
         description=(
             "Epsilon of the simulated accounts: of every client, or as in 'site-a=1 site-b=3'"
         ),
     )
-    privacy__delta: Annotated[float, Range("[0, 1)"), Mark.VARIANT] = Field(
+    privacy__delta: Annotated[float, Range("[0, 1)"), Mark.VARIANT, NO_ACCOUNTS] = Field(
         0.0, description="Delta of the simulated accounts; 0: 1e-5, or 1/(10 n) if that is less"
     )
-    privacy__steps: Annotated[int, Range("[0, inf)"), Mark.VARIANT] = Field(
+    privacy__steps: Annotated[int, Range("[0, inf)"), Mark.VARIANT, NO_ACCOUNTS] = Field(
         0, description="Training steps that a simulated account is for; 0: as many as the run has"
     )
-    privacy__tests: Annotated[int, Range("[1, inf)"), Mark.VARIANT] = Field(
+    privacy__tests: Annotated[int, Range("[1, inf)"), Mark.VARIANT, NO_ACCOUNTS] = Field(
         1, description="Evaluations that a simulated account is for"
     )
     stragglers: Annotated[float, Range("[0, 1]"), Mark.SENT_TO_CLIENTS] = Field(
@@ -363,26 +386,39 @@ class RunSettings(Setup):
             "Training loss that clients report: the mean over examples, or the total over batches"
         ),
     )
-    attack: Annotated[str, Mark.VARIANT] = Field(
+    attack: Annotated[
+        str,
+        Mark.VARIANT,
+        IdleIf("attackers", "", "say who attacks by attackers, as names or as a share, 0.25"),
+    ] = Field(
         "",
         description=(
             "Attack by the hostile clients of an experiment, as sign-flip, or yours as"
             " my_module:attack"
         ),
     )
-    attackers: Annotated[str, Mark.NAMES, Mark.VARIANT] = Field(
+    attackers: Annotated[str, Mark.NAMES, Mark.VARIANT, NO_ATTACK] = Field(
         "",
         description=(
             "Names, with commas between, of the clients that attack; or their share, drawn from the"
             " seed"
         ),
     )
-    attack_strength: Annotated[float, Mark.VARIANT] = Field(
+    attack_strength: Annotated[float, Mark.VARIANT, NO_ATTACK] = Field(
         0.0, description="Strength of the attack; 0 takes its usual one"
     )
-    attack_from: Annotated[int, Range("[1, inf)"), Mark.VARIANT] = Field(
-        1, description="Number of the first round in which clients attack"
-    )
+    attack_from: Annotated[
+        int,
+        Range("[1, inf)"),
+        Mark.VARIANT,
+        NO_ATTACK,
+        IdleIf(
+            "attack",
+            "label-flip",
+            "leave it out",
+            " on label-flip, which changes the data of the whole run",
+        ),
+    ] = Field(1, description="Number of the first round in which clients attack")
     training_clients: Annotated[str, Mark.NAMES] = Field(
         "",
         description=(
@@ -390,16 +426,27 @@ class RunSettings(Setup):
             ' "": all train'
         ),
     )
-    average_models: options.AverageModels = options.default_of(options.AverageModels)
-    evaluate_every: options.EvaluateEvery = options.default_of(options.EvaluateEvery)
-    early_stopping: Annotated[int, Range("[0, inf)"), Mark.EXTENDABLE] = Field(
+    average_models: bool = RunOptions.average_models
+    evaluate_every: int = RunOptions.evaluate_every
+    early_stopping: Annotated[
+        int,
+        Range("[0, inf)"),
+        Mark.EXTENDABLE,
+        IdleIf(
+            "validation_share",
+            0.0,
+            "set validation-share, such as 0.2",
+            " without validation examples",
+        ),
+        ONLY_LAST,
+    ] = Field(
         0,
         description=(
             "Number of rounds without a better validation score that end the run; 0 never ends it"
             " early"
         ),
     )
-    best_model: Annotated[str, Choices("mean", "worst-10")] = Field(
+    best_model: Annotated[str, Choices("mean", "worst-10"), ONLY_LAST] = Field(
         "mean",
         description=(
             "Mean by which the best model is kept: over all clients, or the worst 10 % of them"
@@ -453,12 +500,12 @@ class RunSettings(Setup):
             " ends"
         ),
     )
-    unused_rounds: options.UnusedRounds = options.default_of(options.UnusedRounds)
-    max_growth: options.MaxGrowth = options.default_of(options.MaxGrowth)
-    loss_limit: options.LossLimit = options.default_of(options.LossLimit)
-    update_limit: options.UpdateLimit = options.default_of(options.UpdateLimit)
-    defence: options.DefenceName = options.default_of(options.DefenceName)
-    defence_tolerance: options.DefenceTolerance = options.default_of(options.DefenceTolerance)
+    unused_rounds: int = RunOptions.unused_rounds
+    max_growth: float = RunOptions.max_growth
+    loss_limit: float = RunOptions.loss_limit
+    update_limit: float = RunOptions.update_limit
+    defence: str = RunOptions.defence
+    defence_tolerance: int = RunOptions.defence_tolerance
     enrolled_sizes: Annotated[str, Mark.FREE] = Field(
         "",
         description=(
@@ -601,7 +648,11 @@ SETTINGS: Mapping[str, Parameter] = {
     parameter.key: parameter
     for name, hint in get_type_hints(RunSettings, include_extras=True).items()
     if (field := RunSettings.model_fields.get(name))
-    and (parameter := annotated(name, hint, field.default, field.description or ""))
+    and (
+        parameter := annotated(
+            name, DECLARED.get(name, hint), field.default, field.description or ""
+        )
+    )
 }
 
 

@@ -5,19 +5,19 @@ it is a Request here, and a class in `fairbloom.client.rules` carries it out.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, Self
+from dataclasses import Field, dataclass, field, fields, replace
+from typing import Annotated, Any, Self, get_args
 
 from fairbloom.errors import ReportableError
 
-from . import options
 from .codec import CODECS, Codec
 from .names import FROZEN, PROTOCOL
+from .options import DECLARED
 from .parameters import Parameter, Range, SettingsError, annotated, key_of
 
 # More local work in a round would keep a device for days.
-EPOCHS = Annotated[int, Range("[1, 100000]")]
-STEPS = Annotated[int, Range("[1, 10000000]")]
+EPOCHS = {"range": Range("[1, 100000]")}
+STEPS = {"range": Range("[1, 10000000]")}
 
 # The disparities between two groups that a client can reduce: over all examples, and over the
 # positive ones.
@@ -93,37 +93,6 @@ RULES: tuple[Request, ...] = (
     ROUNDED_UPDATE,
 )
 
-# What each term may be on the wire, by its name in Python. A client refuses any other value, so
-# that its rules compute with finite numbers in these ranges.
-ALLOWED: Mapping[str, object] = {
-    "server_round": Annotated[int, Range("[1, 999999999]")],
-    "state_round": Annotated[int, Range("[0, 999999999]")],
-    "seed": int,
-    "proximal_mu": options.ProximalMu,
-    "personal_lambda": options.PersonalLambda,
-    "personal_epochs": EPOCHS,
-    "personal_parameters": str,
-    "head_epochs": EPOCHS,
-    "fine_tune_epochs": EPOCHS,
-    "local_only": bool,
-    "client_momentum": Annotated[float, Range("[0, 1)")],
-    "full_batch_step": bool,
-    "local_steps": STEPS,
-    "snapshot_step": STEPS,
-    "loss_transform": str,
-    "propfair_baseline": Annotated[float, Range("(0, inf)")],
-    "propfair_epsilon": Annotated[float, Range("(0, inf)")],
-    "disparity": str,
-    "disparity_sharpness": Annotated[float, Range("(0, inf)")],
-    "baseline_epochs": EPOCHS,
-    "baseline_patience": EPOCHS,
-    "baseline_tolerance": Annotated[float, Range("[0, inf)")],
-    "control_variates": bool,
-    "dynamic_alpha": Annotated[float, Range("[0, inf)")],
-    "client_rule": str,
-    "wire_dtype": options.WireDtype,
-}
-
 # The terms that say which model a client evaluates, and how it travels.
 OF_EVALUATION = frozenset(
     {
@@ -145,7 +114,9 @@ STATEFUL: tuple[Request, ...] = (CONTROL_VARIATES, DYNAMIC, OWN_RULE)
 class Terms:
     """The terms of a client's work in one round; on the wire a ConfigRecord, with hyphens.
 
-    Defaults are not sent, so that other clients need not know the key.
+    Defaults are not sent, so that other clients need not know the key. A client refuses a value
+    outside its range, so that its rules compute with finite numbers. A term without a range here
+    that is also an option has the range in `RunOptions`.
 
     Attributes
     ----------
@@ -199,36 +170,36 @@ control_variates, client_rule, wire_dtype
         regularizer.
     """
 
-    server_round: int
+    server_round: int = field(metadata={"range": Range("[1, 999999999]")})
     measure: tuple[str, ...] = ()
     measures: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    state_round: int | None = None
+    state_round: int | None = field(default=None, metadata={"range": Range("[0, 999999999]")})
     state_rounds: Mapping[str, int] = field(default_factory=dict)
     seed: int = 0
     others: Mapping[str, Any] = field(default_factory=dict)
-    proximal_mu: float = options.neutral_of(options.ProximalMu)
-    personal_lambda: float | None = options.neutral_of(options.PersonalLambda)
-    personal_epochs: int | None = None
-    personal_parameters: str = options.neutral_of(options.PersonalParameters)
-    head_epochs: int | None = options.neutral_of(options.HeadEpochs)
-    fine_tune_epochs: int = options.neutral_of(options.FineTuneEpochs)
+    proximal_mu: float = 0.0
+    personal_lambda: float | None = None
+    personal_epochs: int | None = field(default=None, metadata=EPOCHS)
+    personal_parameters: str = ""
+    head_epochs: int | None = field(default=None, metadata=EPOCHS)
+    fine_tune_epochs: int = field(default=0, metadata=EPOCHS)
     local_only: bool = False
-    client_momentum: float | None = None
+    client_momentum: float | None = field(default=None, metadata={"range": Range("[0, 1)")})
     full_batch_step: bool = False
-    local_steps: int | None = None
-    snapshot_step: int | None = None
+    local_steps: int | None = field(default=None, metadata=STEPS)
+    snapshot_step: int | None = field(default=None, metadata=STEPS)
     loss_transform: str = ""
-    propfair_baseline: float | None = None
-    propfair_epsilon: float | None = None
+    propfair_baseline: float | None = field(default=None, metadata={"range": Range("(0, inf)")})
+    propfair_epsilon: float | None = field(default=None, metadata={"range": Range("(0, inf)")})
     disparity: str = ""
-    disparity_sharpness: float | None = None
-    baseline_patience: int | None = None
-    baseline_tolerance: float | None = None
-    baseline_epochs: int | None = None
-    control_variates: bool = options.neutral_of(options.ControlVariates)
-    dynamic_alpha: float | None = None
-    client_rule: str = options.neutral_of(options.ClientRule)
-    wire_dtype: str = options.neutral_of(options.WireDtype)
+    disparity_sharpness: float | None = field(default=None, metadata={"range": Range("(0, inf)")})
+    baseline_patience: int | None = field(default=None, metadata=EPOCHS)
+    baseline_tolerance: float | None = field(default=None, metadata={"range": Range("[0, inf)")})
+    baseline_epochs: int | None = field(default=None, metadata=EPOCHS)
+    control_variates: bool = False
+    dynamic_alpha: float | None = field(default=None, metadata={"range": Range("[0, inf)")})
+    client_rule: str = ""
+    wire_dtype: str = "float32"
 
     @property
     def keeps_arrays(self) -> bool:
@@ -247,8 +218,8 @@ control_variates, client_rule, wire_dtype
 
     @classmethod
     def of_options(cls, server_round: int, values: Mapping[str, Any]) -> Self:
-        """Return the terms that a method's common options, by name, ask for."""
-        asked = {name: value for name, value in values.items() if name in _NAMES}
+        """Return the terms that the common options among a method's attributes ask for."""
+        asked = {name: values[name] for name in DECLARED if name in _NAMES}
         if asked["personal_lambda"]:
             asked["personal_epochs"] = 1
         else:  # a pull of 0 is local training, which a method must ask for
@@ -315,9 +286,9 @@ control_variates, client_rule, wire_dtype
         Raise ReportableError for a value that is not allowed.
         """
         for key, value in config.items():
-            if key in _CHECKED:
+            if key in ALLOWED:
                 try:
-                    _CHECKED[key].checked(value)
+                    ALLOWED[key].checked(value)
                 except SettingsError as error:
                     raise ReportableError(f"the server asks for {str(error)[:200]}") from error
         names = {"server-round": "server_round", **_FIELDS}
@@ -336,10 +307,21 @@ _DEFAULTS: Mapping[str, Any] = {
     each.name: each.default for each in fields(Terms) if each.name in _NAMES
 }
 
-_CHECKED: Mapping[str, Parameter] = {
-    key_of(name): parameter
-    for name, allowed in ALLOWED.items()
-    if (parameter := annotated(name, allowed, None))
+
+def _declared(term: Field[Any]) -> Any:
+    """Return what a term may be, without None, which is not sent."""
+    kind = next(iter(get_args(term.type)), term.type)
+    if "range" in term.metadata:
+        return Annotated[kind, term.metadata["range"]]
+    return DECLARED.get(term.name, kind)
+
+
+# What each term may be on the wire, by its key.
+ALLOWED: Mapping[str, Parameter] = {
+    key_of(each.name): parameter
+    for each in fields(Terms)
+    if each.name in ("server_round", *_NAMES)
+    and (parameter := annotated(each.name, _declared(each), None))
 }
 
 # The keys that change a client's local work; a client declares which of them it supports.

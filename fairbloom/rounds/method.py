@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.effects import WithoutEffect, explain_without_effect
+from fairbloom.protocol.effects import explain_without_effect, find_idle
 from fairbloom.protocol.names import ARRAYS_DISPARITY, BETWEEN_GROUPS, SNAPSHOT
 from fairbloom.protocol.parameters import SettingsError, arguments_of, parsed
 from fairbloom.protocol.patterns import match_names
@@ -36,9 +36,9 @@ from .defences import NONE, WEIGHING, Defence
 from .layout import Layout
 from .options import (
     CHANGING,
+    IDLE,
     OPTIONS,
     OWN_NAMES,
-    SENT_OPTIONS,
     CommonOptions,
     Options as Options,
     checking,
@@ -134,7 +134,7 @@ class Method(CommonOptions):
         }
         # A run folder records these attributes in this order.
         vars(self).update(
-            {name: plain[name] for name in CommonOptions.__annotations__ if name in plain}
+            {name: value for name, value in plain.items() if hasattr(CommonOptions, name)}
         )
         self.weighting = self._checked_weighting(options.get("weighting"))
         self.server_optimizer = ServerOptimizer.of({**plain, LR: options.get(LR)})
@@ -147,7 +147,6 @@ class Method(CommonOptions):
         self.head_epochs: int | None = (
             plain["head_epochs"] if plain["personal_steps"] == HEAD_FIRST else None
         )
-        self.draw: str = plain["draw"]
         if self.draw != UNIFORM:
             self.check_fit(compatibility.DRAW, "draw", self.draw)
             self.requires = self.requires | {compatibility.ROSTER}
@@ -263,33 +262,7 @@ class Method(CommonOptions):
             for name, value in given.items()
             if value != (OPTIONS[name].default if name in OPTIONS else None)
         }
-        rules = (
-            WithoutEffect(
-                ("defence_tolerance",),
-                self.defence is None,
-                "",
-                "name a defence by defence, as in nnm",
-            ),
-            WithoutEffect(
-                ("personal_steps",),
-                not self.personal_parameters,
-                "",
-                "name parameters by personal_parameters, as in head",
-            ),
-            WithoutEffect(
-                ("head_epochs",),
-                given["personal_steps"] != HEAD_FIRST,
-                "",
-                f"set personal_steps to {HEAD_FIRST!r}",
-            ),
-            WithoutEffect(
-                ("weighting",),
-                self.draw != UNIFORM,
-                f" with draw = {self.draw!r}: a client's prior is its share of the draws",
-                "leave one of them out",
-            ),
-        )
-        if error := explain_without_effect(changed, rules):
+        if error := explain_without_effect(changed, find_idle(IDLE, given)):
             raise ValueError(error)
 
     def check_fit(self, option: compatibility.Option, name: str, value: object) -> None:
@@ -410,8 +383,7 @@ class Method(CommonOptions):
 
     def terms(self, server_round: int) -> Terms:
         """Return the terms of the clients' local work."""
-        given = vars(self)
-        return Terms.of_options(server_round, {name: given[name] for name in SENT_OPTIONS})
+        return Terms.of_options(server_round, vars(self))
 
     def choose(self, names: Sequence[str], wanted: int, server_round: int) -> list[str]:
         """Return the clients that train, drawn from the free ones, in ascending order.

@@ -7,11 +7,11 @@ from functools import wraps
 from typing import Annotated, Any, ClassVar, TypedDict, cast, get_args, get_type_hints, is_typeddict
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol import options as of_runs
+from fairbloom.protocol.effects import IdleIf, marks_in
 from fairbloom.protocol.names import ARRAYS, CONFIG, NUM_EXAMPLES
+from fairbloom.protocol.options import RunOptions, SharedOptions
 from fairbloom.protocol.parameters import (
     Default,
-    Neutral,
     Parameter,
     Range,
     annotated,
@@ -27,57 +27,51 @@ Aggregate = Callable[[list[Any], str], Any]
 class OptionsWithoutPrior(TypedDict, total=False):
     """The options of every method, also those without a prior.
 
-    The options that `protocol.options` declares are also settings of runs. An annotation here adds
-    what an option changes that a method may need.
+    Their names and types, in the order in which a run folder records them; `CommonOptions` and
+    `protocol.options` declare the rest. An annotation adds what an option changes that a method may
+    need.
     """
 
-    fraction_train: Annotated[float, Range("(0, 1]"), Default(1.0)]
-    fraction_evaluate: Annotated[float, Range("[0, 1]"), Default(1.0)]
-    min_train_nodes: Annotated[int, Range("[1, inf)"), Default(1)]
-    min_evaluate_nodes: Annotated[int, Range("[0, inf)"), Default(1)]
-    min_available_nodes: Annotated[int, Range("[1, inf)"), Default(1)]
-    evaluate_every: of_runs.EvaluateEvery
-    seed: Annotated[int, Range("[0, inf)"), Default(0)]
-    proximal_mu: of_runs.ProximalMu
-    personal_lambda: of_runs.PersonalLambda
+    fraction_train: float
+    fraction_evaluate: float
+    min_train_nodes: int
+    min_evaluate_nodes: int
+    min_available_nodes: int
+    evaluate_every: int
+    seed: int
+    proximal_mu: float
+    personal_lambda: float
+    control_variates: Annotated[bool, Option("control_variates", frozenset({VARYING_WEIGHTS}))]
     personal_parameters: Annotated[
-        of_runs.PersonalParameters,
-        Option("personal_parameters", frozenset({WHOLE_UPDATES, PERSONAL_MODELS})),
+        str, Option("personal_parameters", frozenset({WHOLE_UPDATES, PERSONAL_MODELS}))
     ]
-    personal_steps: of_runs.PersonalSteps
-    head_epochs: of_runs.HeadEpochs
-    fine_tune_epochs: Annotated[
-        of_runs.FineTuneEpochs, Option("fine_tune_epochs", frozenset({PERSONAL_MODELS}))
-    ]
-    draw: of_runs.Draw
-    prior: of_runs.Prior
-    server_optimizer: of_runs.ServerOptimizerName
+    personal_steps: str
+    head_epochs: int
+    fine_tune_epochs: Annotated[int, Option("fine_tune_epochs", frozenset({PERSONAL_MODELS}))]
+    client_rule: str
+    wire_dtype: Annotated[str, Option('wire_dtype="bfloat16"', frozenset({WHOLE_UPDATES}))]
+    draw: str
+    max_growth: float
+    loss_limit: float
+    update_limit: float
+    prior: str
+    server_optimizer: str
     server_optimizer_lr: float | None
-    server_optimizer_beta1: of_runs.Beta1
-    server_optimizer_beta2: of_runs.Beta2
-    server_optimizer_tau: of_runs.Tau
-    control_variates: Annotated[
-        of_runs.ControlVariates, Option("control_variates", frozenset({VARYING_WEIGHTS}))
-    ]
-    client_rule: of_runs.ClientRule
-    wire_dtype: Annotated[
-        of_runs.WireDtype, Option('wire_dtype="bfloat16"', frozenset({WHOLE_UPDATES}))
-    ]
-    max_growth: of_runs.MaxGrowth
-    loss_limit: of_runs.LossLimit
-    update_limit: of_runs.UpdateLimit
-    defence: of_runs.DefenceName
-    defence_tolerance: of_runs.DefenceTolerance
-    unused_rounds: of_runs.UnusedRounds
+    server_optimizer_beta1: float
+    server_optimizer_beta2: float
+    server_optimizer_tau: float
+    defence: str
+    defence_tolerance: int
+    unused_rounds: int
     enrolled_sizes: Mapping[str, int] | str
     training_clients: Sequence[str]
-    average_models: of_runs.AverageModels
+    average_models: bool
     buffers: Sequence[str] | None
     shared: Mapping[str, str]
     frozen: Sequence[str]
-    weighted_by_key: Annotated[str, Default(NUM_EXAMPLES)]
-    arrayrecord_key: Annotated[str, Default(ARRAYS)]
-    configrecord_key: Annotated[str, Default(CONFIG)]
+    weighted_by_key: str
+    arrayrecord_key: str
+    configrecord_key: str
     train_metrics_aggr_fn: Aggregate | None
     evaluate_metrics_aggr_fn: Aggregate | None
 
@@ -207,29 +201,58 @@ class Options(OptionsWithoutPrior, total=False):
         of the metrics of all replies.
     """
 
-    weighting: str | None
+    weighting: Annotated[
+        str | None,
+        IdleIf(
+            "draw",
+            "examples",
+            "leave one of them out",
+            " with draw = 'examples': a client's prior is its share of the draws",
+        ),
+    ]
 
 
-_DECLARED = get_type_hints(OptionsWithoutPrior, include_extras=True)
+class CommonOptions(SharedOptions):
+    """The attributes of a method that hold common options as they were given."""
+
+    own_terms: ClassVar[frozenset[str]]
+    fraction_train: Annotated[float, Range("(0, 1]")] = 1.0
+    fraction_evaluate: Annotated[float, Range("[0, 1]")] = 1.0
+    min_train_nodes: Annotated[int, Range("[1, inf)")] = 1
+    min_evaluate_nodes: Annotated[int, Range("[0, inf)")] = 1
+    min_available_nodes: Annotated[int, Range("[1, inf)")] = 1
+    seed: Annotated[int, Range("[0, inf)")] = 0
+    weighted_by_key: str = NUM_EXAMPLES
+    arrayrecord_key: str = ARRAYS
+    configrecord_key: str = CONFIG
+
+    @property
+    def trains_personal_models(self) -> bool:
+        """Whether clients train a personal model next to the global one."""
+        return "personal_lambda" in self.own_terms or self.personal_lambda > 0.0
+
+
+class _All(CommonOptions, RunOptions):
+    """The declarations of all common options that are numbers, strings or flags."""
+
+
+_ANNOTATIONS = get_type_hints(OptionsWithoutPrior, include_extras=True)
+_DECLARED = get_type_hints(_All, include_extras=True)
 
 # The common options that are numbers, strings or flags, by their names in Python.
 OPTIONS: Mapping[str, Parameter] = {
     name: option
-    for name, annotation in _DECLARED.items()
-    if (option := annotated(name, annotation, None))
+    for name in _ANNOTATIONS
+    if name in _DECLARED and (option := annotated(name, _DECLARED[name], getattr(_All, name)))
 }
 
-# The options that clients get with their work, as its terms.
-SENT_OPTIONS = tuple(
-    name
-    for name, annotation in _DECLARED.items()
-    if any(isinstance(each, Neutral) for each in get_args(annotation))
-)
+# What leaves an option without effect.
+IDLE = marks_in(RunOptions, Options)
 
 # The options that change something which a method may need, unless they have their default.
 CHANGING: Mapping[str, Option] = {
     name: each
-    for name, annotation in _DECLARED.items()
+    for name, annotation in _ANNOTATIONS.items()
     for each in get_args(annotation)
     if isinstance(each, Option)
 }
@@ -237,41 +260,6 @@ CHANGING: Mapping[str, Option] = {
 
 # The usual names of the parameters with which methods set common options themselves.
 OWN_NAMES = {"proximal_mu": "mu", "personal_lambda": "lam"}
-
-
-class CommonOptions:
-    """The attributes of a method that hold common options as they were given."""
-
-    own_terms: ClassVar[frozenset[str]]
-    fraction_train: float
-    fraction_evaluate: float
-    min_train_nodes: int
-    min_evaluate_nodes: int
-    min_available_nodes: int
-    evaluate_every: int
-    seed: int
-    proximal_mu: float
-    personal_lambda: float
-    control_variates: bool
-    personal_parameters: str
-    fine_tune_epochs: int
-    client_rule: str
-    wire_dtype: str
-    draw: str
-    max_growth: float
-    loss_limit: float
-    update_limit: float
-    prior: str
-    unused_rounds: int
-    average_models: bool
-    weighted_by_key: str
-    arrayrecord_key: str
-    configrecord_key: str
-
-    @property
-    def trains_personal_models(self) -> bool:
-        """Whether clients train a personal model next to the global one."""
-        return "personal_lambda" in self.own_terms or self.personal_lambda > 0.0
 
 
 def checking(construct: Callable[..., None]) -> Callable[..., None]:
@@ -319,18 +307,28 @@ def is_checking(construct: Callable[..., None]) -> bool:
     return hasattr(construct, "is_checking")
 
 
-def added_options(extended: Any) -> dict[str, Any]:
-    """Return the annotations of the options that a TypedDict adds to Options, by name."""
-    declared = get_type_hints(extended, include_extras=True)
-    return {name: declared[name] for name in declared if name not in Options.__optional_keys__}
+def added_options(extended: Any) -> dict[str, inspect.Parameter]:
+    """Return the options that a TypedDict adds to Options as keyword-only parameters, by name."""
+    return {
+        name: inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=next(
+                (each.value for each in get_args(annotation) if isinstance(each, Default)),
+                inspect.Parameter.empty,
+            ),
+            annotation=annotation,
+        )
+        for name, annotation in get_type_hints(extended, include_extras=True).items()
+        if name not in Options.__optional_keys__
+    }
 
 
 def split_options(extended: Any, given: Mapping[str, Any]) -> tuple[dict[str, Any], Options]:
     """Return the values of the options that a TypedDict adds, or their defaults, and the others."""
     common = {**given}
     added = {
-        name: common.pop(name, of_runs.default_of(annotation))
-        for name, annotation in added_options(extended).items()
+        name: common.pop(name, option.default) for name, option in added_options(extended).items()
     }
     return added, cast(Options, common)
 
@@ -345,14 +343,8 @@ def expand_signature(construct: Callable[..., None]) -> inspect.Signature:
     unpacked = get_args(last.annotation) if last.kind is last.VAR_KEYWORD else ()
     added = added_options(unpacked[0]) if unpacked and is_typeddict(unpacked[0]) else {}
     parameters = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=of_runs.default_of(annotation),
-            annotation=annotation,
-        )
-        for name, annotation in added.items()
-        if any(isinstance(each, Default) for each in get_args(annotation))
-        and name not in signature.parameters
+        option
+        for name, option in added.items()
+        if option.default is not option.empty and name not in signature.parameters
     ]
     return signature.replace(parameters=[*others, *parameters, last])

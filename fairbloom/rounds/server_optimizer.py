@@ -17,7 +17,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbloom.protocol.options import Beta1, Beta2, Tau, default_of
+from fairbloom.protocol.options import RunOptions
 
 from .arrays import FloatArray, column_chunks
 from .ranges import within
@@ -34,7 +34,7 @@ BETA1 = "server_optimizer_beta1"
 BETA2 = "server_optimizer_beta2"
 TAU = "server_optimizer_tau"
 
-DEFAULTS = {BETA1: default_of(Beta1), BETA2: default_of(Beta2), TAU: default_of(Tau)}
+DEFAULTS = {name: getattr(RunOptions, name) for name in (BETA1, BETA2, TAU)}
 
 # The options that each optimizer does not read.
 WITHOUT_EFFECT: Mapping[str, frozenset[str]] = {

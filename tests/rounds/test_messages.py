@@ -8,8 +8,8 @@ A method that reads values it has not declared is an error, and so is an option 
 attribute.
 """
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from functools import partial
 from typing import Annotated, Any, Unpack, get_args, get_type_hints
 
@@ -18,9 +18,9 @@ import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol import options
 from fairbloom.protocol.names import CONTROL
-from fairbloom.protocol.parameters import Default, Meaning, Neutral, Range
+from fairbloom.protocol.options import DECLARED, RunOptions, SharedOptions
+from fairbloom.protocol.parameters import Default, Meaning, Range
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import RULES, WORK, Terms
 from fairbloom.rounds.aggregation import MethodError
@@ -28,7 +28,8 @@ from fairbloom.rounds.arrays import FloatArray, Model
 from fairbloom.rounds.cohort import Cohort, Decision, Kept
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import Rounds
-from fairbloom.rounds.options import Options, OptionsWithoutPrior
+from fairbloom.rounds.method import Method
+from fairbloom.rounds.options import CommonOptions, Options, OptionsWithoutPrior
 from fairbloom.rounds.round import size_on_the_wire
 from fairbloom.strategies import (
     METHODS,
@@ -526,23 +527,15 @@ def test_an_empty_draw_and_a_stranger_are_errors_by_name() -> None:
     )
 
 
-DECLARED = {
-    name: given
-    for name, given in get_type_hints(OptionsWithoutPrior, include_extras=True).items()
-    if any(isinstance(each, Meaning) for each in get_args(given))
-}
-
-
 @pytest.mark.parametrize("name", DECLARED)
 def test_an_option_is_declared_once(name: str) -> None:
-    """The options of methods, the settings and the terms add only its name to the declaration."""
-    (alias,) = [
-        each
-        for each in vars(options).values()
-        if set(get_args(each)[1:]) and set(get_args(each)) <= set(get_args(DECLARED[name]))
-    ]
-    assert get_type_hints(RunSettings, include_extras=True)[name] == alias
-    assert RunSettings.model_fields[name].default == options.default_of(alias)
-    neutral = [each.value for each in get_args(alias) if isinstance(each, Neutral)]
-    assert [each.default for each in fields(Terms) if each.name == name] == neutral
-    assert len([rule for rule in RULES if name in rule.names]) == len(neutral)
+    """Two other places repeat its name and type; a third, the terms, if clients are asked for it."""
+    kind, *limits = get_args(DECLARED[name])
+    assert any(isinstance(each, Meaning) for each in limits)
+    assert get_type_hints(OptionsWithoutPrior)[name] == kind
+    assert get_type_hints(RunSettings, include_extras=True)[name] == kind
+    assert RunSettings.model_fields[name].default == getattr(RunOptions, name)
+    listing = (SharedOptions, RunOptions, CommonOptions, Options, Method, RunSettings, Terms)
+    places = [each for each in listing if name in inspect.get_annotations(each)]
+    assert len(places) == 3 + (Terms in places)
+    assert len([rule for rule in RULES if name in rule.names]) == (Terms in places)

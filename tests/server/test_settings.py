@@ -11,6 +11,8 @@ from hypothesis import given, strategies as st
 
 from docs.run_config import PROJECT, block, replace_block
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol.attacks import ATTACKS
+from fairbloom.protocol.effects import IdleIf
 from fairbloom.protocol.settings import (
     SETTINGS,
     Mark,
@@ -21,10 +23,12 @@ from fairbloom.protocol.settings import (
     parse_assignments,
     parsed,
 )
+from fairbloom.rounds.options import IDLE as OPTIONS_IDLE
 from fairbloom.rounds.ranges import Choices, NonNegative, Range
 from fairbloom.rounds.sampling import share
 from fairbloom.rounds.server_optimizer import ServerOptimizer
 from fairbloom.server.settings import (
+    IDLE,
     Settings,
     SettingsError,
     check_used,
@@ -113,7 +117,15 @@ TOGETHER: list[dict[str, Any]] = [
     {"attack-from": 9, "attack": "sign-flip", "attackers": "a", "num-rounds": 3},
     {"attack-strength": 2.0, "attack": "label-flip", "attackers": "a"},
     {"attack-from": 2, "attack": "label-flip", "attackers": "a"},
+    {"privacy.mode": "simulated"},
+    {"privacy.epsilon": "3"},
+    {"privacy.delta": 0.1},
+    {"privacy.steps": 5},
+    {"privacy.tests": 2},
     {"defence-tolerance": 1},
+    {"personal-steps": "head-first"},
+    {"head-epochs": 2, "personal-parameters": "head"},
+    {"weighting": "uniform", "draw": "examples"},
     {"early-stopping": 5},
     {"optimizer": "adamm"},
     {"nesterov": True},
@@ -138,6 +150,14 @@ def refuse(config: dict[str, Any]) -> str:
     assert next(iter(config)).replace("-", "_") in words.replace("-", "_")
     assert "\n" not in words
     return words
+
+
+@pytest.mark.parametrize("mark", [mark for _, mark in (*IDLE, *OPTIONS_IDLE)])
+def test_a_mark_names_a_setting_and_its_value(mark: IdleIf) -> None:
+    """One with a misspelt name or value would never apply."""
+    (other,) = [each for each in SETTINGS.values() if each.argument == mark.other]
+    assert other.checked(mark.value) == mark.value
+    assert other.key != "attack" or mark.value in {"", *ATTACKS}
 
 
 @pytest.mark.parametrize(("config", "meant"), NEAREST)
