@@ -176,8 +176,8 @@ class PollingGrid(Grid):
         working = MessageType.QUERY not in kinds
         pending = self._send(messages)
         fewest = self._min_replies if training and self._min_replies else math.inf
-        seconds = math.inf if timeout is None else timeout
-        deadline = Deadline.after(seconds, self._clock.monotonic)
+        deadline = Deadline.after(timeout, self._clock.monotonic)
+        longest = deadline.seconds + GRACE_SECONDS
         elapsed = 0.0
         may_expire = False
         absences = Absences()
@@ -204,10 +204,10 @@ class PollingGrid(Grid):
                 absences.patience = max(GRACE_SECONDS, elapsed)
             if deadline.is_over:
                 silent = nodes_of(pending)
-                extended = deadline.seconds > seconds
+                extended = deadline.seconds == longest
                 if extended or not working or self._quorum.would_be_met(online - silent):
                     break
-                deadline = replace(deadline, seconds=seconds + GRACE_SECONDS)
+                deadline = replace(deadline, seconds=longest)
                 may_expire = True  # messages expire with the deadline
             if pending:
                 pause = min(deadline.left, LONGEST_SECONDS, max(SHORTEST_SECONDS, elapsed / 20))
@@ -222,8 +222,8 @@ class PollingGrid(Grid):
         if wait is None:
             self._clock.sleep(seconds)
         else:
-            number = int(min(number, len(pending)))
-            self._retry(lambda: wait(pending, number, min(LONGEST_SECONDS, 10 * seconds)))
+            fewer = int(min(number, len(pending)))
+            self._retry(lambda: wait(pending, fewer, min(LONGEST_SECONDS, 10 * seconds)))
 
     def _send(self, messages: Sequence[Message]) -> dict[str, Message]:
         return {

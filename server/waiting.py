@@ -52,8 +52,7 @@ def wait_for_clients(
     wanted = len(awaited) or expected
     usual = quorum_of(len(quorum.counted(awaited))) if awaited else quorum.of(expected)
     enough = min_clients or usual
-    patience = quorum.wait.patience
-    wait = Wait(patience, quorum.wait.on_wait, quorum.clock)
+    wait = Wait(quorum.wait.patience, quorum.wait.on_wait, quorum.clock)
     settled = Deadline.after(SETTLED_SECONDS, quorum.clock.monotonic)
     seen = 0
     while True:
@@ -87,13 +86,13 @@ def wait_for_clients(
         if not wait.should_continue(f"{words}. {remedy}"):
             if there < enough:
                 raise QuorumError(
-                    f"after {patience:g} s (wait-for-clients) {words}, and at least {enough} are"
-                    " needed (min-clients): start them and run the same command again, or lower"
-                    " min-clients"
+                    f"after {wait.patience:g} s (wait-for-clients) {words}, and at least {enough}"
+                    " are needed (min-clients): start them and run the same command again, or"
+                    " lower min-clients"
                 )
             log.warning(
                 "after %g s (wait-for-clients) this run goes on without those who are late: %s",
-                patience,
+                wait.patience,
                 words,
             )
             break

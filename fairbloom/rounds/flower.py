@@ -133,9 +133,6 @@ class FlowerClients:
         self._layout = Layout({})
         self._training = Exchange()
         self._evaluation = Exchange()
-        self._sent_to_train: Mapping[str, Any] = {}
-        self._work: Mapping[str, Any] = {}
-        self._codec = Terms(server_round=0).codec
         # The ids of the messages that were answered at the last delivery.
         self._delivered = set[str]()
         self._answers_query: bool | None = None  # None before a node has answered
@@ -162,8 +159,7 @@ class FlowerClients:
         most = getattr(self.grid, "most_nodes", None)
         if most is not None and most < fewest:
             raise SimulationError(most, fewest, remedy, in_process=True)
-        seconds = math.inf if self.timeout is None else self.timeout
-        deadline = Deadline.after(seconds, self._quorum.clock.monotonic)
+        deadline = Deadline.after(self.timeout, self._quorum.clock.monotonic)
         before = 0
         while (online := len(self._roster.online)) < fewest and not deadline.is_over:
             if self.simulated and online == before > 0:
@@ -228,10 +224,9 @@ class FlowerClients:
         replies: dict[int, Message] = {}
         if self._answers_query is None:
             # One node first: if its app answers no QUERY, the others would each log a traceback.
-            first = node_ids[:1]
-            node_ids = node_ids[1:]
             with log_from(logging.CRITICAL):  # Flower's simulation logs what its apps raise
-                replies = self._query(first)
+                replies = self._query(node_ids[:1])
+            node_ids = node_ids[1:]
             if any(map(has_no_query, replies.values())):
                 self._answers_query = False
                 log.info("the clients' app answers no QUERY: %s", UNNAMED)
@@ -255,11 +250,12 @@ class FlowerClients:
 
         Return their replies by node, and note their supported terms and examples.
         """
-        exchange = Exchange()
-        for node_id in node_ids:
-            exchange.messages[str(node_id)] = Message(
-                RecordDict(), node_id, MessageType.QUERY, ttl=self.timeout
-            )
+        exchange = Exchange(
+            messages={
+                str(node_id): Message(RecordDict(), node_id, MessageType.QUERY, ttl=self.timeout)
+                for node_id in node_ids
+            }
+        )
         replies: dict[int, Message] = {}
         delivered = self.deliver(exchange.messages.values())
         find_sender = exchange.senders()  # after delivery: the grid sets the messages' ids
@@ -314,10 +310,12 @@ class FlowerClients:
         for name, content in contents:
             node_id = exchange.messages[name].metadata.dst_node_id
             node = self._roster.nodes[node_id]
-            node = replace(node, account=read_account(content) or node.account)
-            if self._digest and read_frozen_digest(content) == self._digest:
-                node = replace(node, has_frozen=True)
-            self._roster.nodes[node_id] = node
+            has_frozen = self._digest != "" and read_frozen_digest(content) == self._digest
+            self._roster.nodes[node_id] = replace(
+                node,
+                account=read_account(content) or node.account,
+                has_frozen=node.has_frozen or has_frozen,
+            )
         self._note_pending(exchange)
         # All of them: an error of one client must not end the run.
         reasons = refused.reasons.values()
@@ -349,14 +347,11 @@ class FlowerClients:
         """Return a message to each client, with the `sent` vectors by record."""
         self._layout = self._method.layout_of(model_of(arrays))
         vectors = {record: record_of(vector) for record, vector in sent.items()}
-        self._training = Exchange(terms.server_round)
-        self._sent_to_train = terms.others
-        self._work = terms.work
-        self._codec = terms.codec
+        self._training = Exchange(terms)
         # By the answers to QUERY; others may declare terms in their replies.
         supported = [self._roster.nodes[self._roster.online[name]].terms for name in names]
         if terms.server_round == 1 and self._method.unused_rounds and all(supported):
-            check_supported(self._work, frozenset[str]().union(*filter(None, supported)))
+            check_supported(terms.work, frozenset[str]().union(*filter(None, supported)))
         arrays = message_of(arrays, self._layout, terms.codec)
         for name in names:
             self._training.messages[name] = self._message(
@@ -368,36 +363,38 @@ class FlowerClients:
         """Return the usable replies to the last `write_train_messages`."""
         exchange = self._training
         method = self._method
-        refused = Refusals(exchange.server_round)
-        if not exchange.server_round:
+        terms = exchange.terms
+        refused = Refusals(terms.server_round)
+        if not terms.server_round:
             raise RuntimeError(
                 "there are no messages that these could be replies to: call configure_train first;"
                 " your own calls super().configure_train and changes what that returns"
             )
         contents = self._read_contents(exchange, replies, refused)
         self._note_states_of_contexts(contents)
-        supported = self._find_supported_terms(contents)
+        work = terms.work
+        supported = self._find_supported_terms(contents, work)
         trained = TrainReplies.empty(
             self._layout, refused=refused, missing=exchange.missing, second=method.second
         )
         for name, content in contents:
             try:
-                check_supported(self._work, supported[name])
+                check_supported(work, supported[name])
                 report = usable_metrics(read_metrics(content), method.weighted_by_key, method.needs)
-                if self._codec.rounds_updates:
+                if terms.codec.rounds_updates:
                     check_rounded(report)
-                second = read_second(content, method.second, trained.second, self._codec)
+                second = read_second(content, method.second, trained.second, terms.codec)
                 arrays = read_arrays(
                     content,
                     method.arrayrecord_key,
                     self._layout,
-                    self._codec,
+                    terms.codec,
                     method.second,
                 )
                 trained.add(name, report, arrays, second)
             except ValueError as reason:
                 refused.add(name, reason)
-        screen_updates(method, trained, exchange.server_round)
+        screen_updates(method, trained, terms.server_round)
         return replace(
             trained,
             bytes_sent=exchange.bytes_sent,
@@ -425,7 +422,7 @@ class FlowerClients:
             self.lost_states = None
 
     def _find_supported_terms(
-        self, contents: Sequence[tuple[str, RecordDict]]
+        self, contents: Sequence[tuple[str, RecordDict]], work: Mapping[str, Any]
     ) -> dict[str, frozenset[str]]:
         """Return the terms that each client supports, by its reply and its node's answer to QUERY.
 
@@ -439,7 +436,7 @@ class FlowerClients:
             for name, terms in declared.items()
             if not terms and self._roster.nodes[nodes[name]].terms is None
         ]
-        if self._work and silent and self.grid is not None and self._answers_query is not False:
+        if work and silent and self.grid is not None and self._answers_query is not False:
             self._query(silent)
         return {
             name: terms | (self._roster.nodes[nodes[name]].terms or frozenset())
@@ -463,13 +460,13 @@ class FlowerClients:
         self, names: Sequence[str], arrays: ArrayRecord, terms: Terms, participants: Collection[str]
     ) -> list[Message]:
         """Return a message to each of the clients."""
-        self._evaluation = Exchange(terms.server_round)
+        self._evaluation = Exchange(terms)
         arrays = message_of(arrays, self._method.layout_of(model_of(arrays)), terms.codec)
         measuring = terms.to_config()
         plain = {key: value for key, value in measuring.items() if key != "measure"}
         if TRAIN_LOSS in terms.measure:
             # A client may need the user's own config values to load its training data.
-            measuring = {**self._sent_to_train, **measuring}
+            measuring = {**self._training.terms.others, **measuring}
         for name in names:
             config = measuring if terms.measure and name in participants else plain
             self._evaluation.messages[name] = self._message(
@@ -480,7 +477,7 @@ class FlowerClients:
     def read_evaluate_replies(self, replies: Iterable[Message]) -> Replies:
         """Return the usable replies to the last `write_evaluate_messages`."""
         exchange = self._evaluation
-        refused = Refusals(exchange.server_round)
+        refused = Refusals(exchange.terms.server_round)
         reports: Reports = {}
         not_finite: dict[str, float] = {}
         weight_key = self._method.weighted_by_key
@@ -604,10 +601,11 @@ class FlowerClients:
 class Exchange:
     """The Flower messages of one phase of a round, and which were answered, by client name.
 
-    `strays` are the ids of late replies to other messages.
+    `terms` are those of all clients; those of round 0 were not sent. `strays` are the ids of late
+    replies to other messages.
     """
 
-    server_round: int = 0
+    terms: Terms = field(default_factory=lambda: Terms(server_round=0))
     messages: dict[str, Message] = field(default_factory=dict)
     answered: set[str] = field(default_factory=set)
     strays: set[str] = field(default_factory=set)

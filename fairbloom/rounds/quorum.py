@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from fairbloom.errors import FairbloomError, describe_online, join_names
 from fairbloom.logs import log
@@ -21,6 +22,7 @@ class QuorumError(FairbloomError):
     """
 
 
+@dataclass
 class Wait:
     """One wait for clients, of at most `patience` seconds.
 
@@ -28,12 +30,11 @@ class Wait:
     lasted, and with "" once it is over.
     """
 
-    def __init__(self, patience: float, on_wait: Callable[[str], None], clock: Clock) -> None:
-        self.patience = patience
-        self.on_wait = on_wait
-        self._clock = clock
-        self._deadline: Deadline | None = None
-        self._next = NOTICE_SECONDS
+    patience: float
+    on_wait: Callable[[str], None]
+    clock: Clock
+    _deadline: Deadline | None = field(default=None, init=False)
+    _next: float = field(default=NOTICE_SECONDS, init=False)
 
     def should_continue(self, text: str) -> bool:
         """Return whether there is time left to wait; the wait begins with the first call.
@@ -41,7 +42,7 @@ class Wait:
         `text` names the awaited clients, for the log.
         """
         if self._deadline is None:
-            self._deadline = Deadline.after(self.patience, self._clock.monotonic)
+            self._deadline = Deadline.after(self.patience, self.clock.monotonic)
         if self._deadline.is_over:
             return False
         waited = self._deadline.elapsed

@@ -100,13 +100,15 @@ class Roster:
         registered = {node_id: name for node_id, name in nodes.items() if name}
         pending = self.pending_nodes
         # A node that owes a reply is not asked for its name, so the name is kept until it is back.
-        for node_id in self.nodes.keys() - nodes.keys() - pending:
-            self.nodes[node_id] = replace(self.nodes[node_id], claim="")
+        gone = self.nodes.keys() - nodes.keys() - pending
+        self.nodes |= {node_id: replace(self.nodes[node_id], claim="") for node_id in gone}
         others = nodes.keys() - registered.keys() - pending
         unknown = sorted(node_id for node_id in others if not self.nodes[node_id].claim)
         if unknown:
-            for node_id, name in ask(unknown).items():
-                self.nodes[node_id] = replace(self.nodes[node_id], claim=name)
+            self.nodes |= {
+                node_id: replace(self.nodes[node_id], claim=name)
+                for node_id, name in ask(unknown).items()
+            }
         claims = {node_id: node.claim for node_id, node in self.nodes.items() if node.claim}
         # Names that the operator has bound to a key come first, then held ones, then claims.
         held = {node_id: name for name, node_id in self.online.items() if node_id in nodes}

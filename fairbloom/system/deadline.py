@@ -1,5 +1,6 @@
 """Deadlines, and the clocks that measure them."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, Self
@@ -27,9 +28,9 @@ class Deadline:
     now: Callable[[], float]
 
     @classmethod
-    def after(cls, seconds: float, now: Callable[[], float]) -> Self:
-        """Return the deadline in `seconds` from now."""
-        return cls(now(), seconds, now)
+    def after(cls, seconds: float | None, now: Callable[[], float]) -> Self:
+        """Return the deadline in `seconds` from now; None: it never passes."""
+        return cls(now(), math.inf if seconds is None else seconds, now)
 
     @property
     def elapsed(self) -> float:
