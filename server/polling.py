@@ -54,10 +54,10 @@ class Absences:
         """Return the nodes that are given up at second `now`."""
         late = set[int]()
         for node in nodes:
-            state, since = self._changes.get(node, (True, math.inf))
-            if state != (node in online):
+            was_online, since = self._changes.get(node, (True, math.inf))
+            if was_online != (node in online):
                 self._changes[node] = node in online, now
-            elif now - since >= (self.patience if state else GRACE_SECONDS):
+            elif now - since >= (self.patience if was_online else GRACE_SECONDS):
                 late.add(node)
         return late
 
@@ -176,6 +176,7 @@ class PollingGrid(Grid):
         working = MessageType.QUERY not in kinds
         pending = self._send(messages)
         fewest = self._min_replies if training and self._min_replies else math.inf
+        wanted = fewest
         deadline = Deadline.after(timeout, self._clock.monotonic)
         longest = deadline.seconds + GRACE_SECONDS
         elapsed = 0.0
@@ -186,29 +187,28 @@ class PollingGrid(Grid):
             online = set(self.get_node_ids())
             revoked = self._quorum.forget(nodes_of(pending) - online, self._enrolled)
             replies += give_up(pending, revoked, "the operator has revoked this client")
-            enough = not working or self._quorum.is_met_by_nodes(online)
-            came: list[Message] = []
-            if not enough:  # these seconds do not count
+            if working and not self._quorum.is_met_by_nodes(online):
+                # The seconds since the last look do not count.
                 deadline = replace(deadline, since=deadline.now() - elapsed)
                 may_expire = True
             else:
                 if may_expire:
                     self._send_again(pending, deadline.left)
                 came = self._collect(pending, online, absences, deadline.elapsed)
-            replies += came
-            wanted = fewest - sum(reply.has_content() for reply in replies)
-            if enough and wanted <= 0:
-                break
-            elapsed = deadline.elapsed
-            if any(reply.has_content() for reply in came):
-                absences.patience = max(GRACE_SECONDS, elapsed)
-            if deadline.is_over:
-                silent = nodes_of(pending)
-                extended = deadline.seconds == longest
-                if extended or not working or self._quorum.would_be_met(online - silent):
+                replies += came
+                wanted = fewest - sum(reply.has_content() for reply in replies)
+                if wanted <= 0:
                     break
-                deadline = replace(deadline, seconds=longest)
-                may_expire = True  # messages expire with the deadline
+                elapsed = deadline.elapsed
+                if any(reply.has_content() for reply in came):
+                    absences.patience = max(GRACE_SECONDS, elapsed)
+                if deadline.is_over:
+                    silent = nodes_of(pending)
+                    extended = deadline.seconds == longest
+                    if extended or not working or self._quorum.would_be_met(online - silent):
+                        break
+                    deadline = replace(deadline, seconds=longest)
+                    may_expire = True  # messages expire with the deadline
             if pending:
                 pause = min(deadline.left, LONGEST_SECONDS, max(SHORTEST_SECONDS, elapsed / 20))
                 self._wait(pending, wanted, pause)

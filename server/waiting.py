@@ -19,7 +19,7 @@ from fairbloom.system.deadline import Deadline
 MOST_TIMES = 10
 
 # Without a number of clients to wait for, a run starts this long after the last client came.
-SETTLED_SECONDS = 10.0
+JOIN_SECONDS = 10.0
 
 
 def wait_for_clients(
@@ -53,13 +53,13 @@ def wait_for_clients(
     usual = quorum_of(len(quorum.counted(awaited))) if awaited else quorum.of(expected)
     enough = min_clients or usual
     wait = Wait(quorum.wait.patience, quorum.wait.on_wait, quorum.clock)
-    settled = Deadline.after(SETTLED_SECONDS, quorum.clock.monotonic)
+    settled = Deadline.after(JOIN_SECONDS, quorum.clock.monotonic)
     seen = 0
     while True:
         online = list(clients.online(0))
         if len(online) > seen:
             seen = len(online)
-            settled = Deadline.after(SETTLED_SECONDS, quorum.clock.monotonic)
+            settled = Deadline.after(JOIN_SECONDS, quorum.clock.monotonic)
             log.info("waiting for clients: %d of %s are online", seen, wanted or "as many as come")
         named = [name for name in awaited or enrolled if name not in online]
         there = len(quorum.counted(online))

@@ -601,8 +601,8 @@ class FlowerClients:
 class Exchange:
     """The Flower messages of one phase of a round, and which were answered, by client name.
 
-    `terms` are those of all clients; those of round 0 were not sent. `strays` are the ids of late
-    replies to other messages.
+    Messages that were sent without terms have the defaults, of round 0. `strays` are the ids of
+    late replies to other messages.
     """
 
     terms: Terms = field(default_factory=lambda: Terms(server_round=0))

@@ -19,7 +19,8 @@ class Node:
 
     `claim` is the name that it gave when it came online, "" if it gave none. The `terms` of local
     work that it supports and the number of its training `examples`, 0 if it reports none, are None
-    before it was asked. It has left `missed` messages unanswered since its last reply.
+    before it was asked. `has_frozen` says whether it holds the frozen parameters of the run's
+    model. It has left `missed` messages unanswered since its last reply.
     """
 
     claim: str = ""
@@ -27,7 +28,6 @@ class Node:
     examples: int | None = None
     account: AccountStatus | None = None
     has_frozen: bool = False
-    """Whether it holds the frozen parameters of the run's model."""
     missed: int = 0
 
 

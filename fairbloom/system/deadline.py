@@ -7,7 +7,7 @@ from typing import Protocol, Self
 
 
 class Clock(Protocol):
-    """A clock by which a run waits: the module `time`, or one that only sleeping moves."""
+    """The clock of a run's waits: the module `time`, or one that only sleeping moves."""
 
     def monotonic(self) -> float:
         """Return the seconds since some moment; setting the clock does not change them."""

@@ -387,7 +387,7 @@ class NotingClients(FlowerClients):
 
 
 class Ticking:
-    """A clock by which a wait takes no time: a second passes with each look at it."""
+    """A clock that lets a wait take no time: a second passes with each look at it."""
 
     def __init__(self) -> None:
         self._ticks = itertools.count()
