@@ -45,4 +45,4 @@ class Deadline:
     @property
     def is_over(self) -> bool:
         """Whether the deadline has passed."""
-        return self.left == 0.0
+        return self.elapsed >= self.seconds
