@@ -132,7 +132,6 @@ def main(grid: Grid, context: Context) -> None:
                 expected=settings.clients,
                 began=KNOWN.read(folder).began,
                 min_clients=settings.min_clients,
-                patience=settings.wait_for_clients,
             )
             method.adapt(min_available_nodes=quorum.fewest)
             # Only real devices report their own counts, and have privacy accounts. A continued run

@@ -1,8 +1,8 @@
 """A grid that polls more often than every three seconds and survives a SuperLink restart."""
 
 import math
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from flwr.app import Error, Message, MessageType, RecordDict
@@ -18,6 +18,7 @@ from fairbloom.flower import (
 from fairbloom.logs import log
 from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.rounds.quorum import Quorum
+from fairbloom.system.deadline import Deadline
 
 # Shortest and longest pause between two looks for replies; in between, a twentieth of the time
 # taken so far.
@@ -38,7 +39,7 @@ T = TypeVar("T")
 
 
 class Absences:
-    """The nodes that were offline while their replies were awaited, and since when.
+    """The nodes that went offline while their replies were awaited, and since when.
 
     A node that is back may still have its reply, or may have lost it in a restart. Its reply is
     awaited for `patience` seconds, and without limit before any node has answered.
@@ -46,41 +47,19 @@ class Absences:
 
     def __init__(self) -> None:
         self.patience = math.inf
-        self._gone: dict[int, float] = {}
-        self._back: dict[int, float] = {}
+        # by node: whether it is online, and since when
+        self._changes: dict[int, tuple[bool, float]] = {}
 
     def find_late(self, nodes: set[int], online: set[int], now: float) -> set[int]:
         """Return the nodes that are given up at second `now`."""
-        for node in nodes & online & self._gone.keys():
-            del self._gone[node]
-            self._back[node] = now
-        for node in nodes - online:
-            self._gone.setdefault(node, now)
-        gone = {node for node, since in self._gone.items() if now - since >= GRACE_SECONDS}
-        return gone | {
-            node
-            for node in nodes & online & self._back.keys()
-            if now - self._back[node] >= self.patience
-        }
-
-
-class Stopwatch:
-    """Counts the seconds in which enough clients were online."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.paused = False
-        self._measured = time.monotonic()
-
-    def measure(self, *, counts: bool) -> float:
-        """Return the seconds counted so far, with those since the last call if `counts`."""
-        now = time.monotonic()
-        if counts:
-            self.seconds += now - self._measured
-        else:
-            self.paused = True
-        self._measured = now
-        return self.seconds
+        late = set[int]()
+        for node in nodes:
+            was_online, since = self._changes.get(node, (True, math.inf))
+            if was_online != (node in online):
+                self._changes[node] = node in online, now
+            elif now - since >= (self.patience if was_online else GRACE_SECONDS):
+                late.add(node)
+        return late
 
 
 class OwnGrid(Grid):
@@ -128,7 +107,8 @@ class PollingGrid(Grid):
     ) -> None:
         self._grid = grid
         self._min_replies = min_replies
-        self._quorum = quorum
+        self._quorum = quorum or Quorum()
+        self._clock = self._quorum.clock
         self._enrolled = enrolled
         self.simulated = is_simulated(grid)
         self.most_nodes = getattr(grid, "most_nodes", None)
@@ -155,11 +135,11 @@ class PollingGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the ids of the nodes online."""
-        return _retry(self._grid.get_node_ids)
+        return self._retry(self._grid.get_node_ids)
 
     def get_nodes(self) -> Iterable[Any]:
         """Return the nodes online."""
-        return _retry(self._grid.get_nodes)
+        return self._retry(self._grid.get_nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages; return their ids.
@@ -171,16 +151,16 @@ class PollingGrid(Grid):
 
         def push() -> Iterable[str]:
             for message, lifetime in zip(messages, lifetimes, strict=True):
-                age = time.time() - message.metadata.created_at
-                if age >= message.metadata.ttl:  # it expired while the SuperLink was away
-                    message.metadata.ttl = age + lifetime
+                expiry = self._expiry(message)
+                if expiry.is_over:  # while the SuperLink was away
+                    message.metadata.ttl = expiry.elapsed + lifetime
             return self._grid.push_messages(messages)
 
-        return _retry(push)
+        return self._retry(push)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies to these messages that have come."""
-        return _retry(lambda: self._grid.pull_messages(message_ids))
+        return self._retry(lambda: self._grid.pull_messages(message_ids))
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -195,63 +175,55 @@ class PollingGrid(Grid):
         training = kinds == {MessageType.TRAIN}
         working = MessageType.QUERY not in kinds
         pending = self._send(messages)
-        watch = Stopwatch()
-        left = math.inf if timeout is None else timeout
+        fewest = self._min_replies if training and self._min_replies else math.inf
+        wanted = fewest
+        deadline = Deadline.after(timeout, self._clock.monotonic)
+        longest = deadline.seconds + GRACE_SECONDS
+        elapsed = 0.0
+        may_expire = False
         absences = Absences()
-        extended = False
         replies: list[Message] = []
         while pending:
             online = set(self.get_node_ids())
-            replies += self._strike_off(pending, online)
-            enough = not working or self._quorum is None or self._quorum.is_met_by_nodes(online)
-            elapsed = watch.measure(counts=enough)
-            if enough and watch.paused:
-                self._send_again(pending, left)
-            came = self._collect(pending, online, absences, elapsed) if enough else []
-            replies += came
-            for reply in came:
-                pending.pop(reply.metadata.reply_to_message_id, None)
-            if (
-                enough
-                and training
-                and 0 < self._min_replies <= sum(reply.has_content() for reply in replies)
-            ):
-                break
-            elapsed = watch.measure(counts=enough)
-            if any(reply.has_content() for reply in came):
-                absences.patience = max(GRACE_SECONDS, elapsed)
-            if timeout is not None and (left := timeout - elapsed) <= 0:
-                silent = {message.metadata.dst_node_id for message in pending.values()}
-                if (
-                    extended
-                    or not working
-                    or self._quorum is None
-                    or self._quorum.would_be_met(online - silent)
-                ):
+            revoked = self._quorum.forget(nodes_of(pending) - online, self._enrolled)
+            replies += give_up(pending, revoked, "the operator has revoked this client")
+            if working and not self._quorum.is_met_by_nodes(online):
+                # The seconds since the last look do not count.
+                deadline = replace(deadline, since=deadline.now() - elapsed)
+                may_expire = True
+            else:
+                if may_expire:
+                    self._send_again(pending, deadline.left)
+                came = self._collect(pending, online, absences, deadline.elapsed)
+                replies += came
+                wanted = fewest - sum(reply.has_content() for reply in replies)
+                if wanted <= 0:
                     break
-                extended = True
-                timeout = timeout + GRACE_SECONDS
-                left = GRACE_SECONDS
-                watch.paused = True  # messages expire with the deadline, so they are sent again
+                elapsed = deadline.elapsed
+                if any(reply.has_content() for reply in came):
+                    absences.patience = max(GRACE_SECONDS, elapsed)
+                if deadline.is_over:
+                    silent = nodes_of(pending)
+                    extended = deadline.seconds == longest
+                    if extended or not working or self._quorum.would_be_met(online - silent):
+                        break
+                    deadline = replace(deadline, seconds=longest)
+                    may_expire = True  # messages expire with the deadline
             if pending:
-                pause = min(left, LONGEST_SECONDS, max(SHORTEST_SECONDS, elapsed / 20))
-                wanted = len(pending)
-                if training and self._min_replies > 0:
-                    wanted = self._min_replies - sum(reply.has_content() for reply in replies)
+                pause = min(deadline.left, LONGEST_SECONDS, max(SHORTEST_SECONDS, elapsed / 20))
                 self._wait(pending, wanted, pause)
         return replies
 
-    def _wait(self, pending: Collection[str], number: int, seconds: float) -> None:
+    def _wait(self, pending: Collection[str], number: float, seconds: float) -> None:
         """Pause before the next look; a grid that sees replies come ends the pause at `number`."""
         wait: Callable[[Collection[str], int, float], None] | None = getattr(
             self._grid, "wait_for_replies", None
         )
         if wait is None:
-            time.sleep(seconds)
+            self._clock.sleep(seconds)
         else:
-            _retry(
-                lambda: wait(pending, min(number, len(pending)), min(LONGEST_SECONDS, 10 * seconds))
-            )
+            fewer = int(min(number, len(pending)))
+            self._retry(lambda: wait(pending, fewer, min(LONGEST_SECONDS, 10 * seconds)))
 
     def _send(self, messages: Sequence[Message]) -> dict[str, Message]:
         return {
@@ -260,29 +232,18 @@ class PollingGrid(Grid):
             if sent
         }
 
-    def _strike_off(self, pending: dict[str, Message], online: set[int]) -> list[Message]:
-        """Stop waiting for revoked clients; return an error as the reply of each of them."""
-        away = {message.metadata.dst_node_id for message in pending.values()} - online
-        gone = set[int]()
-        if self._quorum is not None and away:
-            gone = self._quorum.forget(away, self._enrolled)
-        struck = [sent for sent, message in pending.items() if message.metadata.dst_node_id in gone]
-        error = Error(ErrorCode.NODE_UNAVAILABLE, "the operator has revoked this client")
-        return [Message(error, reply_to=pending.pop(sent)) for sent in struck]
-
     def _send_again(self, pending: dict[str, Message], left: float) -> None:
         """Send again messages that expired, or nearly did, while the run waited for clients.
 
         Those are messages with less than 2 s to live; they now live for `left` seconds.
         """
-        now = time.time()
         dying = {
             sent: message
             for sent, message in pending.items()
-            if message.metadata.created_at + message.metadata.ttl - now < min(2.0, left)
+            if self._expiry(message).left < min(2.0, left)
         }
         for sent, message in dying.items():
-            message.metadata.created_at = now
+            message.metadata.created_at = self._clock.time()
             if left < math.inf:
                 message.metadata.ttl = left
             del pending[sent]
@@ -290,52 +251,64 @@ class PollingGrid(Grid):
             pending.update(self._send([*dying.values()]))
 
     def _collect(
-        self, pending: Mapping[str, Message], online: set[int], absences: Absences, now: float
+        self, pending: dict[str, Message], online: set[int], absences: Absences, now: float
     ) -> list[Message]:
-        """Return the replies that have come, and errors for those given up.
+        """Remove what is answered or given up; return the replies, errors for what is given up.
 
         Offline nodes are not asked for: the SuperLink would give up the message and refuse its
         reply.
         """
-        waiting = {sent: message.metadata.dst_node_id for sent, message in pending.items()}
-        late = absences.find_late(set(waiting.values()), online, now)
+        late = absences.find_late(nodes_of(pending), online, now)
+        asked = online | late
         came = list(
-            self.pull_messages([sent for sent, node in waiting.items() if node in online | late])
+            self.pull_messages(
+                [sent for sent, message in pending.items() if message.metadata.dst_node_id in asked]
+            )
         )
-        answered = {reply.metadata.reply_to_message_id for reply in came}
-        given_up = [sent for sent, node in waiting.items() if node in late and sent not in answered]
-        error = Error(
-            ErrorCode.NODE_UNAVAILABLE,
-            f"the node was offline for {GRACE_SECONDS:.0f} s, or is back without this reply",
-        )
-        return came + [Message(error, reply_to=pending[sent]) for sent in given_up]
+        for reply in came:
+            pending.pop(reply.metadata.reply_to_message_id, None)
+        reason = f"the node was offline for {GRACE_SECONDS:.0f} s, or is back without this reply"
+        return came + give_up(pending, late, reason)
+
+    def _expiry(self, message: Message) -> Deadline:
+        return Deadline(message.metadata.created_at, message.metadata.ttl, self._clock.time)
+
+    def _retry(self, call: Callable[[], T]) -> T:
+        """Retry a call until it succeeds, fails for good, or has failed for `PATIENCE_SECONDS`."""
+        deadline: Deadline | None = None
+        while True:
+            try:
+                result = call()
+            except Exception as error:
+                if not is_temporary(error) or (deadline and deadline.is_over):
+                    raise
+                if deadline is None:
+                    deadline = Deadline.after(PATIENCE_SECONDS, self._clock.monotonic)
+                    log.warning(
+                        "the SuperLink fails this run, which waits for it up to %.0f minutes: %s",
+                        PATIENCE_SECONDS / 60.0,
+                        error,
+                    )
+            else:
+                if deadline is not None:
+                    log.warning(
+                        "the SuperLink works again after %.0f s, and the run continues",
+                        deadline.elapsed,
+                    )
+                return result
+            self._clock.sleep(LONGEST_SECONDS)
 
 
-def _retry(call: Callable[[], T]) -> T:
-    """Retry a call until it succeeds, fails for good, or has failed for `PATIENCE_SECONDS`."""
-    since = math.inf
-    while True:
-        try:
-            result = call()
-        except Exception as error:
-            now = time.monotonic()
-            if not is_temporary(error) or now - since >= PATIENCE_SECONDS:
-                raise
-            if since == math.inf:
-                since = now
-                log.warning(
-                    "the SuperLink fails this run, which waits for it up to %.0f minutes: %s",
-                    PATIENCE_SECONDS / 60.0,
-                    error,
-                )
-        else:
-            if since < math.inf:
-                log.warning(
-                    "the SuperLink works again after %.0f s, and the run continues",
-                    time.monotonic() - since,
-                )
-            return result
-        time.sleep(LONGEST_SECONDS)
+def nodes_of(pending: Mapping[str, Message]) -> set[int]:
+    """Return the nodes that owe replies to these messages."""
+    return {message.metadata.dst_node_id for message in pending.values()}
+
+
+def give_up(pending: dict[str, Message], nodes: set[int], reason: str) -> list[Message]:
+    """Remove the messages to these nodes; return an error as the reply to each."""
+    error = Error(ErrorCode.NODE_UNAVAILABLE, reason)
+    lost = [sent for sent, message in pending.items() if message.metadata.dst_node_id in nodes]
+    return [Message(error, reply_to=pending.pop(sent)) for sent in lost]
 
 
 def is_temporary(error: Exception) -> bool:

@@ -1,7 +1,6 @@
 """How a deployed run begins and resumes: which clients it waits for, and how many."""
 
 import os
-import time
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -13,10 +12,14 @@ from fairbloom.protocol.names import CLIENTS_FOLDER
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.quorum import Quorum, QuorumError, Wait, quorum_of
 from fairbloom.rounds.screening import beyond_others
+from fairbloom.system.deadline import Deadline
 
 # A client that reports more than this multiple of the others' median number of examples needs a
 # number that the operator has stated (enrolled-sizes).
 MOST_TIMES = 10
+
+# Without a number of clients to wait for, a run starts this long after the last client came.
+JOIN_SECONDS = 10.0
 
 
 def wait_for_clients(
@@ -26,13 +29,12 @@ def wait_for_clients(
     expected: int,
     began: Collection[str],
     min_clients: int,
-    patience: float,
 ) -> None:
     """Wait until all clients are online, so that every run draws from the same names.
 
-    After `patience` seconds the run continues without late clients, or QuorumError ends it if too
-    few are online. In Flower's simulation, which starts no further clients, SimulationError ends it
-    at once. Also set the quorum's `fewest`.
+    After the quorum's patience the run continues without late clients, or QuorumError ends it if
+    too few are online. In Flower's simulation, which starts no further clients, SimulationError
+    ends it at once. Also set the quorum's `fewest`.
 
     Parameters
     ----------
@@ -50,29 +52,27 @@ def wait_for_clients(
     wanted = len(awaited) or expected
     usual = quorum_of(len(quorum.counted(awaited))) if awaited else quorum.of(expected)
     enough = min_clients or usual
-    wait = Wait(patience, quorum.wait.on_wait)
-    newest = time.monotonic()
+    wait = Wait(quorum.wait.patience, quorum.wait.on_wait, quorum.clock)
+    settled = Deadline.after(JOIN_SECONDS, quorum.clock.monotonic)
     seen = 0
     while True:
         online = list(clients.online(0))
         if len(online) > seen:
             seen = len(online)
-            newest = time.monotonic()
+            settled = Deadline.after(JOIN_SECONDS, quorum.clock.monotonic)
             log.info("waiting for clients: %d of %s are online", seen, wanted or "as many as come")
-        late = [name for name in awaited if name not in online]
         named = [name for name in awaited or enrolled if name not in online]
         there = len(quorum.counted(online))
-        if there >= enough and not late and len(online) >= wanted:
+        if there >= enough and len(online) >= wanted and not (awaited and named):
             if wanted:
                 break
-            # Without a number of clients to wait for, a run starts 10 s after the last one came.
-            if time.monotonic() - newest >= 10.0:
+            if settled.is_over:
                 log.info(
                     "starting with %d clients: set clients to wait for a certain number of them",
                     len(online),
                 )
                 break
-        if clients.simulated and 0 < len(online) < wanted and time.monotonic() - newest >= 1.0:
+        if clients.simulated and 0 < len(online) < wanted and settled.elapsed >= 1.0:
             new_run = f"begin a run of {len(online)} clients"
             raise SimulationError(
                 len(online), wanted, new_run if awaited else f"set clients = {len(online)}"
@@ -86,17 +86,17 @@ def wait_for_clients(
         if not wait.should_continue(f"{words}. {remedy}"):
             if there < enough:
                 raise QuorumError(
-                    f"after {patience:g} s (wait-for-clients) {words}, and at least {enough} are"
-                    " needed (min-clients): start them and run the same command again, or lower"
-                    " min-clients"
+                    f"after {wait.patience:g} s (wait-for-clients) {words}, and at least {enough}"
+                    " are needed (min-clients): start them and run the same command again, or"
+                    " lower min-clients"
                 )
             log.warning(
                 "after %g s (wait-for-clients) this run goes on without those who are late: %s",
-                patience,
+                wait.patience,
                 words,
             )
             break
-        time.sleep(0.5)
+        quorum.clock.sleep(0.5)
     wait.on_wait("")
     quorum.fewest = min_clients or quorum_of(len(quorum.counted(awaited or online)))
 

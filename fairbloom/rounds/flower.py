@@ -5,7 +5,6 @@ With `records`, the only file of this package that imports Flower.
 
 import logging
 import math
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -23,13 +22,13 @@ from fairbloom.protocol.advice import ADVICE, OLDER_APP, SECURE_AGGREGATION
 from fairbloom.protocol.codec import digest_arrays
 from fairbloom.protocol.names import FROZEN, PROTOCOL, RUN_FOLDER, TRAIN_LOSS
 from fairbloom.protocol.terms import Terms
+from fairbloom.system.deadline import Deadline
 
 from .aggregation import screen_updates
 from .arrays import Model
 from .clients import NOTHING, Replies, Reports, TrainReplies
 from .layout import Layout
 from .method import Method
-from .node_tracker import NodeTracker
 from .quorum import Quorum
 from .records import (
     check_rounded,
@@ -52,6 +51,7 @@ from .records import (
     size_of,
 )
 from .refusals import Refusals, read_error
+from .roster import Roster
 from .screening import usable_evaluation, usable_metrics
 
 # Seconds between two queries of the nodes online while too few clients are.
@@ -129,13 +129,10 @@ class FlowerClients:
         self._quorum = quorum or Quorum(
             PATIENCE_SECONDS, method.training_clients, setting="min_available_nodes", grid=grid
         )
-        self._tracker = NodeTracker()
+        self._roster = Roster(self._quorum.clock)
         self._layout = Layout({})
         self._training = Exchange()
         self._evaluation = Exchange()
-        self._sent_to_train: Mapping[str, Any] = {}
-        self._work: Mapping[str, Any] = {}
-        self._codec = Terms(server_round=0).codec
         # The ids of the messages that were answered at the last delivery.
         self._delivered = set[str]()
         self._answers_query: bool | None = None  # None before a node has answered
@@ -144,11 +141,6 @@ class FlowerClients:
         self.lost_states: frozenset[str] | None = None
         """In a continued run, those that had such a state, until their loss is logged."""
         self._digest = ""  # of the model's frozen parameters, once it is known
-        self._have_frozen = set[int]()  # the nodes that have reported this digest
-        # By node, the terms that it declares to support, and its training examples (0 if unknown).
-        self._supported_terms: dict[int, frozenset[str]] = {}
-        self._sizes: dict[int, int] = {}
-        self._accounts: dict[int, AccountStatus] = {}  # by node
 
     @property
     def simulated(self) -> bool:
@@ -160,37 +152,35 @@ class FlowerClients:
     def online(self, fewest: int) -> Sequence[str]:
         """Wait for `fewest` clients until the timeout; return the names of all that are online."""
         self._refresh_nodes()
-        while not self._quorum.is_met(self._tracker.online):
-            time.sleep(WAIT_SECONDS)
-            self._refresh_nodes()
+        while not self._quorum.is_met(self._roster.online):
+            self._look_again()
         remedy = "lower min_available_nodes, min_train_nodes or min_evaluate_nodes"
         # Only a grid with its clients in this process says how many there are at most.
         most = getattr(self.grid, "most_nodes", None)
         if most is not None and most < fewest:
             raise SimulationError(most, fewest, remedy, in_process=True)
-        deadline = time.monotonic() + (math.inf if self.timeout is None else self.timeout)
+        deadline = Deadline.after(self.timeout, self._quorum.clock.monotonic)
         before = 0
-        while (online := len(self._tracker.online)) < fewest and time.monotonic() < deadline:
+        while (online := len(self._roster.online)) < fewest and not deadline.is_over:
             if self.simulated and online == before > 0:
                 raise SimulationError(online, fewest, remedy)
             before = online
             log.info("waiting for clients: %d of %d are online", online, fewest)
-            time.sleep(WAIT_SECONDS)
-            self._refresh_nodes()
-        return list(self._tracker.online)
+            self._look_again()
+        return list(self._roster.online)
 
     def free(self) -> Sequence[str]:
         """Return the names of the clients online that owe no reply, in order.
 
         Late replies are collected first.
         """
-        if owed := self._tracker.pending:
+        if owed := self._roster.pending:
             with suppress(NotImplementedError):  # a grid that only has send_and_receive
                 late = [
                     reply for reply in self._grid().pull_messages(owed) if not is_expired(reply)
                 ]
-                self._tracker.clear(reply.metadata.reply_to_message_id for reply in late)
-        return self._tracker.free
+                self._roster.clear(reply.metadata.reply_to_message_id for reply in late)
+        return self._roster.free
 
     def wait_until_free(self, fewest: int) -> None:
         """Wait until this many training clients are online and owe nothing.
@@ -203,29 +193,28 @@ class FlowerClients:
         of_training = min(fewest, len(self._method.training_clients) or fewest)
         while (
             not self._quorum.is_met_by_free(self.free(), of_training)
-            or len(self._tracker.online) < fewest
+            or len(self._roster.online) < fewest
         ):
-            time.sleep(WAIT_SECONDS)
-            self._refresh_nodes()
+            self._look_again()
 
     @property
     def accounts(self) -> Mapping[str, AccountStatus]:
         """The privacy accounts of clients online that have one, by their last replies."""
         return {
-            name: self._accounts[node]
-            for name, node in self._tracker.online.items()
-            if node in self._accounts
+            name: account
+            for name, node_id in self._roster.online.items()
+            if (account := self._roster.nodes[node_id].account)
         }
 
-    def _note_account(self, node_id: int, content: RecordDict) -> None:
-        if (status := read_account(content)) is not None:
-            self._accounts[node_id] = status
+    def _look_again(self) -> None:
+        self._quorum.clock.sleep(WAIT_SECONDS)
+        self._refresh_nodes()
 
     def _refresh_nodes(self) -> None:
-        self._tracker.refresh(
+        self._roster.refresh(
             {node.node_id: node.name for node in self._grid().get_nodes()}, self._ask_names
         )
-        self._quorum.observe(self._tracker.online)
+        self._quorum.observe(self._roster.online)
 
     def _ask_names(self, node_ids: list[int]) -> dict[int, str]:
         """Return new nodes' client names.
@@ -235,10 +224,9 @@ class FlowerClients:
         replies: dict[int, Message] = {}
         if self._answers_query is None:
             # One node first: if its app answers no QUERY, the others would each log a traceback.
-            first = node_ids[:1]
-            node_ids = node_ids[1:]
             with log_from(logging.CRITICAL):  # Flower's simulation logs what its apps raise
-                replies = self._query(first)
+                replies = self._query(node_ids[:1])
+            node_ids = node_ids[1:]
             if any(map(has_no_query, replies.values())):
                 self._answers_query = False
                 log.info("the clients' app answers no QUERY: %s", UNNAMED)
@@ -262,28 +250,33 @@ class FlowerClients:
 
         Return their replies by node, and note their supported terms and examples.
         """
-        exchange = Exchange()
-        for node_id in node_ids:
-            exchange.messages[str(node_id)] = Message(
-                RecordDict(), node_id, MessageType.QUERY, ttl=self.timeout
-            )
-        replies = dict[int, Message]()
+        exchange = Exchange(
+            messages={
+                str(node_id): Message(RecordDict(), node_id, MessageType.QUERY, ttl=self.timeout)
+                for node_id in node_ids
+            }
+        )
+        replies: dict[int, Message] = {}
         delivered = self.deliver(exchange.messages.values())
         find_sender = exchange.senders()  # after delivery: the grid sets the messages' ids
         for reply in delivered:
-            node = find_sender(reply)
-            if node is not None and not is_expired(reply):
-                replies.setdefault(int(node), reply)
+            name = find_sender(reply)
+            if name is not None and not is_expired(reply):
+                replies.setdefault(int(name), reply)
         exchange.answered = set(map(str, replies))
         self._note_pending(exchange)
         for node_id, reply in replies.items():
-            self._sizes[node_id] = 0
+            node = replace(self._roster.nodes[node_id], examples=0)
             if reply.has_content():
-                self._supported_terms[node_id] = read_supported(reply.content)
-                self._sizes[node_id] = read_examples(reply.content)
-                self._note_account(node_id, reply.content)
+                node = replace(
+                    node,
+                    terms=read_supported(reply.content),
+                    examples=read_examples(reply.content),
+                    account=read_account(reply.content) or node.account,
+                )
             elif has_no_query(reply):
-                self._supported_terms[node_id] = frozenset()
+                node = replace(node, terms=frozenset())
+            self._roster.nodes[node_id] = node
         return replies
 
     def sizes(self, names: Sequence[str]) -> Mapping[str, float]:
@@ -291,19 +284,19 @@ class FlowerClients:
 
         A node that an operator has named was not asked for its name, so it is asked now, once.
         """
-        nodes = {name: self._tracker.online[name] for name in names if name in self._tracker.online}
-        free = set(self._tracker.free)
+        nodes = {name: self._roster.online[name] for name in names if name in self._roster.online}
+        free = set(self._roster.free)
         silent = [
             node_id
             for name, node_id in nodes.items()
-            if node_id not in self._sizes and name in free
+            if self._roster.nodes[node_id].examples is None and name in free
         ]
         if silent and self._answers_query is not False:
             self._query(silent)
         return {
-            name: float(size)
+            name: float(examples)
             for name, node_id in nodes.items()
-            if (size := self._sizes.get(node_id))
+            if (examples := self._roster.nodes[node_id].examples)
         }
 
     def _read_contents(
@@ -313,12 +306,16 @@ class FlowerClients:
 
         Note who owes a reply, and who has the frozen arrays.
         """
-        contents = exchange.sort(replies, self._tracker.online, refused)
+        contents = exchange.sort(replies, self._roster.online, refused)
         for name, content in contents:
             node_id = exchange.messages[name].metadata.dst_node_id
-            self._note_account(node_id, content)
-            if self._digest and read_frozen_digest(content) == self._digest:
-                self._have_frozen.add(node_id)
+            node = self._roster.nodes[node_id]
+            has_frozen = self._digest != "" and read_frozen_digest(content) == self._digest
+            self._roster.nodes[node_id] = replace(
+                node,
+                account=read_account(content) or node.account,
+                has_frozen=node.has_frozen or has_frozen,
+            )
         self._note_pending(exchange)
         # All of them: an error of one client must not end the run.
         reasons = refused.reasons.values()
@@ -350,14 +347,11 @@ class FlowerClients:
         """Return a message to each client, with the `sent` vectors by record."""
         self._layout = self._method.layout_of(model_of(arrays))
         vectors = {record: record_of(vector) for record, vector in sent.items()}
-        self._training = Exchange(terms.server_round)
-        self._sent_to_train = terms.others
-        self._work = terms.work
-        self._codec = terms.codec
+        self._training = Exchange(terms)
         # By the answers to QUERY; others may declare terms in their replies.
-        supported = [self._supported_terms.get(self._tracker.online[name]) for name in names]
+        supported = [self._roster.nodes[self._roster.online[name]].terms for name in names]
         if terms.server_round == 1 and self._method.unused_rounds and all(supported):
-            check_supported(self._work, frozenset[str]().union(*filter(None, supported)))
+            check_supported(terms.work, frozenset[str]().union(*filter(None, supported)))
         arrays = message_of(arrays, self._layout, terms.codec)
         for name in names:
             self._training.messages[name] = self._message(
@@ -369,36 +363,38 @@ class FlowerClients:
         """Return the usable replies to the last `write_train_messages`."""
         exchange = self._training
         method = self._method
-        refused = Refusals(exchange.server_round)
-        if not exchange.server_round:
+        terms = exchange.terms
+        refused = Refusals(terms.server_round)
+        if not terms.server_round:
             raise RuntimeError(
                 "there are no messages that these could be replies to: call configure_train first;"
                 " your own calls super().configure_train and changes what that returns"
             )
         contents = self._read_contents(exchange, replies, refused)
         self._note_states_of_contexts(contents)
-        supported = self._find_supported_terms(contents)
+        work = terms.work
+        supported = self._find_supported_terms(contents, work)
         trained = TrainReplies.empty(
             self._layout, refused=refused, missing=exchange.missing, second=method.second
         )
         for name, content in contents:
             try:
-                check_supported(self._work, supported[name])
+                check_supported(work, supported[name])
                 report = usable_metrics(read_metrics(content), method.weighted_by_key, method.needs)
-                if self._codec.rounds_updates:
+                if terms.codec.rounds_updates:
                     check_rounded(report)
-                second = read_second(content, method.second, trained.second, self._codec)
+                second = read_second(content, method.second, trained.second, terms.codec)
                 arrays = read_arrays(
                     content,
                     method.arrayrecord_key,
                     self._layout,
-                    self._codec,
+                    terms.codec,
                     method.second,
                 )
                 trained.add(name, report, arrays, second)
             except ValueError as reason:
                 refused.add(name, reason)
-        screen_updates(method, trained, exchange.server_round)
+        screen_updates(method, trained, terms.server_round)
         return replace(
             trained,
             bytes_sent=exchange.bytes_sent,
@@ -426,7 +422,7 @@ class FlowerClients:
             self.lost_states = None
 
     def _find_supported_terms(
-        self, contents: Sequence[tuple[str, RecordDict]]
+        self, contents: Sequence[tuple[str, RecordDict]], work: Mapping[str, Any]
     ) -> dict[str, frozenset[str]]:
         """Return the terms that each client supports, by its reply and its node's answer to QUERY.
 
@@ -438,12 +434,12 @@ class FlowerClients:
         silent = [
             nodes[name]
             for name, terms in declared.items()
-            if not terms and nodes[name] not in self._supported_terms
+            if not terms and self._roster.nodes[nodes[name]].terms is None
         ]
-        if self._work and silent and self.grid is not None and self._answers_query is not False:
+        if work and silent and self.grid is not None and self._answers_query is not False:
             self._query(silent)
         return {
-            name: terms | self._supported_terms.get(nodes[name], frozenset())
+            name: terms | (self._roster.nodes[nodes[name]].terms or frozenset())
             for name, terms in declared.items()
         }
 
@@ -464,13 +460,13 @@ class FlowerClients:
         self, names: Sequence[str], arrays: ArrayRecord, terms: Terms, participants: Collection[str]
     ) -> list[Message]:
         """Return a message to each of the clients."""
-        self._evaluation = Exchange(terms.server_round)
+        self._evaluation = Exchange(terms)
         arrays = message_of(arrays, self._method.layout_of(model_of(arrays)), terms.codec)
         measuring = terms.to_config()
         plain = {key: value for key, value in measuring.items() if key != "measure"}
         if TRAIN_LOSS in terms.measure:
             # A client may need the user's own config values to load its training data.
-            measuring = {**self._sent_to_train, **measuring}
+            measuring = {**self._training.terms.others, **measuring}
         for name in names:
             config = measuring if terms.measure and name in participants else plain
             self._evaluation.messages[name] = self._message(
@@ -481,7 +477,7 @@ class FlowerClients:
     def read_evaluate_replies(self, replies: Iterable[Message]) -> Replies:
         """Return the usable replies to the last `write_evaluate_messages`."""
         exchange = self._evaluation
-        refused = Refusals(exchange.server_round)
+        refused = Refusals(exchange.terms.server_round)
         reports: Reports = {}
         not_finite: dict[str, float] = {}
         weight_key = self._method.weighted_by_key
@@ -536,7 +532,7 @@ class FlowerClients:
         }
         return Message(
             RecordDict({**records, **vectors}),
-            dst_node_id=self._tracker.online[name],
+            dst_node_id=self._roster.online[name],
             message_type=message_type,
             ttl=self.timeout,
         )
@@ -552,7 +548,8 @@ class FlowerClients:
         }
         for reply in replies:
             if reply.has_error():  # perhaps because it lacks the frozen parameters
-                self._have_frozen.discard(reply.metadata.src_node_id)
+                node_id = reply.metadata.src_node_id
+                self._roster.nodes[node_id] = replace(self._roster.nodes[node_id], has_frozen=False)
         return replies
 
     # Frozen parameters ----------------------------------------------------------------------------
@@ -575,7 +572,7 @@ class FlowerClients:
             whole = content.array_records[arrays]
             named = ConfigRecord({**content.config_records[config], FROZEN: self._digest})
             message.content = RecordDict({**content, config: named})
-            if message.metadata.dst_node_id in self._have_frozen:
+            if self._roster.nodes[message.metadata.dst_node_id].has_frozen:
                 message.content[arrays] = ArrayRecord(
                     {name: array for name, array in whole.items() if name not in frozen}
                 )
@@ -585,12 +582,12 @@ class FlowerClients:
             sent = exchange.messages[name].metadata
             # A reply that was delivered and is missing here was held back by a hook.
             if sent.message_id and sent.message_id not in self._delivered:
-                self._tracker.expect_reply(
+                self._roster.expect_reply(
                     sent.message_id, sent.dst_node_id, sent.created_at, sent.ttl
                 )
         for name in exchange.answered:
-            self._tracker.reset_backoff(exchange.messages[name].metadata.dst_node_id)
-        self._tracker.clear(exchange.strays)
+            self._roster.reset_backoff(exchange.messages[name].metadata.dst_node_id)
+        self._roster.clear(exchange.strays)
 
     def _grid(self) -> Grid:
         if self.grid is None:
@@ -604,10 +601,11 @@ class FlowerClients:
 class Exchange:
     """The Flower messages of one phase of a round, and which were answered, by client name.
 
-    `strays` are the ids of late replies to other messages.
+    Messages that were sent without terms have the defaults, of round 0. `strays` are the ids of
+    late replies to other messages.
     """
 
-    server_round: int = 0
+    terms: Terms = field(default_factory=lambda: Terms(server_round=0))
     messages: dict[str, Message] = field(default_factory=dict)
     answered: set[str] = field(default_factory=set)
     strays: set[str] = field(default_factory=set)

@@ -3,9 +3,11 @@
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from fairbloom.errors import FairbloomError, describe_online, join_names
 from fairbloom.logs import log
+from fairbloom.system.deadline import Clock, Deadline
 from fairbloom.text import plural, text_if
 
 # A wait for clients is logged after NOTICE_SECONDS, and again every AGAIN_SECONDS.
@@ -20,6 +22,7 @@ class QuorumError(FairbloomError):
     """
 
 
+@dataclass
 class Wait:
     """One wait for clients, of at most `patience` seconds.
 
@@ -27,44 +30,44 @@ class Wait:
     lasted, and with "" once it is over.
     """
 
-    def __init__(self, patience: float, on_wait: Callable[[str], None]) -> None:
-        self.patience = patience
-        self.on_wait = on_wait
-        self._since: float | None = None
-        self._next = NOTICE_SECONDS
+    patience: float
+    on_wait: Callable[[str], None]
+    clock: Clock
+    _deadline: Deadline | None = field(default=None, init=False)
+    _next: float = field(default=NOTICE_SECONDS, init=False)
 
     def should_continue(self, text: str) -> bool:
         """Return whether there is time left to wait; the wait begins with the first call.
 
         `text` names the awaited clients, for the log.
         """
-        now = time.monotonic()
-        if self._since is None:
-            self._since = now
-            self._next = NOTICE_SECONDS
-        waited = now - self._since
-        if waited >= self.patience:
+        if self._deadline is None:
+            self._deadline = Deadline.after(self.patience, self.clock.monotonic)
+        if self._deadline.is_over:
             return False
+        waited = self._deadline.elapsed
         self.on_wait(f"{text}. It has waited for {waited:.0f} s")
         if waited >= self._next:
             self._next = waited + AGAIN_SECONDS
             log.warning(
                 "%s; this run waits for %.0f s more (wait-for-clients)",
                 text,
-                self.patience - waited,
+                self._deadline.left,
             )
         return True
 
     def end(self) -> None:
         """End the wait: the next call of `should_continue` begins another one."""
-        if self._since is not None and self._next > NOTICE_SECONDS:
+        if self._deadline is None:
+            return
+        if self._next > NOTICE_SECONDS:
             log.info(
                 "enough clients are online after %.0f s, and the run goes on",
-                time.monotonic() - self._since,
+                self._deadline.elapsed,
             )
-        if self._since is not None:
-            self.on_wait("")
-        self._since = None
+        self.on_wait("")
+        self._deadline = None
+        self._next = NOTICE_SECONDS
 
 
 class Quorum:
@@ -82,6 +85,8 @@ class Quorum:
         The setting that errors name as a remedy.
     grid
         The run's grid. Its method `note_wait`, if it has one, is called as `Wait.on_wait`.
+    clock
+        The clock of all waits of the run, also those for replies.
     """
 
     def __init__(
@@ -91,6 +96,7 @@ class Quorum:
         known: Iterable[str] = (),
         setting: str = "min-clients",
         grid: object = None,
+        clock: Clock = time,
     ) -> None:
         self.fewest = 0
         """How many counted clients must be online; 0 before that is decided."""
@@ -98,7 +104,8 @@ class Quorum:
         self._known = set(known)
         self._setting = setting
         self._names: dict[int, str] = {}
-        self.wait = Wait(patience, getattr(grid, "note_wait", lambda text: None))
+        self.clock = clock
+        self.wait = Wait(patience, getattr(grid, "note_wait", lambda text: None), clock)
 
     def counted(self, names: Iterable[str]) -> list[str]:
         """Return the clients that count."""

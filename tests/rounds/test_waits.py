@@ -4,6 +4,7 @@ others."""
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -55,8 +56,7 @@ class Day:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Day:
     clock = Day()
-    for place in ("quorum", "flower", "node_tracker"):
-        monkeypatch.setattr(f"fairbloom.rounds.{place}.time", clock)
+    monkeypatch.setattr("fairbloom.rounds.flower.Quorum", partial(Quorum, clock=clock))
     return clock
 
 
@@ -136,18 +136,22 @@ class Nodes(MemoryGrid):
 
 
 def wanting(
-    fewest: int, patience: float = 3600.0, among: tuple[str, ...] = (), clients: int = 3
+    clock: Day,
+    fewest: int,
+    patience: float = 3600.0,
+    among: tuple[str, ...] = (),
+    clients: int = 3,
 ) -> Quorum:
-    quorum = Quorum(patience, among, quadratics(clients))
+    quorum = Quorum(patience, among, quadratics(clients), clock=clock)
     quorum.fewest = fewest
     return quorum
 
 
 def deployed(
-    grid: MemoryGrid, rounds: int = 6, quorum: Quorum | None = None, **options: Any
+    grid: "Nodes | Late", rounds: int = 6, quorum: Quorum | None = None, **options: Any
 ) -> list[Round]:
     """Run as Fairbloom's own ServerApp does."""
-    quorum = quorum or wanting(2, clients=len(grid.clients))
+    quorum = quorum or wanting(grid.clock, 2, clients=len(grid.clients))
     method = FedAvg(
         buffers=BUFFERS, min_available_nodes=quorum.fewest, **{"fraction_evaluate": 0.0, **options}
     )
@@ -248,6 +252,8 @@ def test_a_node_that_never_sent_its_name_is_asked_again(clock: Day) -> None:
 class Late(MemoryGrid):
     """What was held back arrives once the round is over."""
 
+    clock: Day
+
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         came = super().pull_messages(message_ids)
         self.release()
@@ -257,15 +263,9 @@ class Late(MemoryGrid):
 @either
 def test_late_replies_of_all_pay_their_debts(run: Callable[..., list[Round]], clock: Day) -> None:
     faults = {(site, number): no_reply for site in SITES for number in (2, 4, 5)}
-    assert used(run(Late(quadratics(3), faults=faults, registered=SITES), rounds=7)) == [
-        3,
-        0,
-        3,
-        0,
-        0,
-        3,
-        3,
-    ]
+    grid = Late(quadratics(3), faults=faults, registered=SITES)
+    grid.clock = clock
+    assert used(run(grid, rounds=7)) == [3, 0, 3, 0, 0, 3, 3]
 
 
 @either
@@ -333,17 +333,19 @@ def test_the_end_of_patience_names_the_awaited_and_a_remedy(
     with pytest.raises(
         QuorumError, match=r"100.4 s \(wait-for-clients\) 1 of 2 .*site-1, site-2, site-3"
     ) as ended:
-        deployed(Nodes(clock, away=away, clients=4), quorum=wanting(2, patience=100.4, clients=4))
+        deployed(
+            Nodes(clock, away=away, clients=4), quorum=wanting(clock, 2, patience=100.4, clients=4)
+        )
     assert isinstance(ended.value, FairbloomError)
     assert "\n" not in str(ended.value)
     assert 100.4 <= clock.now < 102.0
     (fewest,) = re.findall(r"min-clients = (\d+) would go on", str(ended.value))
-    rounds = deployed(Nodes(clock, away=away, clients=4), 3, wanting(int(fewest)))
+    rounds = deployed(Nodes(clock, away=away, clients=4), 3, wanting(clock, int(fewest)))
     assert [list(each.coefficients) for each in rounds] == [["site-0"]] * 3
 
 
 def test_each_wait_has_the_whole_patience(clock: Day, subtests: pytest.Subtests) -> None:
-    quorum = wanting(2, patience=10.0)
+    quorum = wanting(clock, 2, patience=10.0)
     for _ in range(5):
         with subtests.test():
             assert not quorum.is_met(["site-0"])
@@ -355,7 +357,10 @@ def test_each_wait_has_the_whole_patience(clock: Day, subtests: pytest.Subtests)
 def test_where_some_clients_train_these_are_the_ones_that_count(clock: Day) -> None:
     away = {"site-1": ((0.0, 200.0),), "site-2": ((0.0, 300.0),)}
     first, *_ = deployed(
-        Nodes(clock, away=away, clients=4), 3, wanting(2, among=SITES), training_clients=SITES
+        Nodes(clock, away=away, clients=4),
+        3,
+        wanting(clock, 2, among=SITES),
+        training_clients=SITES,
     )
     assert (first.participants, first.offline) == (("site-0", "site-1"), ("site-2",))
     assert clock.now >= 200.0
@@ -369,14 +374,14 @@ def test_a_client_that_owes_a_reply_counts_as_online(clock: Day) -> None:
 
 
 def test_a_node_without_a_name_counts_by_its_number(clock: Day) -> None:
-    quorum = wanting(2)
+    quorum = wanting(clock, 2)
     quorum.observe({"site-0": 5})
     assert not quorum.is_met_by_nodes([5])
     assert quorum.is_met_by_nodes([5, 77])
 
 
 def test_of_many_absent_clients_three_are_named(clock: Day) -> None:
-    quorum = Quorum(0.0, known=[f"site-{k:03d}" for k in range(100)])
+    quorum = Quorum(0.0, clock=clock, known=[f"site-{k:03d}" for k in range(100)])
     quorum.fewest = 50
     with pytest.raises(QuorumError, match=r"site-001, site-002 and 97 more") as ended:
         quorum.is_met([])

@@ -42,8 +42,7 @@ NAMES = tuple(f"site-{k}" for k in range(4))
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for place in ("rounds.quorum", "rounds.flower", "server.waiting"):
-        monkeypatch.setattr(f"fairbloom.{place}.time", clock)
+    monkeypatch.setattr("fairbloom.rounds.flower.Quorum", partial(Quorum, clock=clock))
     return clock
 
 
@@ -52,8 +51,8 @@ def until(second: float, *names: str) -> dict[str, Times]:
 
 
 def arrive(clock: Clock, away: Mapping[str, Times], *, clients: int = 4, **given: Any) -> Quorum:
-    given = {"expected": clients, "began": (), "min_clients": 0, "patience": 3600.0} | given
-    quorum = Quorum(given["patience"])
+    given = {"expected": clients, "began": (), "min_clients": 0} | given
+    quorum = Quorum(given.pop("patience", 3600.0), clock=clock)
     there = FlowerClients(FedAvg(), Nodes(clock, away=away, clients=clients), 5.0, quorum)
     wait_for_clients(there, quorum, **given)
     return quorum
@@ -109,10 +108,10 @@ TOO_FEW: list[tuple[Mapping[str, Times], dict[str, Any], float, str]] = [
 def test_the_grid_is_told_for_whom_a_run_waits(clock: Clock) -> None:
     """At the start, and later; the text is empty once the wait is over, in whatever way."""
     said = list[str]()
-    quorum = Quorum(100.0, grid=SimpleNamespace(note_wait=said.append))
+    quorum = Quorum(100.0, grid=SimpleNamespace(note_wait=said.append), clock=clock)
     nodes = Nodes(clock, away=until(3.0, "site-1") | until(NEVER, "site-3"), clients=4)
     clients = FlowerClients(FedAvg(), nodes, 5.0, quorum)
-    wait_for_clients(clients, quorum, expected=4, began=(), min_clients=0, patience=100.0)
+    wait_for_clients(clients, quorum, expected=4, began=(), min_clients=0)
     assert re.match("2 of 4 clients .*; awaited: .* has waited for 0 s$", said[0])
     assert re.match("3 of 4 clients .* has waited for 100 s$", said[-2])
     assert said[-1] == ""
@@ -199,7 +198,7 @@ def test_in_a_simulation_too_few_nodes_end_the_run_at_once(
     clock: Clock, began: tuple[str, ...], remedy: str
 ) -> None:
     clock.now = 0.0
-    quorum = Quorum(3600.0)
+    quorum = Quorum(3600.0, clock=clock)
     wanted = len(began) or 20
     there = FlowerClients(
         FedAvg(), InMemoryGrid(clock, away=until(0.4, *NAMES), clients=4), 5.0, quorum
@@ -208,7 +207,7 @@ def test_in_a_simulation_too_few_nodes_end_the_run_at_once(
         SimulationError,
         match=f"4 of {wanted} .*--federation-config num-supernodes={wanted}.*{remedy}",
     ):
-        wait_for_clients(there, quorum, expected=20, began=began, min_clients=0, patience=3600.0)
+        wait_for_clients(there, quorum, expected=20, began=began, min_clients=0)
     assert clock.now < 5.0
 
 
@@ -381,12 +380,11 @@ def test_ten_times_the_others_median_is_the_most() -> None:
 class Slow(Clock):
     """Stands for a grid: the reply to message i comes at second i of its own clock."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.asked = list[set[str]]()
         self.sent = list[str | None]()
         self.offline = dict[int, tuple[float, float]]()
-        monkeypatch.setattr(polling, "time", self)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str | None]:
         self.sent = [
@@ -427,15 +425,16 @@ class Slow(Clock):
 
 
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
-    return Slow(monkeypatch)
+def slow() -> Slow:
+    return Slow()
 
 
 def replies(
     grid: Slow, *nodes: int, timeout: float | None, what: str = "query", min_replies: int = 0
 ) -> list[str]:
     messages = [Message(RecordDict(), dst_node_id=node, message_type=what) for node in nodes]
-    came = PollingGrid(grid, min_replies=min_replies).send_and_receive(messages, timeout=timeout)  # type: ignore[arg-type]
+    polled = PollingGrid(grid, min_replies=min_replies, quorum=Quorum(clock=grid))  # type: ignore[arg-type]
+    came = polled.send_and_receive(messages, timeout=timeout)
     return [reply.metadata.reply_to_message_id for reply in came]
 
 
@@ -500,10 +499,8 @@ def test_enough_replies_without_errors_end_a_rounds_training(
 class Falls(Slow):
     """Fails at the first calls, as a SuperLink that falls and comes back."""
 
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, *errors: Exception, seconds: float = 0.0
-    ) -> None:
-        super().__init__(monkeypatch)
+    def __init__(self, *errors: Exception, seconds: float = 0.0) -> None:
+        super().__init__()
         self.errors = list(errors)
         self.seconds = seconds
 
@@ -548,22 +545,22 @@ one."""
 
 
 def test_what_passes_within_ten_minutes_is_outlived(
-    monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+    subtests: pytest.Subtests,
 ) -> None:
     """The minutes count, not the tries."""
     for error in PASSING:
         with subtests.test(error=error):
-            falls = Falls(monkeypatch, *[error] * PATIENT_TRIES)
+            falls = Falls(*[error] * PATIENT_TRIES)
             assert sorted(replies(falls, 1, 2, timeout=60.0)) == ["1", "2"]
-            falls = Falls(monkeypatch, *[error] * (PATIENT_TRIES + 1))
+            falls = Falls(*[error] * (PATIENT_TRIES + 1))
             with pytest.raises(type(error), match=re.escape(str(error))):
                 replies(falls, 1, timeout=60.0)
             assert falls.now == polling.PATIENCE_SECONDS == 600.0
-    falls = Falls(monkeypatch, *[HANDSHAKE] * 100, seconds=250.0)
+    falls = Falls(*[HANDSHAKE] * 100, seconds=250.0)
     with pytest.raises(httpx.ConnectError):
         replies(falls, 1, timeout=60.0)
     assert len(falls.errors) == 100 - 4  # at 250, 501, 752 and 1003 s
-    grid: Any = PollingGrid(falls)  # type: ignore[arg-type]
+    grid: Any = PollingGrid(falls, quorum=Quorum(clock=falls))  # type: ignore[arg-type]
     for call in (lambda: list(grid.pull_messages({"1"})), grid.get_node_ids, grid.get_nodes):
         with subtests.test(call=call):
             falls.errors = [HANDSHAKE]
@@ -572,39 +569,35 @@ def test_what_passes_within_ten_minutes_is_outlived(
 
 
 @pytest.mark.parametrize("error", FOR_GOOD)
-def test_what_time_does_not_cure_ends_the_run_at_once(
-    monkeypatch: pytest.MonkeyPatch, error: Any
-) -> None:
-    falls = Falls(monkeypatch, error)
+def test_what_time_does_not_cure_ends_the_run_at_once(error: Any) -> None:
+    falls = Falls(error)
     with pytest.raises(type(error)) as raised:
         replies(falls, 1, timeout=60.0)
     assert raised.value is error
     assert falls.now == 0.0
     falls.errors = [HANDSHAKE, HANDSHAKE, error]
     with pytest.raises(type(error)):
-        PollingGrid(falls).get_nodes()  # type: ignore[arg-type]
+        PollingGrid(falls, quorum=Quorum(clock=falls)).get_nodes()  # type: ignore[arg-type]
     assert falls.now == 2.0
 
 
 def test_a_lost_superlink_and_its_return_are_one_log_line_each(
-    monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
+    said: pytest.LogCaptureFixture,
 ) -> None:
-    replies(Falls(monkeypatch, *[HANDSHAKE] * 30, answer(500), answer(500)), 1, timeout=60.0)
+    replies(Falls(*[HANDSHAKE] * 30, answer(500), answer(500)), 1, timeout=60.0)
     assert [*dict.fromkeys(said.messages)] == [
         f"the SuperLink fails this run, which waits for it up to 10 minutes: {HANDSHAKE}",
         "the SuperLink works again after 32 s, and the run continues",
     ]
 
 
-def test_messages_that_outlived_their_time_on_the_way_live_anew(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    grid = Falls(monkeypatch, HANDSHAKE, HANDSHAKE, seconds=7.0)
+def test_messages_that_outlived_their_time_on_the_way_live_anew() -> None:
+    grid = Falls(HANDSHAKE, HANDSHAKE, seconds=7.0)
     message = Message(RecordDict(), dst_node_id=18, message_type="train", ttl=10.0)
     lives: list[float] = []
     push = grid.push_messages
     grid.push_messages = lambda messages: (lives.append(message.metadata.ttl), push(messages))[1]  # type: ignore[method-assign]
-    came = [*PollingGrid(grid).send_and_receive([message], timeout=4.0)]  # type: ignore[arg-type]
+    came = [*PollingGrid(grid, quorum=Quorum(clock=grid)).send_and_receive([message], timeout=4.0)]  # type: ignore[arg-type]
     assert lives == [10.0, 10.0, pytest.approx(16.0 + 10.0, abs=1.0)]
     assert len(came) == 1  # at second 18: the deadline counts from when the message was taken
 
@@ -628,11 +621,10 @@ def with_quorum(
     **options: Any,
 ) -> list[str]:
     """Return the clients that replied; online clients that are not among these nodes do not count."""
-    monkeypatch.setattr("fairbloom.rounds.quorum.time", polling.time)
     monkeypatch.setattr(
         slow, "get_node_ids", lambda: [node for node in nodes if not slow.is_away(node)]
     )
-    quorum = Quorum(patience)
+    quorum = Quorum(patience, clock=slow)
     quorum.fewest = fewest
     quorum.observe({f"client-{node}": node for node in nodes})
     timeout = options.get("timeout", 600.0)
@@ -643,7 +635,7 @@ def with_quorum(
         Message(RecordDict(), dst_node_id=node, message_type=what, ttl=ttl) for node in nodes
     ]
     for message in messages:
-        message.metadata.__dict__["_created_at"] = polling.time.time()
+        message.metadata.__dict__["_created_at"] = slow.time()
     enrolled = options.get("enrolled", tuple)
     grid: Any = PollingGrid(slow, min_replies=min_replies, quorum=quorum, enrolled=enrolled)  # type: ignore[arg-type]
     return [

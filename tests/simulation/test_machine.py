@@ -11,13 +11,12 @@ import math
 import shutil
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from fairbloom.rounds import flower, quorum
 from fairbloom.rounds.clients import TrainReplies
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.learning import NothingLearnedError
@@ -388,14 +386,20 @@ class NotingClients(FlowerClients):
         return self.last
 
 
-@contextmanager
-def quick_waits() -> Iterator[None]:
-    """Let a wait take no time: a second passes with each look at the clock of waits."""
-    ticks = itertools.count()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flower, "WAIT_SECONDS", 0.0)
-        patch.setattr(quorum, "time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
-        yield
+class Ticking:
+    """A clock that lets a wait take no time: a second passes with each look at it."""
+
+    def __init__(self) -> None:
+        self._ticks = itertools.count()
+
+    def monotonic(self) -> float:
+        return float(next(self._ticks))
+
+    def time(self) -> float:
+        return time.time()
+
+    def sleep(self, seconds: float) -> None:
+        """Return at once."""
 
 
 @dataclass
@@ -417,7 +421,7 @@ def run_process(
     made: list[NotingClients] = []
 
     def clients_of(method: Method) -> FlowerClients:
-        enough = Quorum(PATIENCE)
+        enough = Quorum(PATIENCE, clock=Ticking())
         enough.fewest = FEWEST
         made.append(NotingClients(method, Nodes(process, cleared), quorum=enough))
         return made[0]
@@ -440,10 +444,9 @@ def run_process(
 
     watched.append(process)
     try:
-        with quick_waits():
-            federate(
-                Settings.of({**config, "out": str(process.folder)}), clients_of, note, deployed=True
-            )
+        federate(
+            Settings.of({**config, "out": str(process.folder)}), clients_of, note, deployed=True
+        )
     except Killed:
         # it may have died after the checkpoint, before `note`
         if process.number in process.sent and made:

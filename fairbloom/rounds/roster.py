@@ -1,18 +1,38 @@
-"""Which clients are online, by name, and which of them still owe a reply."""
+"""The nodes of a run: which are online, what they have reported, and which owe a reply."""
 
-import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from fairbloom.logs import log
+from fairbloom.protocol.accounts import AccountStatus
+from fairbloom.system.deadline import Clock, Deadline
 
 # The longest pause, in seconds, before a node that never answers gets a message again, unless
 # messages live longer.
 LONGEST_PAUSE = 86400.0
 
 
-class NodeTracker:
-    """The clients online by name, across rounds.
+@dataclass(frozen=True)
+class Node:
+    """What is known of a node, by its replies.
+
+    `claim` is the name that it gave when it came online, "" if it gave none. The `terms` of local
+    work that it supports and the number of its training `examples`, 0 if it reports none, are None
+    before it was asked. `has_frozen` says whether it holds the frozen parameters of the run's
+    model. It has left `missed` messages unanswered since its last reply.
+    """
+
+    claim: str = ""
+    terms: frozenset[str] | None = None
+    examples: int | None = None
+    account: AccountStatus | None = None
+    has_frozen: bool = False
+    missed: int = 0
+
+
+class Roster:
+    """The nodes of a run by id, and the clients online by name, across rounds.
 
     A node's name is the one that an operator registered with its key; else the one that the node
     gave when it was first asked; else its node id. If several nodes claim the same name, the one
@@ -23,20 +43,21 @@ class NodeTracker:
     unanswered.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self.nodes = defaultdict[int, Node](Node)
         self.online: Mapping[str, int] = {}
         """Node ids by client name, in ascending order of names."""
-        self._claims: dict[int, str] = {}
-        # by message id: the node that owes a reply, and the Unix time until which it is awaited
-        self._pending: dict[str, tuple[int, float]] = {}
-        self._missed: Counter[int] = Counter()
+        self._clock = clock
+        # by message id: the node that owes a reply, and until when it is awaited
+        self._pending: dict[str, tuple[int, Deadline]] = {}
 
     @property
     def pending(self) -> list[str]:
         """The ids of messages that are neither answered nor expired."""
-        now = time.time()
         self._pending = {
-            message_id: reply for message_id, reply in self._pending.items() if now < reply[1]
+            message_id: (node_id, deadline)
+            for message_id, (node_id, deadline) in self._pending.items()
+            if not deadline.is_over
         }
         return list(self._pending)
 
@@ -53,9 +74,10 @@ class NodeTracker:
 
     def expect_reply(self, message_id: str, node_id: int, made: float, lives: float) -> None:
         """Note that a node has not answered a message made at a Unix time that `lives` seconds."""
-        pause = min(lives * 2.0 ** min(self._missed[node_id], 30), max(lives, LONGEST_PAUSE))
-        self._missed[node_id] += 1
-        self._pending[message_id] = node_id, made + lives + pause
+        node = self.nodes[node_id]
+        self.nodes[node_id] = replace(node, missed=node.missed + 1)
+        pause = min(lives * 2.0 ** min(node.missed, 30), max(lives, LONGEST_PAUSE))
+        self._pending[message_id] = node_id, Deadline(made, lives + pause, self._clock.time)
 
     def clear(self, message_ids: Iterable[str]) -> None:
         """Note that these messages were answered at last."""
@@ -66,7 +88,7 @@ class NodeTracker:
 
     def reset_backoff(self, node_id: int) -> None:
         """Note that a node has answered: its next pause is a short one again."""
-        self._missed.pop(node_id, None)
+        self.nodes[node_id] = replace(self.nodes[node_id], missed=0)
 
     def refresh(
         self, nodes: Mapping[int, str], ask: Callable[[list[int]], Mapping[int, str]]
@@ -78,20 +100,22 @@ class NodeTracker:
         registered = {node_id: name for node_id, name in nodes.items() if name}
         pending = self.pending_nodes
         # A node that owes a reply is not asked for its name, so the name is kept until it is back.
-        self._claims = {
-            node_id: name
-            for node_id, name in self._claims.items()
-            if node_id in nodes or node_id in pending
-        }
-        unknown = sorted(nodes.keys() - registered.keys() - self._claims.keys() - pending)
+        gone = self.nodes.keys() - nodes.keys() - pending
+        self.nodes |= {node_id: replace(self.nodes[node_id], claim="") for node_id in gone}
+        others = nodes.keys() - registered.keys() - pending
+        unknown = sorted(node_id for node_id in others if not self.nodes[node_id].claim)
         if unknown:
-            self._claims |= ask(unknown)
+            self.nodes |= {
+                node_id: replace(self.nodes[node_id], claim=name)
+                for node_id, name in ask(unknown).items()
+            }
+        claims = {node_id: node.claim for node_id, node in self.nodes.items() if node.claim}
         # Names that the operator has bound to a key come first, then held ones, then claims.
         held = {node_id: name for name, node_id in self.online.items() if node_id in nodes}
         names = dict(registered)
         ids = set(map(str, nodes))
         taken = set(names.values())
-        for node_id, name in [*held.items(), *sorted(self._claims.items())]:
+        for node_id, name in [*held.items(), *sorted(claims.items())]:
             if node_id not in nodes or node_id in names:
                 continue
             stolen = name in taken or (name != str(node_id) and name in ids)

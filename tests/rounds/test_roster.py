@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from fairbloom.rounds.node_tracker import NodeTracker
+from fairbloom.rounds.roster import Roster
 from fairbloom.rounds.sampling import sample, share
+
+from .test_waits import Day
 
 NAMES = [f"client-{k:02d}" for k in range(100)]
 
@@ -50,11 +52,11 @@ def test_a_draw_is_in_order_and_without_replacement(
 def test_the_draw_depends_on_names_seed_and_round_alone(
     seed: int, number: int, names: list[str]
 ) -> None:
-    tracker = NodeTracker()
+    roster = Roster(time)
     # in the order in which the nodes came, by node id
-    tracker.refresh(dict(enumerate(names)), never)
-    assert list(tracker.online) == tracker.free == sorted(names)
-    assert draw(tracker.free, 0.3, 1, seed, number) == draw(sorted(names), 0.3, 1, seed, number)
+    roster.refresh(dict(enumerate(names)), never)
+    assert list(roster.online) == roster.free == sorted(names)
+    assert draw(roster.free, 0.3, 1, seed, number) == draw(sorted(names), 0.3, 1, seed, number)
 
 
 class Many(Sequence[str]):
@@ -106,11 +108,16 @@ def test_every_client_and_every_pair_is_drawn_equally_often(subtests: pytest.Sub
 
 
 @pytest.fixture
-def tracker() -> NodeTracker:
-    return NodeTracker()
+def clock() -> Day:
+    return Day()
 
 
-def test_a_node_is_asked_once_and_again_only_when_it_comes_anew(tracker: NodeTracker) -> None:
+@pytest.fixture
+def roster(clock: Day) -> Roster:
+    return Roster(clock)
+
+
+def test_a_node_is_asked_once_and_again_only_when_it_comes_anew(roster: Roster) -> None:
     asked = []
 
     def ask(nodes: list[int]) -> dict[int, str]:
@@ -118,94 +125,88 @@ def test_a_node_is_asked_once_and_again_only_when_it_comes_anew(tracker: NodeTra
         return {node: f"site-{node}" for node in nodes}
 
     for online in ([3, 5], [3, 5], [3, 5, 4], [5], [3, 5]):
-        tracker.refresh(dict.fromkeys(online, ""), ask)
+        roster.refresh(dict.fromkeys(online, ""), ask)
     assert asked == [[3, 5], [4], [3]]
-    assert tracker.online == {"site-3": 3, "site-5": 5}
+    assert roster.online == {"site-3": 3, "site-5": 5}
 
 
-def test_a_silent_node_is_asked_again_before_it_takes_part(tracker: NodeTracker) -> None:
-    tracker.refresh({3: "", 4: ""}, lambda nodes: {4: "b"})
-    assert tracker.online == {"b": 4}
-    tracker.refresh({3: "", 4: ""}, lambda nodes: dict.fromkeys(nodes, "a"))
-    assert tracker.online == {"a": 3, "b": 4}
+def test_a_silent_node_is_asked_again_before_it_takes_part(roster: Roster) -> None:
+    roster.refresh({3: "", 4: ""}, lambda nodes: {4: "b"})
+    assert roster.online == {"b": 4}
+    roster.refresh({3: "", 4: ""}, lambda nodes: dict.fromkeys(nodes, "a"))
+    assert roster.online == {"a": 3, "b": 4}
 
 
-def test_a_node_that_owes_a_reply_keeps_its_name_while_away(tracker: NodeTracker) -> None:
+def test_a_node_that_owes_a_reply_keeps_its_name_while_away(clock: Day, roster: Roster) -> None:
     """It is not asked before its time is over, so its name could not be asked for again."""
-    tracker.refresh({3: "", 5: ""}, lambda nodes: {node: f"site-{node}" for node in nodes})
-    tracker.expect_reply("message", 3, time.time(), 1000.0)
-    tracker.refresh({5: ""}, never)
-    assert tracker.online == {"site-5": 5}
-    tracker.refresh({3: "", 5: ""}, never)
-    assert tracker.online == {"site-3": 3, "site-5": 5}
-    assert tracker.free == ["site-5"]
+    roster.refresh({3: "", 5: ""}, lambda nodes: {node: f"site-{node}" for node in nodes})
+    roster.expect_reply("message", 3, clock.time(), 1000.0)
+    roster.refresh({5: ""}, never)
+    assert roster.online == {"site-5": 5}
+    roster.refresh({3: "", 5: ""}, never)
+    assert roster.online == {"site-3": 3, "site-5": 5}
+    assert roster.free == ["site-5"]
 
 
 @pytest.mark.parametrize("first", [{}, {9: "hospital"}, {2: ""}])
-def test_a_registered_name_can_not_be_claimed(first: dict[int, str], tracker: NodeTracker) -> None:
+def test_a_registered_name_can_not_be_claimed(first: dict[int, str], roster: Roster) -> None:
     """Neither when both come together, nor before, nor after; and it needs no question."""
-    tracker.refresh(first, never if 9 in first else lambda nodes: dict.fromkeys(nodes, "hospital"))
-    tracker.refresh({9: "hospital", 2: ""}, lambda nodes: {2: "hospital"})
-    assert tracker.online == {"hospital": 9}
-    assert tracker.free == ["hospital"]
+    roster.refresh(first, never if 9 in first else lambda nodes: dict.fromkeys(nodes, "hospital"))
+    roster.refresh({9: "hospital", 2: ""}, lambda nodes: {2: "hospital"})
+    assert roster.online == {"hospital": 9}
+    assert roster.free == ["hospital"]
 
 
-def test_a_name_that_a_node_holds_is_not_given_to_a_second_one(tracker: NodeTracker) -> None:
-    tracker.refresh({9: ""}, lambda nodes: {9: "hospital"})
-    tracker.refresh({9: "", 2: ""}, lambda nodes: {2: "hospital"})
-    assert tracker.online == {"hospital": 9}
-    tracker.refresh({2: ""}, lambda nodes: {})  # its holder has left
-    assert tracker.online == {"hospital": 2}
+def test_a_name_that_a_node_holds_is_not_given_to_a_second_one(roster: Roster) -> None:
+    roster.refresh({9: ""}, lambda nodes: {9: "hospital"})
+    roster.refresh({9: "", 2: ""}, lambda nodes: {2: "hospital"})
+    assert roster.online == {"hospital": 9}
+    roster.refresh({2: ""}, lambda nodes: {})  # its holder has left
+    assert roster.online == {"hospital": 2}
 
 
-def test_a_node_cannot_take_the_id_of_another_for_its_name(tracker: NodeTracker) -> None:
-    tracker.refresh({2: "", 9: ""}, lambda nodes: {2: "9", 9: "9"})
-    assert tracker.online == {"9": 9}
+def test_a_node_cannot_take_the_id_of_another_for_its_name(roster: Roster) -> None:
+    roster.refresh({2: "", 9: ""}, lambda nodes: {2: "9", 9: "9"})
+    assert roster.online == {"9": 9}
 
 
 # Debts --------------------------------------------------------------------------------------------
 
 
-def test_a_client_that_owes_a_reply_is_online_but_not_free(tracker: NodeTracker) -> None:
-    tracker.refresh({3: "a", 4: "b"}, never)
-    tracker.expect_reply("first", 3, 0.0, math.inf)
-    tracker.expect_reply("second", 3, 0.0, math.inf)
-    assert tracker.pending == ["first", "second"]
-    tracker.clear(["first", "of another run"])
-    assert list(tracker.online) == ["a", "b"]
-    assert tracker.free == ["b"]
-    tracker.clear(["second"])
-    assert tracker.free == ["a", "b"]
+def test_a_client_that_owes_a_reply_is_online_but_not_free(roster: Roster) -> None:
+    roster.refresh({3: "a", 4: "b"}, never)
+    roster.expect_reply("first", 3, 0.0, math.inf)
+    roster.expect_reply("second", 3, 0.0, math.inf)
+    assert roster.pending == ["first", "second"]
+    roster.clear(["first", "of another run"])
+    assert list(roster.online) == ["a", "b"]
+    assert roster.free == ["b"]
+    roster.clear(["second"])
+    assert roster.free == ["a", "b"]
 
 
-def silent_for(tracker: NodeTracker, now: list[float]) -> float:
+def silent_for(roster: Roster, clock: Day) -> float:
     """Return for how long a node is asked nothing that does not answer a message of ten seconds."""
-    made = now[0]
-    tracker.expect_reply("message", 3, made, 10.0)
-    while not tracker.free:
-        now[0] += 1.0
-    return now[0] - made
+    made = clock.now
+    roster.expect_reply("message", 3, clock.time(), 10.0)
+    while not roster.free:
+        clock.sleep(1.0)
+    return clock.now - made
 
 
-def test_the_pause_doubles_and_restarts_after_an_answer(
-    monkeypatch: pytest.MonkeyPatch, tracker: NodeTracker
-) -> None:
-    now = [1000.0]
-    monkeypatch.setattr("fairbloom.rounds.node_tracker.time.time", lambda: now[0])
-    tracker.refresh({3: "a"}, never)
-    assert [silent_for(tracker, now) for _ in range(4)] == [20.0, 30.0, 50.0, 90.0]
-    tracker.reset_backoff(3)
-    assert silent_for(tracker, now) == 20.0
-    tracker.expect_reply("late", 3, now[0], 10.0)
-    tracker.clear(["late"])
-    assert (tracker.free, silent_for(tracker, now)) == (["a"], 20.0)
+def test_the_pause_doubles_and_restarts_after_an_answer(clock: Day, roster: Roster) -> None:
+    roster.refresh({3: "a"}, never)
+    assert [silent_for(roster, clock) for _ in range(4)] == [20.0, 30.0, 50.0, 90.0]
+    roster.reset_backoff(3)
+    assert silent_for(roster, clock) == 20.0
+    roster.expect_reply("late", 3, clock.time(), 10.0)
+    roster.clear(["late"])
+    assert (roster.free, silent_for(roster, clock)) == (["a"], 20.0)
 
 
-def test_the_longest_pause_is_a_day(monkeypatch: pytest.MonkeyPatch, tracker: NodeTracker) -> None:
-    now = [0.0]
-    monkeypatch.setattr("fairbloom.rounds.node_tracker.time.time", lambda: now[0])
-    tracker.refresh({3: "a"}, never)
+def test_the_longest_pause_is_a_day(clock: Day, roster: Roster) -> None:
+    roster.refresh({3: "a"}, never)
     for number in range(2000):
-        tracker.expect_reply(str(number), 3, now[0], 10.0)
-    now[0] = 10.0 + 86400.0
-    assert tracker.free == ["a"]
+        roster.expect_reply(str(number), 3, clock.time(), 10.0)
+    clock.now = 10.0 + 86400.0
+    assert roster.free == ["a"]
