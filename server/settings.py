@@ -9,7 +9,7 @@ from typing import Any, Self
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.imports import is_import_string
 from fairbloom.protocol.attacks import ATTACKS, share_in
-from fairbloom.protocol.effects import explain_without_effect, find_idle, marks_in
+from fairbloom.protocol.effects import apply_marks, collect_marks, explain_without_effect
 from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.private import SIMULATED
 from fairbloom.protocol.rules import check_rule
@@ -46,7 +46,7 @@ IN_PYTHON = re.compile(
 )
 
 # What leaves a setting without effect. The options of methods are checked by the method.
-IDLE = marks_in(RunSettings)
+IDLE = collect_marks(RunSettings)
 
 
 def parameters(*, task: str = "", methods: Iterable[str] = ()) -> Mapping[str, Parameter]:
@@ -161,7 +161,7 @@ class Settings(RunSettings):
             ),
         }
         idle = [
-            *find_idle(IDLE, vars(self)),
+            *apply_marks(IDLE, vars(self)),
             *(each for each, is_so in of_attacks.items() if is_so),
         ]
         if error := explain_without_effect(given, idle):

@@ -24,7 +24,7 @@ class IdleIf:
     reason: str = ""
 
 
-def marks_in(*declared: Any) -> tuple[tuple[str, IdleIf], ...]:
+def collect_marks(*declared: Any) -> tuple[tuple[str, IdleIf], ...]:
     """Return the marks in the annotations of classes, with the names that have them."""
     return tuple(
         (name, mark)
@@ -35,7 +35,7 @@ def marks_in(*declared: Any) -> tuple[tuple[str, IdleIf], ...]:
     )
 
 
-def find_idle(
+def apply_marks(
     marks: Iterable[tuple[str, IdleIf]], values: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
     """Return the marked settings that have no effect with these values, with reason and remedy."""

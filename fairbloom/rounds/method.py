@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.effects import explain_without_effect, find_idle
+from fairbloom.protocol.effects import apply_marks, explain_without_effect
 from fairbloom.protocol.names import ARRAYS_DISPARITY, BETWEEN_GROUPS, SNAPSHOT
 from fairbloom.protocol.parameters import SettingsError, arguments_of, parsed
 from fairbloom.protocol.patterns import match_names
@@ -262,7 +262,7 @@ class Method(CommonOptions):
             for name, value in given.items()
             if value != (OPTIONS[name].default if name in OPTIONS else None)
         }
-        if error := explain_without_effect(changed, find_idle(IDLE, given)):
+        if error := explain_without_effect(changed, apply_marks(IDLE, given)):
             raise ValueError(error)
 
     def check_fit(self, option: compatibility.Option, name: str, value: object) -> None:

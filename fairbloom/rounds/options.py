@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Annotated, Any, ClassVar, TypedDict, cast, get_args, get_type_hints, is_typeddict
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.effects import IdleIf, marks_in
+from fairbloom.protocol.effects import IdleIf, collect_marks
 from fairbloom.protocol.names import ARRAYS, CONFIG, NUM_EXAMPLES
 from fairbloom.protocol.options import RunOptions, SharedOptions
 from fairbloom.protocol.parameters import (
@@ -247,7 +247,7 @@ OPTIONS: Mapping[str, Parameter] = {
 }
 
 # What leaves an option without effect.
-IDLE = marks_in(RunOptions, Options)
+IDLE = collect_marks(RunOptions, Options)
 
 # The options that change something which a method may need, unless they have their default.
 CHANGING: Mapping[str, Option] = {
