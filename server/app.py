@@ -140,7 +140,7 @@ def main(grid: Grid, context: Context) -> None:
                 # These first counts bound the counts of later replies.
                 sizes = clients.sizes(clients.online(0))
                 check_sizes(sizes, method.enrolled_sizes)
-                method.enter(method.run_state.enrolled(sizes))
+                method.enter(method.run_state.screened(sizes))
             return clients
 
         # A grid may keep the replies of a round until it is saved.

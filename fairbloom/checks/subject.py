@@ -29,7 +29,6 @@ from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.refusals import Refusals
 from fairbloom.rounds.round import Round
-from fairbloom.rounds.run_state import Remembered
 from fairbloom.rounds.updates import Updates
 from fairbloom.rounds.vectors import Vectors
 from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
@@ -343,8 +342,7 @@ class MethodUnderTest(Subject):
                 weighting = Weighting(decision.coefficients, decision, cohort)
                 memory, rows = remember(method, weighting, seen.vectors, probed)
             state = method.run_state
-            remembered = Remembered(memory=memory, kept=rows, moments=None, norms=state.norms)
-            method.enter(state.stepped(number, remembered))
+            method.enter(state.stepped(number, memory, rows, None, state.norms))
 
 
 def as_arrays(flat: FloatArray) -> Model:

@@ -19,7 +19,7 @@ from .defences import mixed, trimmed_mean
 from .layout import Layout
 from .method import Method
 from .round import Contribution
-from .run_state import Remembered
+from .run_state import RunState
 from .sampling import sample
 from .screening import NormBounds, check_step, out_of_proportion
 from .server_optimizer import Moments
@@ -333,10 +333,10 @@ def aggregate(
     norm_bounds: NormBounds,
     rows: Rows,
     evaluate_probe: Callable[[Model], Replies],
-) -> tuple[Model, Step, Remembered]:
+) -> tuple[Model, Step, RunState]:
     """Weigh a round's rows and take the step.
 
-    Return the model after the step, what is known of the step, and what the run remembers of it.
+    Return the model after the step, what is known of the step, and the state of the run after it.
     `evaluate_probe` makes a second sample of clients report their loss at a model.
 
     Raises
@@ -367,12 +367,8 @@ def aggregate(
     # From here on, the step is taken.
     losses = _probe(method, replies, weighting, evaluate_probe)
     memory, kept = remember(method, weighting, rows.vectors, losses)
-    remembered = Remembered(
-        memory=memory,
-        kept=kept,
-        moments=moments,
-        norms=method.run_state.norms.plus(cohort.round, norms / norm_bounds.allowances, step_norm),
-    )
+    state = method.run_state
+    history = state.norms.plus(cohort.round, norms / norm_bounds.allowances, step_norm)
     mixing_matrix = weighting.mixing_matrix
     of_clients = average_over_arrays(cohort, coefficients)[: cohort.size]
     step = Step(
@@ -382,7 +378,7 @@ def aggregate(
         cosines=measure_cosines(method, cohort.round, replies.updates),
         left_out=defence.left_out(cohort.names, mixing_matrix, of_clients) if defence else (),
     )
-    return model, step, remembered
+    return model, step, state.stepped(cohort.round, memory, kept, moments, history)
 
 
 def remember(

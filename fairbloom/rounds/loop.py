@@ -24,7 +24,7 @@ from .learning import Watcher, find_unchanged
 from .method import Method
 from .refusals import NotFiniteMetricError
 from .round import Round, StopRun
-from .run_state import Remembered, RunState
+from .run_state import RunState
 from .sampling import sample, share
 from .screening import (
     NormBounds,
@@ -235,12 +235,11 @@ class Rounds:
             skip_reason = current.explain_no_update(replies, method.training_clients)
         else:
             changed, unchanged = find_unchanged(current, replies)
-            state = state.learned(changed=changed, unchanged=bool(unchanged))
             try:
-                model, current.step, remembered = self._aggregate(current, replies, norm_bounds)
-                state = state.stepped(number, remembered)
+                model, current.step, state = self._aggregate(current, replies, norm_bounds)
             except NoStepError as reason:
                 skip_reason = str(reason)
+            state = state.learned(changed=changed, unchanged=bool(unchanged))
         if skip_reason:
             state = state.without_step(number)
         if method.keeps_states:
@@ -473,7 +472,7 @@ class Rounds:
 
     def _aggregate(
         self, current: RoundInProgress, replies: TrainReplies, norm_bounds: NormBounds
-    ) -> tuple[Model, Step, Remembered]:
+    ) -> tuple[Model, Step, RunState]:
         method = self._method
         rows = build_cohort(
             method,
@@ -525,7 +524,7 @@ class Rounds:
         """
         states = state.states.after(current.number, used)
         if not current.lost_states:
-            return state.with_states(states)
+            return state.with_states(states, lost=False)
         log.warning(
             "round %d: %s lost the state that clients keep between rounds, so %s and all"
             " clients begin again without state",
@@ -533,4 +532,4 @@ class Rounds:
             join_names(current.lost_states),
             type(self._method).__name__,
         )
-        return state.forgotten(states.without_all(current.lost_states))
+        return state.with_states(states.without_all(current.lost_states), lost=True)

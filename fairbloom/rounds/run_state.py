@@ -87,28 +87,6 @@ class Average:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Remembered:
-    """What a step leaves to later rounds.
-
-    Attributes
-    ----------
-    memory
-        The method's memory.
-    kept
-        The rows that the method keeps.
-    moments
-        The moments of the server optimizer.
-    norms
-        The norms of the last rounds' updates, and of the longest step.
-    """
-
-    memory: Mapping[str, Any]
-    kept: Mapping[Kept, Vectors]
-    moments: Moments | None
-    norms: NormHistory
-
-
-@dataclass(frozen=True, kw_only=True)
 class RunState:
     """What a run knows after its rounds so far, besides the model.
 
@@ -179,17 +157,13 @@ class RunState:
 
     # Transitions ----------------------------------------------------------------------------------
 
-    def enrolled(self, sizes: Mapping[str, float]) -> Self:
-        """Return the state of a run that knows the clients' weights before its first round."""
-        return replace(self, first_counts=dict(sizes))
-
     def drawn(self, sizes: Mapping[str, float]) -> Self:
         """Return the state with new clients in the roster, with their examples or 0."""
         roster = {**self.roster, **sizes}
         return replace(self, roster={name: roster[name] for name in sorted(roster)})
 
     def screened(self, counts: Mapping[str, float]) -> Self:
-        """Return the state after the screening of a round's replies.
+        """Return the state after the screening of a round's replies, or of what precedes the first.
 
         `counts` has the weights that the usable replies state. The roster gets numbers that it
         lacks.
@@ -205,17 +179,24 @@ class RunState:
         """Return the state of a run that asks these clients no more: their budgets are spent."""
         return replace(self, spent=self.spent.union(spent))
 
-    def stepped(self, number: int, remembered: Remembered) -> Self:
+    def stepped(
+        self,
+        number: int,
+        memory: Mapping[str, Any],
+        kept: Mapping[Kept, Vectors],
+        moments: Moments | None,
+        norms: NormHistory,
+    ) -> Self:
         """Return the state after the step of a round."""
         return replace(
             self,
             finished_rounds=number,
             steps=self.steps + 1,
             skipped=0,
-            memory=remembered.memory,
-            kept=remembered.kept,
-            moments=remembered.moments,
-            norms=remembered.norms,
+            memory=memory,
+            kept=kept,
+            moments=moments,
+            norms=norms,
         )
 
     def without_step(self, number: int) -> Self:
@@ -233,13 +214,13 @@ class RunState:
             self, changed=changed, unchanged=self.unchanged + (unchanged and not changed)
         )
 
-    def with_states(self, states: States) -> Self:
-        """Return the state with the rounds of the clients' states after a round."""
-        return replace(self, states=states)
+    def with_states(self, states: States, *, lost: bool) -> Self:
+        """Return the state with the rounds of the clients' states after a round.
 
-    def forgotten(self, states: States) -> Self:
-        """Return the state without memory and rows, as clients lost their states: all restart."""
-        return replace(self, memory={}, kept={}, states=states)
+        If a client has `lost` its state, the method begins again, too.
+        """
+        left = replace(self, memory={}, kept={}) if lost else self
+        return replace(left, states=states)
 
     def averaged(self, model: Model) -> Self:
         """Return the state with one more model in the mean."""

@@ -511,7 +511,7 @@ def forging(changed: dict[str, float], strategy: FedAvg | None = None) -> Round:
 def test_test_examples_are_compared_with_test_examples() -> None:
     """A site may have many more of them than training examples, but not suddenly."""
     method = FedAvg(max_growth=10.0)
-    method.enter(method.run_state.enrolled({"a": 10.0, "b": 10.0}))
+    method.enter(method.run_state.screened({"a": 10.0, "b": 10.0}))
     refused = []
     for counts in ((500, 20), (5000, 20), (5001, 200), (50, 201)):
         reports = {name: {"num-examples": n} for name, n in zip("ab", counts, strict=True)}

@@ -13,7 +13,6 @@ from fairbloom.rounds.aggregation import Weighting, decide, remember
 from fairbloom.rounds.arrays import FloatArray
 from fairbloom.rounds.cohort import Cohort, Kept, Past, Probed
 from fairbloom.rounds.method import Method
-from fairbloom.rounds.run_state import Remembered
 from fairbloom.rounds.vectors import Vectors
 from fairbloom.strategies import METHODS, FairStrategy
 
@@ -234,8 +233,7 @@ def advance(
     vectors = Vectors((np.zeros((cohort.rows, 1)) if rows is None else rows,))
     memory, kept = remember(method, Weighting(c, decision, cohort), vectors, probed or {})
     state = method.run_state
-    remembered = Remembered(memory=memory, kept=kept, moments=None, norms=state.norms)
-    method.enter(state.stepped(cohort.round, remembered))
+    method.enter(state.stepped(cohort.round, memory, kept, None, state.norms))
     return c
 
 
