@@ -167,8 +167,7 @@ def _answer(
             )
         local = LocalClient.of(settings, partition, name, load_states(context), until)
         if is_deployed(context):
-            order = order_in(context, settings)
-            local = guarded(local, min_rows_in(context), order, until)
+            local = guarded(local, min_rows_in(context), order_in(context, settings), until)
         received = received_model(
             message.content.array_records[wire.ARRAYS], terms.codec, local.model
         )

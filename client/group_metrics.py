@@ -109,8 +109,7 @@ def _count_units(
     """Return the number of different units of the chosen examples in each bin, as rows."""
     if units is None:
         return _count(bins[chosen], shape)
-    pairs = np.unique(np.stack([bins[chosen], units[chosen]]), axis=1)
-    return _count(pairs[0], shape)
+    return _count(np.unique(np.stack([bins[chosen], units[chosen]]), axis=1)[0], shape)
 
 
 def reportable(

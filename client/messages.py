@@ -83,8 +83,7 @@ def order_in(context: Context, settings: RunSettings) -> int | str | None:
         return settings.seed
     if settings.state_dir:
         return None
-    record = ConfigRecord({KEY: token_hex()})
-    kept = context.state.config_records.setdefault(NAME, record)
+    kept = context.state.config_records.setdefault(NAME, ConfigRecord({KEY: token_hex()}))
     return f"{kept[KEY]!s} {fingerprint_of(settings)}"
 
 
@@ -123,10 +122,9 @@ def received_model(arrays: ArrayRecord, codec: Codec, model: Module) -> StateDic
         return state_of(arrays)
     from fairbloom.tasks.models import arrays_of, sendable
 
-    own = arrays_of(sendable(model.state_dict()))
     decoded = codec.receive_model(
         {name: read_values(array) for name, array in arrays.items()},
-        {name: array.dtype for name, array in own.items()},
+        {name: array.dtype for name, array in arrays_of(sendable(model.state_dict())).items()},
     )
     return state_of(
         ArrayRecord({name: arrays.get(name) or Array(values) for name, values in decoded.items()})

@@ -86,8 +86,7 @@ class FedFa(FairStrategy):
         n = np.array([*counted.values()], np.float64)
         momentum = np.full(len(cohort.memory), self.server_momentum)
         c = np.concatenate([self._shares(cohort, n), momentum])
-        velocity = Kept("velocity", cohort.round)
-        return Decision(c, {"rounds": {**rounds, **counted}}, {velocity: c})
+        return Decision(c, {"rounds": {**rounds, **counted}}, {Kept("velocity", cohort.round): c})
 
     def _shares(self, cohort: Cohort, n: FloatArray) -> FloatArray:
         """Return the shares of the updates, of clients with n rounds up to this one."""

@@ -88,8 +88,7 @@ class FedMDFG(CommonDescent):
         memory = {**cohort.past.memory, **self._expectations(cohort)}
         live = self._live(cohort)
         if not live.size:
-            keep = dict.fromkeys(cohort.past.kept)
-            return Decision(np.zeros(len(cohort.gram)), memory, keep)
+            return Decision(np.zeros(len(cohort.gram)), memory, dict.fromkeys(cohort.past.kept))
         rows = np.eye(len(cohort.gram))
         return Decision(
             self._coefficients(cohort, live),

@@ -180,7 +180,7 @@ class FairStrategy(Method, Strategy):
             scores=recording.scores,
         )
         vars(self)["_session"] = session
-        self.reset()
+        self.enter(RunState())
         if recording.resume is not None:
             self.load_state_dict(recording.resume)
             session.restore(self.run_state)
@@ -412,13 +412,13 @@ class StrategySession:
             vars(layer).update(values)
         self.clients.with_state = set(state.with_state)
 
-    def note_hooks(self) -> None:
+    def note_hooks(self, method: FairStrategy) -> None:
         """Enter into the run's state what hooks have changed."""
         configs = {
             name: changes for name, config in self.configs.items() if (changes := config.changes())
         }
         wrappers = [plain_values(layer) for layer in layers(self.outer)[:-1]]
-        self.rounds.note_hooks(configs, wrappers, self.clients.with_state)
+        method.enter(method.run_state.hooked(configs, wrappers, self.clients.with_state))
 
 
 @dataclass
@@ -465,7 +465,7 @@ class _HookedSteps:
             if strategy.run_state.finished_rounds < number:
                 raise  # before the replies were aggregated: the round does not count
             self.stopped = stop
-        session.note_hooks()
+        session.note_hooks(strategy)
         _, metrics = session.trained
         if metrics is not None:
             log.info(AGGREGATED, metrics)
@@ -488,7 +488,7 @@ class _HookedSteps:
                     # it was raised before our own hook
                     FairStrategy.aggregate_evaluate(strategy, number, replies)
                 raise
-        session.note_hooks()
+        session.note_hooks(strategy)
         metrics = session.evaluated
         if metrics is not None:
             log.info(AGGREGATED, metrics)

@@ -71,7 +71,6 @@ def surround(core: ir.Model, how: Preprocessing, about: Mapping[str, str]) -> on
     asked.replace_all_uses_with(inputs)
     _add_predictions(op, how, found, _any(op, refused))
     graph.sort()  # nodes that the core's need were added after them
-    names = [column.name for column in how.columns]
     model = ir.Model(
         graph,
         ir_version=IR_VERSION,
@@ -80,7 +79,7 @@ def surround(core: ir.Model, how: Preprocessing, about: Mapping[str, str]) -> on
             **about,
             "target": how.target,
             "classes": json.dumps(how.classes, ensure_ascii=False),
-            "columns": json.dumps(names, ensure_ascii=False),
+            "columns": json.dumps([column.name for column in how.columns], ensure_ascii=False),
         },
     )
     # PyTorch's metadata have paths of this machine, and lines of its code.

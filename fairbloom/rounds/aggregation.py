@@ -444,8 +444,7 @@ def _apply_step(
     if method.server_optimizer is None:
         flat = layout.flat - direction
         return updates.model_with(flat, cohort.prior, cohort.counts), step_norm, None, measured
-    before = method.run_state.moments
-    flat, moments = method.server_optimizer.step(layout.flat, direction, before)
+    flat, moments = method.server_optimizer.step(layout.flat, direction, method.run_state.moments)
     return updates.model_with(flat, cohort.prior, cohort.counts), step_norm, moments, measured
 
 

@@ -304,19 +304,9 @@ class Rounds:
         replies.refused.log()
         if not current.evaluators:
             return None
-        usable = bool(replies.names)
-        method.enter(method.run_state.evaluated(current.number, usable=usable))
+        method.enter(method.run_state.evaluated(current.number, usable=bool(replies.names)))
         self._watcher.check_evaluation(current)
         return replies.summarize(len(current.evaluators), method.weighted_by_key)
-
-    def note_hooks(
-        self,
-        configs: Mapping[str, Mapping[str, Any]],
-        wrappers: Sequence[Mapping[str, Any]],
-        with_state: Collection[str],
-    ) -> None:
-        """Note what Flower's hooks have changed; see `RunState.hooked`."""
-        self._method.enter(self._method.run_state.hooked(configs, wrappers, with_state))
 
     # The run --------------------------------------------------------------------------------------
 

@@ -36,13 +36,13 @@ from .defences import NONE, WEIGHING, Defence
 from .layout import Layout
 from .options import (
     CHANGING,
+    CHECKING,
     IDLE,
     OPTIONS,
     OWN_NAMES,
     CommonOptions,
     Options as Options,
     checking,
-    is_checking,
 )
 from .ranges import amounts_in, names_in, one_of, pairs_in, whole
 from .run_state import RunState, decode, encode
@@ -168,7 +168,7 @@ class Method(CommonOptions):
         self.train_metrics_aggr_fn = options.get("train_metrics_aggr_fn")
         self.evaluate_metrics_aggr_fn = options.get("evaluate_metrics_aggr_fn")
 
-        self.reset()
+        self.enter(RunState())
 
     def __setattr__(self, name: str, value: object) -> None:
         """Set an attribute in the constructor; later raise FrozenMethodError."""
@@ -211,7 +211,7 @@ class Method(CommonOptions):
             )
         if misnamed := find_misnamed_hook(cls):
             raise DeclarationError(misnamed)
-        if not is_checking(cls.__init__):
+        if not hasattr(cls.__init__, CHECKING):
             cls.__init__ = checking(cls.__init__)  # type: ignore[method-assign]
 
     def _checked_weighting(self, weighting: str | None) -> str:
@@ -424,10 +424,6 @@ class Method(CommonOptions):
     def enter(self, state: RunState) -> None:
         """Go on from a state of the run, which a transition of `rounds.run_state` returned."""
         self.__dict__["_run"] = state
-
-    def reset(self) -> None:
-        """Forget every round."""
-        self.enter(RunState())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the run for a checkpoint, and whose it is.

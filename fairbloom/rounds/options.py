@@ -262,6 +262,10 @@ CHANGING: Mapping[str, Option] = {
 OWN_NAMES = {"proximal_mu": "mu", "personal_lambda": "lam"}
 
 
+# The attribute of a constructor that `checking` returned.
+CHECKING = "checks_parameters"
+
+
 def checking(construct: Callable[..., None]) -> Callable[..., None]:
     """Return a constructor that gets its parameters checked and in their types: 1.0 for a float 1.
 
@@ -295,16 +299,11 @@ def checking(construct: Callable[..., None]) -> Callable[..., None]:
         if type(self).__init__ is checked:  # the outermost constructor
             vars(self)["_is_complete"] = True
 
-    checked.is_checking = True  # type: ignore[attr-defined]
+    setattr(checked, CHECKING, True)
     # A signature with names that only a type checker imports stays as it is.
     with suppress(NameError):
         checked.__signature__ = expand_signature(construct)  # type: ignore[attr-defined]
     return checked
-
-
-def is_checking(construct: Callable[..., None]) -> bool:
-    """Return whether a constructor is one that `checking` returned."""
-    return hasattr(construct, "is_checking")
 
 
 def added_options(extended: Any) -> dict[str, inspect.Parameter]:

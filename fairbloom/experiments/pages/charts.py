@@ -145,13 +145,10 @@ def differences(rows: Sequence[Row], axis: str) -> Spec:
     )
     # two seeds have none
     intervals = [interval] if any(row["low"] is not None for row in rows) else []
-    return {**_spec(rows, [_zero_line(), *intervals, point]), "height": 28 * len(methods)}
-
-
-def _zero_line() -> Spec:
-    return _layer(
+    zero = _layer(
         "rule", {"x": {"datum": 0}}, data={"values": [{}]}, color=colour("muted"), strokeDash=[3, 3]
     )
+    return {**_spec(rows, [zero, *intervals, point]), "height": 28 * len(methods)}
 
 
 # Whether a difference is clear or not tested, in words, and the colour of each.

@@ -133,13 +133,12 @@ def lines_charts(
     panels = []
     for place, other in enumerate(others, 1):
         shown = [row for row in rows if row["method"] in (base.label, other.label)]
-        spec = {**draw(shown, [base, other], axis, rows), "height": 200}
         panels.append(
             Chart(
                 f"{name}-{place}",
                 f"{other.label}{caption.panel}",
                 f"{title} under {other.label} and {base.label}.",
-                spec,
+                {**draw(shown, [base, other], axis, rows), "height": 200},
             )
         )
     return Charts(panels, [base], narrow=True)
