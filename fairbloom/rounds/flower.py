@@ -310,11 +310,10 @@ class FlowerClients:
         for name, content in contents:
             node_id = exchange.messages[name].metadata.dst_node_id
             node = self._roster.nodes[node_id]
-            has_frozen = self._digest != "" and read_frozen_digest(content) == self._digest
             self._roster.nodes[node_id] = replace(
                 node,
                 account=read_account(content) or node.account,
-                has_frozen=node.has_frozen or has_frozen,
+                has_frozen=node.has_frozen or read_frozen_digest(content) == self._digest,
             )
         self._note_pending(exchange)
         # All of them: an error of one client must not end the run.

@@ -32,6 +32,7 @@ from flwr.serverapp.strategy import (
     Strategy,
 )
 
+from fairbloom.protocol.accounts import AccountStatus
 from fairbloom.protocol.advice import ADVICE
 from fairbloom.rounds.arrays import FloatArray
 from fairbloom.rounds.cohort import Cohort
@@ -523,6 +524,45 @@ def test_who_was_asked_about_its_data_is_not_asked_again() -> None:
     list(loop.run(initial_model(), measure=lambda number: [], measure_after=[]))
     assert method.rosters == [ALL] * 2
     assert [sorted(grid.nodes[node] for node in asked) for asked in grid.asked] == [list(ALL)]
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        (Noting(), "out of memory"),
+        (FedAvg(proximal_mu=0.1, unused_rounds=0), "No query function registered"),
+    ],
+)
+def test_who_fails_when_asked_is_not_asked_again(method: FairStrategy, reason: str) -> None:
+    """Neither for a number of examples nor for supported terms."""
+    bare = answering(quadratics(1)["site-0"], query=failing(reason))
+    grid = Asking({"site-0": bare}, registered=["site-0"])
+    clients = FlowerClients(method, grid, 60.0)
+    loop = Rounds(method, clients, 2)
+    list(loop.run(initial_model(), measure=lambda number: [], measure_after=[]))
+    assert clients.sizes(["site-0"]) == {}
+    assert grid.asked == [[*grid.nodes]]
+
+
+def test_an_account_is_known_until_it_is_reported_again() -> None:
+    """Neither replies to training without it nor such an answer to QUERY make it unknown."""
+    status = [8.0, 1e-5, 3.0, 1.0, 2.0, 0.5, 4.0]
+    client = quadratics(1)["site-0"]
+    grid = MemoryGrid({"site-0": about_itself(client, name="site-0", privacy=status)})
+    method = FedAvg(buffers=BUFFERS)
+    clients = FlowerClients(method, grid, 60.0)
+    loop = Rounds(method, clients, 1)
+    list(loop.run(initial_model(), measure=lambda number: [], measure_after=[]))
+    assert clients.accounts == {"site-0": AccountStatus(*status)}
+    nodes = grid.nodes
+    grid.nodes = {}
+    assert clients.online(0) == []
+    assert clients.accounts == {}
+    grid.nodes = nodes
+    grid.clients = {"site-0": about_itself(client, name="site-0")}
+    assert clients.online(0) == ["site-0"]
+    assert len(grid.sent_to(MessageType.QUERY)) == 2
+    assert clients.accounts == {"site-0": AccountStatus(*status)}
 
 
 def test_absent_clients_stay_on_it_and_newcomers_are_added() -> None:

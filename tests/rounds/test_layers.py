@@ -7,6 +7,7 @@ Models in a matrix, in memory or in a file, are to the bit what they are, borrow
 screens them all.
 """
 
+import itertools
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -450,12 +451,14 @@ def silent(message: Message, answer: Callable[[Message], Message]) -> Message:
     return answer(message)
 
 
-def claiming(digest: Any) -> Node:
-    """Return a client that reports another digest of its frozen parameters."""
+def claiming(digest: Any, honest: int = 0) -> Node:
+    """Return a client that reports another digest of its frozen parameters after honest replies."""
+    replies = itertools.count()
 
     def node(message: Message, answer: Callable[[Message], Message]) -> Message:
         reply = answer(message)
-        if FROZEN in reply.content.config_records.get(CLIENT, ConfigRecord()):
+        named = FROZEN in reply.content.config_records.get(CLIENT, ConfigRecord())
+        if named and next(replies) >= honest:
             reply.content.config_records[CLIENT][FROZEN] = digest
         return reply
 
@@ -468,6 +471,11 @@ def test_clients_that_do_not_know_frozen_arrays_get_all(plain: tuple[Grid, list[
     )
     assert [bits(each.arrays) for each in rounds] == [bits(each.arrays) for each in plain[1]]
     assert [grid.whole(place) for place in range(4)] == [[True] * 3] * 4
+
+
+def test_one_report_of_frozen_arrays_is_enough() -> None:
+    grid, _ = run_frozen({0: claiming("", honest=1)})
+    assert grid.whole(0) == [True, False, False]
 
 
 def test_a_model_that_changes_them_in_training_is_refused() -> None:

@@ -354,6 +354,17 @@ def test_each_wait_has_the_whole_patience(clock: Day, subtests: pytest.Subtests)
             assert quorum.is_met(["site-0", "site-1"])
 
 
+def test_each_long_wait_is_logged(clock: Day, said: pytest.LogCaptureFixture) -> None:
+    quorum = wanting(clock, 2, patience=100.0)
+    for seconds in (11.0, 12.0):
+        assert not quorum.is_met(["site-0"])
+        clock.sleep(seconds)
+        assert not quorum.is_met(["site-0"])
+        assert quorum.is_met(["site-0", "site-1"])
+    waits = [text for text in dict.fromkeys(said.messages) if "this run waits for" in text]
+    assert [re.findall(r"for (\d+) s more", text) for text in waits] == [["89"], ["88"]]
+
+
 def test_where_some_clients_train_these_are_the_ones_that_count(clock: Day) -> None:
     away = {"site-1": ((0.0, 200.0),), "site-2": ((0.0, 300.0),)}
     first, *_ = deployed(
