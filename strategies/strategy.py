@@ -180,7 +180,7 @@ class FairStrategy(Method, Strategy):
             scores=recording.scores,
         )
         vars(self)["_session"] = session
-        self.enter(RunState())
+        self.reset()
         if recording.resume is not None:
             self.load_state_dict(recording.resume)
             session.restore(self.run_state)

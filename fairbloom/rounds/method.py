@@ -168,7 +168,7 @@ class Method(CommonOptions):
         self.train_metrics_aggr_fn = options.get("train_metrics_aggr_fn")
         self.evaluate_metrics_aggr_fn = options.get("evaluate_metrics_aggr_fn")
 
-        self.enter(RunState())
+        self.reset()
 
     def __setattr__(self, name: str, value: object) -> None:
         """Set an attribute in the constructor; later raise FrozenMethodError."""
@@ -424,6 +424,10 @@ class Method(CommonOptions):
     def enter(self, state: RunState) -> None:
         """Go on from a state of the run, which a transition of `rounds.run_state` returned."""
         self.__dict__["_run"] = state
+
+    def reset(self) -> None:
+        """Forget every round."""
+        self.enter(RunState())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the run for a checkpoint, and whose it is.
