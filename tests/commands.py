@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -95,6 +95,15 @@ class BeginWorker:
     def __setstate__(self, environment: dict[str, str]) -> None:
         os.environ.clear()
         os.environ.update(environment)
+
+
+@pytest.fixture(autouse=True, scope="package")
+def forked_workers() -> Iterator[None]:
+    """Fork the workers of all comparisons, those of fixtures of a module too: a spawned one imports
+    PyTorch anew."""
+    with pytest.MonkeyPatch.context() as patch:
+        fork_workers(patch)
+        yield
 
 
 def fork_workers(patch: pytest.MonkeyPatch) -> None:

@@ -87,9 +87,9 @@ def unflat(vector: FloatArray, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
     """The trainable arrays, in the shapes and dtypes that they have in `arrays`, from one
     vector."""
     places = np.split(vector, np.cumsum([arrays[name].size for name in TRAINABLE])[:-1])
-    pairs = zip(TRAINABLE, places, strict=True)
     return {
-        name: place.reshape(arrays[name].shape).astype(arrays[name].dtype) for name, place in pairs
+        name: place.reshape(arrays[name].shape).astype(arrays[name].dtype)
+        for name, place in zip(TRAINABLE, places, strict=True)
     }
 
 
@@ -358,8 +358,9 @@ def arrays(**changed: Any) -> Fault:
         records = {
             k: a if isinstance(a, Array) else Array(np.asarray(a)) for k, a in kept if a is not None
         }
-        content = RecordDict({**reply.content, "arrays": ArrayRecord(records)})
-        return [Message(content, reply_to=sent)]
+        return [
+            Message(RecordDict({**reply.content, "arrays": ArrayRecord(records)}), reply_to=sent)
+        ]
 
     return fault
 
@@ -493,9 +494,10 @@ SITE_2_IS_DRAWN = 4
 def one_faulty(name: str, fault: Fault | None) -> tuple[Result, Round]:
     """Return a round in which site-2 misbehaves; the same again, since many tests compare theirs
     with one."""
-    grid = MemoryGrid(quadratics(6), faults={} if fault is None else {("site-2", 1): fault})
     result, (only,) = run(
-        make(name, ARGUMENTS[name][0], buffers=BUFFERS, seed=SITE_2_IS_DRAWN), grid, rounds=1
+        make(name, ARGUMENTS[name][0], buffers=BUFFERS, seed=SITE_2_IS_DRAWN),
+        MemoryGrid(quadratics(6), faults={} if fault is None else {("site-2", 1): fault}),
+        rounds=1,
     )
     return result, only
 
@@ -655,8 +657,9 @@ def descend(
     """Return the model before the first round and after each, shape (rounds + 1, 3), without
     messages."""
     start = np.full(3, 2.0)
-    loop = Rounds(method, Bowls(method, clients, joins), rounds)
-    finished = loop.run({"w": start}, measure=lambda number: [], measure_after=[])
+    finished = Rounds(method, Bowls(method, clients, joins), rounds).run(
+        {"w": start}, measure=lambda number: [], measure_after=[]
+    )
     return np.array([start, *(each.arrays["w"] for each in finished)])
 
 
@@ -677,8 +680,9 @@ def keeping(m: int) -> dict[str, Bowl]:
         A = np.diag(rng.uniform(0.5, 2.0, 3))
         a = 2.0 * rng.normal(size=3)
         examples = int(rng.integers(5, 60))
-        rates = list(rng.uniform(0.02, 0.1, 1 + (6 + 3 * len(clients)) % 11))
-        clients[name] = Bowl(name, A, a, 0.0, examples, rates)
+        clients[name] = Bowl(
+            name, A, a, 0.0, examples, list(rng.uniform(0.02, 0.1, 1 + (6 + 3 * len(clients)) % 11))
+        )
     return clients
 
 

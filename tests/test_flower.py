@@ -44,8 +44,9 @@ app = ClientApp()
 @app.train()
 def train(message: Message, context: object) -> Message:
     metrics = MetricRecord({"num-examples": 1})
-    arrays = message.content["arrays"]
-    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+    return Message(
+        RecordDict({"arrays": message.content["arrays"], "metrics": metrics}), reply_to=message
+    )
 
 
 @app.evaluate()
@@ -87,8 +88,9 @@ def test_the_command_lists_each_name_of_the_installed_flower() -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"Flower {version('flwr')}\n")
-    pairs = re.findall(r"^  (yes|NO ) +(flwr[\w.]+): ", done.stdout, re.MULTILINE)
-    assert pairs == [("yes", name) for name in [*flower.NEEDED, *flower.OPTIONAL, *flower.BY_NAME]]
+    assert re.findall(r"^  (yes|NO ) +(flwr[\w.]+): ", done.stdout, re.MULTILINE) == [
+        ("yes", name) for name in [*flower.NEEDED, *flower.OPTIONAL, *flower.BY_NAME]
+    ]
 
 
 def test_the_command_fails_if_a_name_without_substitute_is_gone(
@@ -154,8 +156,9 @@ def test_an_error_of_a_missing_name_lists_versions_with_it(
     hide(monkeypatch, name)
     with pytest.raises(FairbloomError) as raised:
         call()
-    words = f"Flower {version('flwr')} has no {name}, which Fairbloom needs "
-    assert str(raised.value).startswith(words + flower.NEEDED[name])
+    assert str(raised.value).startswith(
+        f"Flower {version('flwr')} has no {name}, which Fairbloom needs " + flower.NEEDED[name]
+    )
     assert "from 1.39 to 1.42, as in pip install 'flwr~=1.42.0'" in str(raised.value)
 
 

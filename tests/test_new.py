@@ -277,8 +277,9 @@ def test_flwr_build_and_pip_take_it_with_the_repository(app: Path, tmp_path: Pat
         f"pip install {dependency.removeprefix('fairbloom @ ')}\n"
         in (ROOT / "README.md").read_text()
     )
-    flwr = Path(sys.executable).with_name("flwr")
-    subprocess.run([flwr, "build"], cwd=app, check=True, capture_output=True)
+    subprocess.run(
+        [Path(sys.executable).with_name("flwr"), "build"], cwd=app, check=True, capture_output=True
+    )
     (bundle,) = app.glob("my-name.my-hearts.0-1-0.*.fab")
     assert "LICENSE" in ZipFile(bundle).namelist()
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]

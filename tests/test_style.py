@@ -55,8 +55,9 @@ def count_style(source: str) -> Counter[str]:
             found["tuple assignments"] += packs and not is_swap(node)
         if isinstance(node, ast.IfExp):
             found["conditional expressions"] += 1
-            parts = (node.test, node.body, node.orelse)
-            found["nested"] += any(isinstance(part, ast.IfExp) for part in parts)
+            found["nested"] += any(
+                isinstance(part, ast.IfExp) for part in (node.test, node.body, node.orelse)
+            )
     return found
 
 

@@ -144,8 +144,10 @@ def test_nothing_of_it_stays_on_the_servers_disk(run: tuple[Deployment, Path]) -
 
 @pytest.mark.slow
 def test_the_servers_log_names_it(run: tuple[Deployment, Path]) -> None:
-    log = run[0].log(run[0].server)
-    assert re.search(r"the reply of client mallory is refused: the reply has \d+ bytes", log)
+    assert re.search(
+        r"the reply of client mallory is refused: the reply has \d+ bytes",
+        run[0].log(run[0].server),
+    )
 
 
 @pytest.mark.slow
@@ -181,8 +183,10 @@ def ratios(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def rounds_of(*, zero: bool = False, **changes: Any) -> list[Round]:
     """Return the rounds of a run in this process, from a model of zeros or from the usual model."""
-    given = {"device": "cpu", "evaluate-every": 0, "fraction": 1.0, "unused-rounds": 0}
-    settings = Settings.of(given | {key_of(name): value for name, value in changes.items()})
+    settings = Settings.of(
+        {"device": "cpu", "evaluate-every": 0, "fraction": 1.0, "unused-rounds": 0}
+        | {key_of(name): value for name, value in changes.items()}
+    )
     config = settings.run_config()
     method = settings.strategy()
     assert method.update_limit == DEFAULT
@@ -250,8 +254,9 @@ def test_of_hospitals_with_10_and_20000_rows(
         "device": "cpu",
         "engine": "loop",
     }
-    out = {"out": str(tmp_path / "run"), "fraction": fraction, "num-rounds": 6}
-    run = simulate(Settings.of(plain | out))
+    run = simulate(
+        Settings.of(plain | {"out": str(tmp_path / "run"), "fraction": fraction, "num-rounds": 6})
+    )
     assert all(
         row["refused"] == "" and row["replies_used"] != "0" for row in table(run / "rounds.csv")
     )

@@ -276,8 +276,9 @@ def submit(lund: Deployment, schema: str, code: int = 0) -> None:
     number = len([*lund.home.glob("schema-*.toml")])
     path = lund.home / f"schema-{number}.toml"
     path.write_text(schema)
-    out = str(lund.home / f"run-{number}")
-    lund.submit({**SETTINGS, "schema": str(path), "out": out}, code=code)
+    lund.submit(
+        {**SETTINGS, "schema": str(path), "out": str(lund.home / f"run-{number}")}, code=code
+    )
 
 
 def owner(lund: Deployment, *words: str) -> str:

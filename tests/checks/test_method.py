@@ -293,23 +293,21 @@ WRONG: list[tuple[str, type[FairStrategy], str]] = [
 ]  # fmt: skip
 
 
-def test_a_broken_method_fails_a_property_in_words(subtests: pytest.Subtests) -> None:
-    for place, (name, method, words) in enumerate(WRONG):
-        with subtests.test(place=place, name=name):
-            with pytest.raises(Failure) as failure:
-                check(name, method)
-            assert (words in str(failure.value), failure.value.status) == (True, Status.FAILED), (
-                place,
-                failure.value,
-            )
+@pytest.mark.parametrize(("name", "method", "words"), WRONG)
+def test_a_broken_method_fails_a_property_in_words(name: str, method: Any, words: str) -> None:
+    with pytest.raises(Failure) as failure:
+        check(name, method)
+    assert (words in str(failure.value), failure.value.status) == (True, Status.FAILED)
+
+
+def test_some_method_breaks_each_property() -> None:
     assert {name for name, _, _ in WRONG} == {*PROPERTIES}
 
 
 @pytest.mark.slow
-def test_a_broken_method_fails_one_property(subtests: pytest.Subtests) -> None:
-    for place, (name, method, _) in enumerate(WRONG):
-        with subtests.test(place=place, name=name):
-            assert report_on(method).failures.keys() == {name}, place
+@pytest.mark.parametrize(("name", "method"), [broken[:2] for broken in WRONG])
+def test_a_broken_method_fails_one_property(name: str, method: Any) -> None:
+    assert report_on(method).failures.keys() == {name}
 
 
 @pytest.mark.parametrize("many", [8, 40])

@@ -64,8 +64,9 @@ def test_a_run_is_named_shown_and_not_run_again(
         "fedfv.tau": 3,
         "engine": "loop",
     }
-    there = simulate(Settings.of({**given, "device": "cpu", "out": "b"}))
-    assert not Outcome.of(folder).differences(Outcome.of(there))
+    assert not Outcome.of(folder).differences(
+        Outcome.of(simulate(Settings.of({**given, "device": "cpu", "out": "b"})))
+    )
     last = [row for row in table(folder / "clients.csv") if row["round"] == "3"]
     column = "test_accuracy_of_global_model"
     worst = min(last, key=lambda row: float(row[column]))
@@ -295,8 +296,9 @@ def test_every_method_is_listed_with_parameters_and_source(
             assert re.search(r"\b(19|20)\d\d\b", method["source"]), (
                 f"{method['name']}'s source has no year"
             )
-    keys = {parameter["key"] for method in described for parameter in method["parameters"]}
-    assert keys == {key for key, parameter in parameters().items() if parameter.owner in METHODS}
+    assert {parameter["key"] for method in described for parameter in method["parameters"]} == {
+        key for key, parameter in parameters().items() if parameter.owner in METHODS
+    }
     assert all(parameter["range"] for method in described for parameter in method["parameters"])
 
 

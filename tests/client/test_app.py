@@ -182,8 +182,9 @@ def test_what_the_server_tells_is_what_the_setting_would_do(
     asked: dict[str, Any], config: dict[str, Any]
 ) -> None:
     assert trained(asked) == trained({}, context(config=run_config(**config))) != trained({})
-    several = context(config=run_config(local_epochs=5))
-    assert trained({"full-batch-step": True}, several) == trained({"full-batch-step": True})
+    assert trained(
+        {"full-batch-step": True}, context(config=run_config(local_epochs=5))
+    ) == trained({"full-batch-step": True})
 
 
 # Stragglers ---------------------------------------------------------------------------------------

@@ -89,8 +89,10 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def examples_of(client: int) -> Examples:
     random = torch.Generator().manual_seed(client)
-    inputs = torch.randn(ROWS, FEATURES, generator=random)
-    return Examples(inputs, torch.randint(CLASSES, (ROWS,), generator=random))
+    return Examples(
+        torch.randn(ROWS, FEATURES, generator=random),
+        torch.randint(CLASSES, (ROWS,), generator=random),
+    )
 
 
 def task_of(model: nn.Module) -> Task:
@@ -152,8 +154,9 @@ def test_recorded_steps_have_the_bits_of_ordinary_ones(
 ) -> None:
     if "optimizer" in changes:  # on the CPU, which cannot be captured, it reads its step count
         monkeypatch.setattr("fairbloom.client.capture.WAITS", None)
-    capture = assert_equal(network(*copy.deepcopy(between)), replace(WORK, **changes), recorder)
-    assert not capture.why_not
+    assert not assert_equal(
+        network(*copy.deepcopy(between)), replace(WORK, **changes), recorder
+    ).why_not
     assert recorder.recorded == 2  # batches of 10 and of 3 examples
     # Of 24 steps, the first two of each shape are ordinary ones.
     assert recorder.replayed == 24 - 2 * 2

@@ -131,8 +131,9 @@ def test_update_norms_and_rules_work_without_float64() -> None:
     assert WorkDone(lambda: 0.1, lambda: [there], lambda: 0.1).norm_on_device() == 5.0
     rule = ControlVariates(Terms(server_round=1, control_variates=True))
     received = {"w": there[0]}
-    trained = {"w": there[1]}
-    _, kept = rule.finish(received, trained, rule.start(received, {}, {}), StepsTaken((0.5,)))
+    _, kept = rule.finish(
+        received, {"w": there[1]}, rule.start(received, {}, {}), StepsTaken((0.5,))
+    )
     assert kept["w"].tolist() == [0.0, -6.0, -8.0]
 
 

@@ -211,8 +211,9 @@ def test_the_page_says_how_many_lines_of_the_quickstart_change(
     ] == []
     monkeypatch.chdir(tmp_path)
     config: dict[str, Any] = {**changed.CONFIG, "num-server-rounds": 2}
-    server_app = importlib.import_module("mydigits.server_app").app
-    server_app(InProcessGrid(quickstart[0].app, config, CLIENTS), context(config))
+    importlib.import_module("mydigits.server_app").app(
+        InProcessGrid(quickstart[0].app, config, CLIENTS), context(config)
+    )
     rows = table(tmp_path / "runs/a/clients.csv")
     assert [(row["round"], row["client"]) for row in rows] == [
         (t, f"client-{i}") for t in "12" for i in range(CLIENTS)
@@ -300,8 +301,9 @@ def test_the_recipe_for_differential_privacy_clips(subtests: pytest.Subtests) ->
     model = load_task(config).model()
     finished: list[Round] = []
     grid = InProcessGrid(app["app"], config, CLIENTS)
-    arrays = ArrayRecord(model.state_dict())
-    FedMGDA().start(grid, arrays, num_rounds=2, timeout=60.0, on_round=finished.append)
+    FedMGDA().start(
+        grid, ArrayRecord(model.state_dict()), num_rounds=2, timeout=60.0, on_round=finished.append
+    )
     for each in finished:
         with subtests.test(each=each):
             assert each.refused == {}
@@ -569,8 +571,9 @@ def own_mixed(examples: list[Any]) -> list[Tensor]:
 )
 @pytest.mark.parametrize("collate", [mixed, own_mixed])
 def test_a_collate_function_may_draw_at_random(collate: Callable[..., Any]) -> None:
-    loader = DataLoader(POINTS, batch_size=2, collate_fn=collate)
-    (before,) = measured(app_of(data=[loader]), "loss-before")
+    (before,) = measured(
+        app_of(data=[DataLoader(POINTS, batch_size=2, collate_fn=collate)]), "loss-before"
+    )
     assert before > loss_at(0.0)
 
 
@@ -882,11 +885,13 @@ def test_training_data_of_the_user_are_measured() -> None:
         data=[POINTS],
         training_data=lambda where: loaders[where.node_config["name"]],
     )
-    losses = measured(app, "loss-before", "loss-after", where=context(name="a"))
-    assert losses == EXACTLY([loss_at(0), loss_at(steps())])
+    assert measured(app, "loss-before", "loss-after", where=context(name="a")) == EXACTLY(
+        [loss_at(0), loss_at(steps())]
+    )
     # they suffice where nothing is measured
-    two = app_of(train_on_examples, data=[LOADER, DataLoader(POINTS)])
-    assert trained(ask(two, {"proximal-mu": 0.7})) == EXACTLY(steps(mu=0.7))
+    assert trained(
+        ask(app_of(train_on_examples, data=[LOADER, DataLoader(POINTS)]), {"proximal-mu": 0.7})
+    ) == EXACTLY(steps(mu=0.7))
 
 
 ITERABLE = type("Iterable", (IterableDataset,), {"__iter__": lambda self: iter([(EXAMPLES[0],)])})()
@@ -973,30 +978,21 @@ def with_a_scaler(model: nn.Module, loader: Any, fused: bool = False) -> float:
 @pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
 )
-def test_proximal_term_and_momentum_are_added_to_each_step(subtests: pytest.Subtests) -> None:
+def test_the_proximal_term_pulls_to_the_received_model() -> None:
     start = Point()
     start.x.data.fill_(3.0)
     assert trained(ask(app_of(), {"proximal-mu": 0.7}, model=start)) == EXACTLY(
         steps(mu=0.7, x=3.0)
     )
-    for train in (
-        with_closures,
-        with_a_scaler,
-        partial(with_a_scaler, fused=True),
-        partial(train_with_noise, noise=0.0),
-    ):
-        with subtests.test(train=train):
-            assert trained(ask(app_of(train), {"proximal-mu": 0.7})) == pytest.approx(
-                steps(mu=0.7), rel=1e-6
-            )
-    for own in (0.0, 0.9):
-        with subtests.test(own=own):
-            app = app_of(
-                lambda m, loader, own=own: descend(
-                    m, loader, SGD(m.parameters(), lr=RATE, momentum=own)
-                )
-            )
-            assert trained(ask(app, {"client-momentum": 0.6})) == EXACTLY(steps(beta=0.6))
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+@pytest.mark.parametrize("own", [0.0, 0.9])
+def test_momentum_is_added_to_each_step(own: float) -> None:
+    app = app_of(lambda m, loader: descend(m, loader, SGD(m.parameters(), lr=RATE, momentum=own)))
+    assert trained(ask(app, {"client-momentum": 0.6})) == EXACTLY(steps(beta=0.6))
 
 
 @pytest.mark.filterwarnings(
@@ -1241,6 +1237,24 @@ class NoisySGD(Optimizer):
 
 def train_with_noise(model: nn.Module, loader: Any, noise: float = 1.0) -> float:
     return descend(model, loader, NoisySGD(SGD(model.parameters(), lr=RATE), noise))
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+@pytest.mark.parametrize(
+    "train",
+    [
+        with_closures,
+        with_a_scaler,
+        partial(with_a_scaler, fused=True),
+        partial(train_with_noise, noise=0.0),
+    ],
+)
+def test_the_proximal_term_is_added_in_any_kind_of_loop(train: Callable[..., float]) -> None:
+    assert trained(ask(app_of(train), {"proximal-mu": 0.7})) == pytest.approx(
+        steps(mu=0.7), rel=1e-6
+    )
 
 
 @pytest.mark.filterwarnings(

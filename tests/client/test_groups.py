@@ -213,8 +213,9 @@ def test_what_leaves_is_over_enough_examples_as_is_the_rest(
 def test_examples_that_are_pooled_keep_their_groups() -> None:
     from fairbloom.tasks.pooled import join
 
-    groups = torch.arange(4)[:, None]
-    part = Examples(torch.zeros(4, 1), torch.zeros(4), torch.tensor([2, 0]), groups)
+    part = Examples(
+        torch.zeros(4, 1), torch.zeros(4), torch.tensor([2, 0]), torch.arange(4)[:, None]
+    )
     assert join([part, part]).group_places().flatten().tolist() == [2, 0, 2, 0]
     assert join(
         [part, Examples(part.inputs, part.targets, torch.tensor([3]), part.groups)]

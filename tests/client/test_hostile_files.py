@@ -474,12 +474,15 @@ def test_a_simulation_tells_all_and_a_numbered_device_does_not(tmp_path: Path) -
 
 
 def test_the_owner_says_how_the_devices_files_are_written(tmp_path: Path) -> None:
-    german = csv_of(20).replace(",", ";").replace(".", ",").replace("age", "Alter", 1)
-    (tmp_path / "lund.csv").write_text(german)
+    (tmp_path / "lund.csv").write_text(
+        csv_of(20).replace(",", ";").replace(".", ",").replace("age", "Alter", 1)
+    )
     with pytest.raises(FairbloomError, match="no column 'age'"):
         asked(device(tmp_path))
-    files = {"lund.csv": {"decimalChar": ",", "fields": {"age": {"name": "Alter"}}}}
-    own = device(tmp_path, files=json.dumps(files))
+    own = device(
+        tmp_path,
+        files=json.dumps({"lund.csv": {"decimalChar": ",", "fields": {"age": {"name": "Alter"}}}}),
+    )
     assert asked(own).content["client"]["num-examples"] == 16
     # they replace what the run's schema says of the same file
     own.run_config["schema"] = f"{SCHEMA}\n[files.'lund.csv']\ndecimalChar = '.'\n"

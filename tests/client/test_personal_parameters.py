@@ -103,8 +103,9 @@ class Net(nn.Module):
 def test_words_and_patterns_name_arrays(words: str, expected: set[str]) -> None:
     net = Net()
     whole = {name for name in net.state_dict() if name.startswith("norm.")}
-    wanted = expected - {"norm"} | (whole if "norm" in expected else set())
-    assert set(personal_arrays(net, words)) == wanted
+    assert set(personal_arrays(net, words)) == (
+        expected - {"norm"} | (whole if "norm" in expected else set())
+    )
 
 
 def test_a_frozen_layer_is_no_head() -> None:
@@ -221,8 +222,9 @@ def test_fine_tuning_leaves_the_global_model_alone(tmp_path: Path) -> None:
 
 
 def test_fine_tuning_takes_the_rate_of_the_round() -> None:
-    settings = Settings.of({"num-rounds": 4, "schedule": "linear", "learning-rate": 0.5})
-    work = FineTuning(Terms(server_round=3, fine_tune_epochs=2)).adapt(run_work(settings, 3))
+    work = FineTuning(Terms(server_round=3, fine_tune_epochs=2)).adapt(
+        run_work(Settings.of({"num-rounds": 4, "schedule": "linear", "learning-rate": 0.5}), 3)
+    )
     assert (work.learning_rate, work.epochs) == (0.25, 2)
 
 
@@ -261,8 +263,9 @@ def test_a_row_says_whether_a_client_has_trained(
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"personal_parameters": "head"}, {"fine_tune_epochs": 1}])
 def test_workers_have_equal_bits(tmp_path: Path, changes: dict[str, Any]) -> None:
-    loop = run(tmp_path / "loop", **changes)
-    assert loop.clients.equals(run(tmp_path / "workers", engine="workers", **changes).clients)
+    assert run(tmp_path / "loop", **changes).clients.equals(
+        run(tmp_path / "workers", engine="workers", **changes).clients
+    )
 
 
 @pytest.mark.parametrize("changes", [{}, {"personal_steps": "head-first", "head_epochs": 2}])
@@ -378,8 +381,9 @@ HEAD = {"5.weight", "5.bias"}
 
 
 def test_no_reply_has_what_a_client_keeps() -> None:
-    config = run_config(model="mlp", personal_parameters="head")
-    whole = ask(MessageType.TRAIN, ASKED, context(1, config))
+    whole = ask(
+        MessageType.TRAIN, ASKED, context(1, run_config(model="mlp", personal_parameters="head"))
+    )
     assert HEAD.isdisjoint(whole["arrays"])
     assert {"1.weight", "1.bias", "3.weight", "3.bias"} == set(whole["arrays"])
 
@@ -387,8 +391,9 @@ def test_no_reply_has_what_a_client_keeps() -> None:
 def test_initial_values_travel_once() -> None:
     config = run_config(model="mlp", personal_parameters="head")
     _, model = fresh(config)
-    initial = {name: each.clone() for name, each in model.state_dict().items() if name in HEAD}
-    digest = digest_arrays(arrays_of(initial))
+    digest = digest_arrays(
+        arrays_of({name: each.clone() for name, each in model.state_dict().items() if name in HEAD})
+    )
     where = context(1, config)
     asked = {**ASKED, "frozen": digest}
     assert ask(MessageType.EVALUATE, asked, where)["client"]["frozen"] == digest
@@ -493,8 +498,9 @@ def lines(setup: Setup) -> Task:
         x = torch.randn(30, generator=random)
         examples = Examples(x, 2.0 * x + intercept + 0.3 * torch.randn(30, generator=random))
         parts[name] = Splits(examples, examples)
-    scores = {MAE: absolute_error}
-    return Task(("a", "b"), Line, squared, lambda client: parts[client], scores=scores)
+    return Task(
+        ("a", "b"), Line, squared, lambda client: parts[client], scores={MAE: absolute_error}
+    )
 
 
 def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -557,8 +563,9 @@ def test_norm_is_fedbn_of_an_independent_loop(tmp_path: Path) -> None:
         common.load_state_dict({**common.state_dict(), **mean})
     for name in task.clients:
         for key, array in kept_by(finished, name).items():
-            expected = own[name].get(key, common.state_dict()[key])
-            np.testing.assert_allclose(array, expected.numpy(), atol=5e-6)
+            np.testing.assert_allclose(
+                array, own[name].get(key, common.state_dict()[key]).numpy(), atol=5e-6
+            )
 
 
 def is_norm(name: str) -> bool:

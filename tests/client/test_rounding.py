@@ -206,5 +206,6 @@ def test_rounded_arrays_are_in_the_order_of_the_model() -> None:
     """Equal replies have equal bytes, whatever the hash of a name in this process."""
     config = run_config(model="mlp")
     reply = ask("train", {"wire-dtype": "bfloat16-updates"}, context(1, config))
-    names = [name.removesuffix(":bfloat16") for name in reply.array_records["arrays"]]
-    assert names == [*fresh(config)[1].state_dict()]
+    assert [name.removesuffix(":bfloat16") for name in reply.array_records["arrays"]] == [
+        *fresh(config)[1].state_dict()
+    ]

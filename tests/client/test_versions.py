@@ -113,8 +113,9 @@ def test_files_are_written_anew_once_most_is_of_no_use(tmp_path: Path) -> None:
     assert "1.versions" not in fleet.files()
     assert len(fleet.files()) < len(MANY) / 2
     resumed = Fleet(tmp_path, MANY)
-    last = [1 + place + place / 100 for place in range(len(MANY))]
-    assert [resumed.last(name) for name in MANY] == pytest.approx(last)
+    assert [resumed.last(name) for name in MANY] == pytest.approx(
+        [1 + place + place / 100 for place in range(len(MANY))]
+    )
     # and the version before, for the checkpoint before the last
     assert resumed.last(MANY[-1], before=len(MANY)) == pytest.approx(len(MANY) - 1 + 0.19)
 

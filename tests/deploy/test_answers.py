@@ -75,9 +75,10 @@ def test_an_owners_own_app_is_in_the_owners_log(home: Path) -> None:
     node = {"state-dir": str(home)}
     for do in ("reply", "raise", "exit"):
         app_process.answer(Installed("tried_app:app"), node, task_of(do))
-    other = replace(RUN, distribution="other")
     app_process.answer(
-        Installed("tried_app:app", distribution=("tried", "1")), node, task_of("reply", run=other)
+        Installed("tried_app:app", distribution=("tried", "1")),
+        node,
+        task_of("reply", run=replace(RUN, distribution="other")),
     )
     sent, *refused = read_entries(home)
     assert sent["message"] == "m"
@@ -125,8 +126,10 @@ def test_what_a_user_can_mend_has_no_traceback_on_the_device(
 
 def test_an_error_of_a_mod_answers_the_message(home: Path) -> None:
     def app(message: Message, context: Context) -> Message:
-        reply = Message(RecordDict(), reply_to=message)
-        return Message(Error(2, "the mod expects one ArrayRecord"), reply_to=reply)
+        return Message(
+            Error(2, "the mod expects one ArrayRecord"),
+            reply_to=Message(RecordDict(), reply_to=message),
+        )
 
     class Modded(Installed):
         def accept(self, *given: Any) -> Any:
@@ -180,8 +183,9 @@ def passed(pieces: Sequence[Buffer], folder: Path) -> tuple[Any, Buffer]:
     """Return what another end of a pipe receives."""
     ours, theirs = Pipe()
     with ours, theirs:
-        given = [write(pieces, lambda: open_on_disk(str(folder)))]
-        sender = threading.Thread(target=send, args=(ours, "head", given))
+        sender = threading.Thread(
+            target=send, args=(ours, "head", [write(pieces, lambda: open_on_disk(str(folder)))])
+        )
         sender.start()
         head, (content,) = receive(theirs)
         sender.join()

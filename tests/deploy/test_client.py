@@ -67,8 +67,9 @@ def test_the_owners_file_wins_key_by_key(bundle: Path) -> None:
     assert (client.partition_id, client.state_dir) == (8, str(bundle / "state"))
     assert ClientSettings.of({"partition-id": 5}, bundle / "client.toml").partition_id == 5
     (bundle / "owner.toml").write_text('[files."bern.csv"]\ndecimalChar = ","\n')
-    files = json.loads(ClientSettings.of({}, bundle / "client.toml").node()["files"])
-    assert files == {"bern.csv": {"decimalChar": ","}}
+    assert json.loads(ClientSettings.of({}, bundle / "client.toml").node()["files"]) == {
+        "bern.csv": {"decimalChar": ","}
+    }
     (bundle / "owner.toml").write_text('[files."bern.csv"]\ndecimalMark = ","\n')
     with pytest.raises(
         FairbloomError, match=r"owner\.toml: files\.bern\.csv\.decimalMark is unknown"
@@ -200,8 +201,10 @@ def own_handlers() -> Iterator[None]:
 
 @pytest.mark.usefixtures("own_handlers")
 def test_the_small_process_gets_all_settings(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {"allow": ["x:y"], "app": "json.tool:main", "node-config": {"num-partitions": 2}}
-    client = ClientSettings.of(given, bundle / "client.toml")
+    client = ClientSettings.of(
+        {"allow": ["x:y"], "app": "json.tool:main", "node-config": {"num-partitions": 2}},
+        bundle / "client.toml",
+    )
     there = list[ClientSettings]()
     monkeypatch.setattr(loop, "run_alone", there.append)
     monkeypatch.setattr(

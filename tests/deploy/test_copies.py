@@ -162,8 +162,9 @@ def run_process(place: Path, take: Take) -> None:
     ours, theirs = Pipe()
     with ours, theirs:
         grid = RunOfThree(theirs, 7, str(place))
-        ids = grid.push_messages([Message(MODEL, node, MessageType.TRAIN) for node in NAMES])
-        for reply in grid.pull_messages(ids):
+        for reply in grid.pull_messages(
+            grid.push_messages([Message(MODEL, node, MessageType.TRAIN) for node in NAMES])
+        ):
             read_values(reply.content.array_records["arrays"]["weights"])
 
 

@@ -135,8 +135,9 @@ def test_a_full_disk_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_port_without_free_connections_is_a_fault(
     made: Path, connections: dict[str, int], is_full: bool
 ) -> None:
-    now = {"at": time.time(), "connections": connections}
-    (made / "state" / "now.json").write_text(json.dumps(now))
+    (made / "state" / "now.json").write_text(
+        json.dumps({"at": time.time(), "connections": connections})
+    )
     with exclusive_lock(made / "state" / "lock"):
         check = found(made)["server"]
     assert check.verdict == "fault"

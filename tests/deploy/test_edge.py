@@ -282,8 +282,9 @@ def test_a_key_of_the_device_stays_with_a_bundle_without_one(tmp_path: Path) -> 
 def test_what_a_device_needs_goes_with_the_wheels() -> None:
     """The installation runs from the folder that wheels.sh has gathered."""
     used = set(re.findall(r"\$here/([a-z]+\.py)", (EDGE / "install.sh").read_text()))
-    gathered = re.findall(r"\$here/([a-z]+\.(?:py|sh))", (EDGE / "wheels.sh").read_text())
-    assert used | {"install.sh"} <= set(gathered)
+    assert used | {"install.sh"} <= set(
+        re.findall(r"\$here/([a-z]+\.(?:py|sh))", (EDGE / "wheels.sh").read_text())
+    )
 
 
 @needs("systemd-analyze")

@@ -843,8 +843,9 @@ def test_a_server_with_few_files_survives_strangers(tmp_path: Path) -> None:
         said = log.read_text
         wait_until(lambda: "ready" in said(), said)
         for _ in range(200):
-            stranger = socket.create_connection(("localhost", port))
-            afterwards.enter_context(contextlib.closing(stranger))
+            afterwards.enter_context(
+                contextlib.closing(socket.create_connection(("localhost", port)))
+            )
         wait_until(lambda: "all 64 connections of the port are in use" in said(), said)
         began = time.monotonic()
         run = submit(federation.runs, Order("app:app", "app", "1", {}))

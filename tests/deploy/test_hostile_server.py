@@ -73,8 +73,9 @@ class Lying:
         self._send = send
         self._reason = reason
         self._server = grpc.server(ThreadPoolExecutor(4))
-        service = grpc.method_handlers_generic_handler(SERVICE, handlers)
-        self._server.add_generic_rpc_handlers((service,))
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, handlers),)
+        )
         port = self._server.add_secure_port("localhost:0", grpc.local_server_credentials())
         self._server.start()
         self.address = f"localhost:{port}"
@@ -286,8 +287,9 @@ def test_no_text_of_a_server_forges_a_line_of_the_log(
     caplog.set_level(logging.INFO, log.name)  # it also forgets which levels were off
     lying = Lying(lambda: iter([in_head(head_of(type=FORGED, id=FORGED[5:]))]), FORGED * 99)
     calls = lying.calls()
-    files = (Contexts(str(tmp_path)), KeptReply(str(tmp_path)), AuditLog(tmp_path))
-    session = Session("a", calls, Idle(), *files)
+    session = Session(
+        "a", calls, Idle(), Contexts(str(tmp_path)), KeptReply(str(tmp_path)), AuditLog(tmp_path)
+    )
     log.addHandler(handler)
     try:
         with pytest.raises(RefusedError):

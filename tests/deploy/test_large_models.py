@@ -327,8 +327,9 @@ def test_eight_clients_with_adapters_give_the_run_in_process(
     for column in ("bytes_sent", "bytes_received"):
         assert f"{int(of_all[column]):,}" in page
         assert int(found[1][column]) / int(of_all[column]) == pytest.approx(0.06, abs=0.005)
-    model = load_file(tmp_path / "deployed" / "model.safetensors")
-    assert "base_model.model.classifier.original_module.weight" in model
+    assert "base_model.model.classifier.original_module.weight" in load_file(
+        tmp_path / "deployed" / "model.safetensors"
+    )
 
 
 @pytest.mark.federation

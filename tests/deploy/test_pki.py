@@ -64,9 +64,7 @@ def shake_hands(authority: Path, server: tuple[Path, Path], host: str) -> None:
                 into.write(out.read())
 
 
-def test_the_server_is_accepted_by_its_own_names_only(
-    authority: tuple[Path, Path],
-) -> None:
+def test_the_server_is_accepted_by_its_own_names_only(authority: tuple[Path, Path]) -> None:
     server = certificate(authority, "fl.example.org", "10.0.0.7", "2001:db8::7", "bücher.example")
     for host in ("fl.example.org", "10.0.0.7", "2001:db8::7", "xn--bcher-kva.example", *pki.LOCAL):
         shake_hands(authority[0], server, host)
@@ -203,8 +201,9 @@ def test_a_devices_certificate_is_only_for_clients(
     (tmp_path / "certificate").write_bytes(made)
     assert pki.read_name(tmp_path / "certificate") == "site-1"
     extensions = x509.load_pem_x509_certificate(made).extensions
-    usage = extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-    assert [*usage] == [ExtendedKeyUsageOID.CLIENT_AUTH]
+    assert [*extensions.get_extension_for_class(x509.ExtendedKeyUsage).value] == [
+        ExtendedKeyUsageOID.CLIENT_AUTH
+    ]
     with pytest.raises(x509.ExtensionNotFound):
         extensions.get_extension_for_class(x509.SubjectAlternativeName)
 

@@ -444,8 +444,9 @@ def test_a_node_with_a_claimed_name_takes_part_under_its_own(there: Deployment, 
 def test_an_app_that_is_not_installed_on_the_clients(there: Deployment, tmp_path: Path) -> None:
     submitted = there.submitting({"floats": 10, "out": str(tmp_path / "seconds.json")}, LARGE)
     there.wait_for_end(submitted, code=1)
-    words = "the run is of large 1.0.0, this client has fairbloom 0.1.0 installed"
-    assert words in there.log(submitted)
+    assert "the run is of large 1.0.0, this client has fairbloom 0.1.0 installed" in there.log(
+        submitted
+    )
 
 
 def test_a_second_server_on_the_folder_is_refused(there: Deployment) -> None:

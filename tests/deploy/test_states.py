@@ -71,8 +71,10 @@ def test_killed_clients_and_servers_leave_no_trace_in_numbers(
     assert {row.get("lost_states", "") for row in rows} == {""}
     assert {row["replies_used"] for row in rows} == {"3"}
     # to the last bit, as on real nodes
-    alone = {**settings, "engine": "loop", "out": str(tmp_path / "undisturbed")}
-    assert_same_model(tmp_path / "run", simulate(Settings.of(alone)))
+    assert_same_model(
+        tmp_path / "run",
+        simulate(Settings.of({**settings, "engine": "loop", "out": str(tmp_path / "undisturbed")})),
+    )
 
 
 def test_a_lost_folder_restarts_all_and_the_second_is_refused(

@@ -218,8 +218,10 @@ def test_docker_compose_up_gives_the_run_in_process(finished: Path, tmp_path: Pa
     expected = simulate(Settings.of({**SETTINGS, "clients": CLIENTS, "out": str(tmp_path / "run")}))
     assert_same_model(finished, expected)
     model = load_file(finished / "model.safetensors")
-    other = load_file(expected / "model.safetensors")
-    difference = max(float(np.abs(model[name] - array).max()) for name, array in other.items())
+    difference = max(
+        float(np.abs(model[name] - array).max())
+        for name, array in load_file(expected / "model.safetensors").items()
+    )
     print(f"\nlargest difference of a weight: {difference:.1e}")
     columns = ("round", "client", "participated", "test_examples")
     rows = [[row[key] for key in columns] for row in table(finished / "clients.csv")]
@@ -427,8 +429,9 @@ def test_wheel_bundle_and_images_have_every_package() -> None:
     assert {link.name: str(link.readlink()) for link in links} == {
         name: f"../{name}" for name in BESIDE
     }
-    sources = tool["hatch"]["build"]["targets"]["wheel"]["sources"]
-    assert sources == {name: f"fairbloom/{name}" for name in BESIDE}
+    assert tool["hatch"]["build"]["targets"]["wheel"]["sources"] == {
+        name: f"fairbloom/{name}" for name in BESIDE
+    }
     # all but what is for commands and comparisons: what the server and the clients of a run need
     others = {"prediction", "simulation", "deploy", "experiments", "checks", "scaffold", "cli"}
     assert set(tool["flwr"]["app"]["fab-include"]) == {

@@ -7,14 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import fork_workers
+from tests.commands import forked_workers
 
-
-@pytest.fixture(autouse=True, scope="package")
-def forked_workers() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        fork_workers(patch)
-        yield
+__all__ = ["folder", "forked_workers"]
 
 
 @pytest.fixture

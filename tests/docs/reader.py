@@ -278,8 +278,10 @@ def simple_clients() -> ClientApp:
         arrays = ArrayRecord(
             {name: values * 0.9 for name, values in model.to_torch_state_dict().items()}
         )
-        asked = message.content["config"].get("measure", [])
-        metrics = MetricRecord({"loss": 1.0, "num-examples": 10} | dict.fromkeys(asked, 1.0))
+        metrics = MetricRecord(
+            {"loss": 1.0, "num-examples": 10}
+            | dict.fromkeys(message.content["config"].get("measure", []), 1.0)
+        )
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
     @app.evaluate()

@@ -175,8 +175,9 @@ def check(config: dict[str, Any]) -> None:
 
 def settings_of_page(page: str) -> Iterator[dict[str, Any]]:
     """Yield the settings of steps in each command of a page, one command at a time."""
-    text = re.sub(r"\\\n *", "", (ROOT / page).read_text())
-    for line in re.findall(r"fairbloom [a-z][^\n`]*", text):
+    for line in re.findall(
+        r"fairbloom [a-z][^\n`]*", re.sub(r"\\\n *", "", (ROOT / page).read_text())
+    ):
         given = dict(re.findall(r"--set (\S+?)=([^\s`]+)", line))
         chosen = {key: value_of(given[key]) for key in OF_STEPS if key in given}
         if chosen and ":" not in "".join(map(str, chosen.values())):  # no import string
@@ -197,12 +198,13 @@ def test_a_device_takes_the_work_of_recipes(name: str) -> None:
         for point in recipe.points(row):
             given = recipe.settings | row.settings | point
             method = str(given.get("method", "fedavg"))
-            steps = {
-                key: value
-                for key, value in given.items()
-                if key in OF_STEPS or key.startswith(f"{method}.")
-            }
-            check(steps)
+            check(
+                {
+                    key: value
+                    for key, value in given.items()
+                    if key in OF_STEPS or key.startswith(f"{method}.")
+                }
+            )
 
 
 def test_a_device_takes_the_work_of_pages(subtests: pytest.Subtests) -> None:

@@ -56,8 +56,9 @@ MEASURED, RUNS = ((ROOT / "docs" / name).read_text() for name in ("measured.md",
 
 def test_the_page_of_theorems_names_each_test_once() -> None:
     tests = (ROOT / "tests" / "strategies" / "test_theorems.py").read_text()
-    named = re.findall(r"`(test_[a-z0-9_]+)`", (ROOT / "docs" / "theorems.md").read_text())
-    assert sorted(named) == sorted(re.findall(r"^def (test_\w+)", tests, re.MULTILINE))
+    assert sorted(
+        re.findall(r"`(test_[a-z0-9_]+)`", (ROOT / "docs" / "theorems.md").read_text())
+    ) == sorted(re.findall(r"^def (test_\w+)", tests, re.MULTILINE))
 
 
 def test_the_version_is_the_same_everywhere() -> None:
@@ -104,8 +105,9 @@ def test_the_page_on_the_installation_has_every_extra() -> None:
 
 
 def test_the_table_of_files_has_those_that_are_declared() -> None:
-    names = re.findall("^`([^/`]+)", (DATA / "run-folder.csv").read_text(), re.MULTILINE)
-    assert sorted(names) == sorted(entry.name for entry in ENTRIES)
+    assert sorted(
+        re.findall("^`([^/`]+)", (DATA / "run-folder.csv").read_text(), re.MULTILINE)
+    ) == sorted(entry.name for entry in ENTRIES)
     assert ":file: data/run-folder.csv\n" in RUNS
 
 
@@ -158,8 +160,9 @@ def test_the_default_methods_are_those_that_the_page_recommends() -> None:
 def test_the_table_of_what_clients_keep_has_each_arm() -> None:
     with (DATA / "own.csv").open(newline="") as file:
         names = [row["method"] for row in csv.DictReader(file)]
-    labels = [arm.label for arm in parse_arms(GIVEN["own"].arms, GIVEN["own"].settings)]
-    assert [name.replace(", personal)", ")") for name in names] == labels
+    assert [name.replace(", personal)", ")") for name in names] == [
+        arm.label for arm in parse_arms(GIVEN["own"].arms, GIVEN["own"].settings)
+    ]
     assert ":file: data/own.csv\n" in MEASURED
 
 
@@ -277,8 +280,9 @@ def test_make_demo_runs_the_command_of_the_first_figure() -> None:
 
 
 def test_a_figures_numbers_keep_their_digits() -> None:
-    svg = b'<svg><defs></defs><path d="M 1.23456 2.5"/><text x="1.23456">0.12345</text></svg>'
-    small = follow_dark_mode(svg).decode()
+    small = follow_dark_mode(
+        b'<svg><defs></defs><path d="M 1.23456 2.5"/><text x="1.23456">0.12345</text></svg>'
+    ).decode()
     assert 'd="M 1.23 2.5"' in small
     assert ">0.12345<" in small
 
@@ -315,8 +319,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_each_method_has_a_page(built: Path, subtests: pytest.Subtests) -> None:
-    written = {file.name for file in (built.parent / "docs" / "methods").iterdir()}
-    assert written == {f"{name}{end}" for name in [*METHODS] for end in (".md", ".svg")} | {
+    assert {file.name for file in (built.parent / "docs" / "methods").iterdir()} == {
+        f"{name}{end}" for name in [*METHODS] for end in (".md", ".svg")
+    } | {
         "index.md",
         "torchjd.svg",
     }
@@ -398,8 +403,9 @@ def test_the_notebook_runs_from_top_to_bottom(
             shown.append(eval(last, names) if re.match(r"[a-z]+[.\[]", last) else None)  # noqa: S307
             if shown[-1] is None:
                 exec(last, names)  # noqa: S102
-    comparison = names["comparison"]
-    assert comparison.verdict.headline.startswith("FedAvg serves island worst (in 3 of 3 seeds)")
+    assert names["comparison"].verdict.headline.startswith(
+        "FedAvg serves island worst (in 3 of 3 seeds)"
+    )
     chart, prediction = shown[-2:]
     assert "image/png" in chart._repr_mimebundle_()
     assert {"outcome", "predicted_outcome", "probability_ill"} <= {*prediction.columns}

@@ -145,9 +145,9 @@ def test_scripts_are_set_outside_of_code_only() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("start", toy.STARTS)
 def test_kept_states_reach_the_minimum_where_fedavg_drifts_off(start: tuple[float, float]) -> None:
-    curvature = sum(client.curvature for client in toy.CLIENTS.values())
     minimum = np.linalg.solve(
-        curvature, sum(client.curvature @ client.target for client in toy.CLIENTS.values())
+        sum(client.curvature for client in toy.CLIENTS.values()),
+        sum(client.curvature @ client.target for client in toy.CLIENTS.values()),
     )
     keeping = [name for name in METHODS if toy.strategy(name).keeps_states]
     assert {"scaffold", "feddyn"} <= {*keeping}
@@ -179,9 +179,10 @@ AS_THEY_ARE = [
 
 @pytest.mark.parametrize("name", AS_THEY_ARE)
 def test_clients_that_are_written_for_flowers_fedavg_will_do(name: str) -> None:
-    initial = ArrayRecord({"w": Array(np.full(2, 9.0))})
     result = METHODS[name]().start(
-        InProcessGrid(simple_clients(), {}, clients=3), initial, num_rounds=2
+        InProcessGrid(simple_clients(), {}, clients=3),
+        ArrayRecord({"w": Array(np.full(2, 9.0))}),
+        num_rounds=2,
     )
     assert (result.arrays["w"].numpy() < 9.0).all(), name
 
@@ -245,8 +246,9 @@ SHOWN = [
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the guide's my_methods.py, and the file of more methods that it links."""
     folder = tmp_path_factory.mktemp("guide")
-    classes = [block for block in PYTHON if block.startswith("class ")]
-    (folder / "my_methods.py").write_text("\n\n".join([IMPORTS, *classes]))
+    (folder / "my_methods.py").write_text(
+        "\n\n".join([IMPORTS, *[block for block in PYTHON if block.startswith("class ")]])
+    )
     shutil.copy(MORE, folder)
     return folder
 

@@ -33,8 +33,9 @@ def test_signed_rank_sums_have_scipys_probabilities(n: int) -> None:
     for negative in range(n + 1):  # the smallest ranks are negative
         x = np.arange(1.0, n + 1)
         x[:negative] *= -1.0
-        p = stats.wilcoxon(x, alternative="less", method="exact").pvalue
-        assert cumulative[int(x[x > 0].sum())] == pytest.approx(p)
+        assert cumulative[int(x[x > 0].sum())] == pytest.approx(
+            stats.wilcoxon(x, alternative="less", method="exact").pvalue
+        )
 
 
 @pytest.mark.parametrize("n", [5, 12, 20])
@@ -134,8 +135,9 @@ def test_the_pages_rule_is_that_of_brute_force() -> None:
         gains = {"fedavg": 0.0, "fair": float(row["fair method"]), "local": float(row["Local"])}
         best = max(gains, key=lambda label: gains[label])
         assert row["label"] == (best if gains[best] > 1.0 else "fedavg")
-        others = [(about[each[""]], each["label"]) for each in rows if each is not row]
-        assert row["rule says"] == brute_force(others, about[row[""]])
+        assert row["rule says"] == brute_force(
+            [(about[each[""]], each["label"]) for each in rows if each is not row], about[row[""]]
+        )
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -182,8 +184,9 @@ def test_gains_of_clients_not_in_training_are_by_hand() -> None:
         ]
     ]
     found = HeldOut(rows, {"term", "fedfv"}, {"radon"})
-    gains = [[mean([2.5, -2.5]), 2.0], [mean([-5.0, 5.0]), 1.0]]
-    for mine, expected in zip(found.gains.values(), gains, strict=True):
+    for mine, expected in zip(
+        found.gains.values(), [[mean([2.5, -2.5]), 2.0], [mean([-5.0, 5.0]), 1.0]], strict=True
+    ):
         assert mine == pytest.approx(expected)
     assert found.table[2] == ["`use`", "50.0 %", "+2.00", "40.0 %", "+1.00"]
     (sentence,) = found.sentences

@@ -181,8 +181,9 @@ def test_the_page_on_measurements_prints_what_the_recipe_has() -> None:
     recipe = load_recipe("fedfv-table3")
     assert [row[0] for row in table] == [recipe.name_of(row) for row in recipe.rows]
     at = [recipe.measures.index(measure) for measure in ("mean", "std")]
-    printed = [[row.published[i].replace("± ", "±") for i in at] for row in recipe.rows]
-    assert [[row[1], row[3]] for row in table] == printed
+    assert [[row[1], row[3]] for row in table] == [
+        [row.published[i].replace("± ", "±") for i in at] for row in recipe.rows
+    ]
 
 
 def test_the_page_on_measurements_prints_the_recipe_of_table_7() -> None:
@@ -216,8 +217,9 @@ def test_the_tables_are_those_of_the_kept_scores(name: str) -> None:
 def test_the_page_on_measurements_has_every_recipe() -> None:
     """With its state, and of how many printed numbers recipes were run."""
     _, *table = rows_of("recipes")
-    states = {row[0]: row[2] for row in table}
-    assert states == {f"`{recipe.name}`": recipe.ran_in_words for recipe in RECIPES}
+    assert {row[0]: row[2] for row in table} == {
+        f"`{recipe.name}`": recipe.ran_in_words for recipe in RECIPES
+    }
     assert "{} of {:,}".format(*count_printed(RECIPES)) in MEASURED
 
 
@@ -235,8 +237,9 @@ def test_the_page_on_data_sets_has_all_with_their_models(subtests: pytest.Subtes
     dealt = {
         name for row in cells(DATA_SETS, "Who gets what") for name in re.findall(r"`(.+?)`", row[0])
     }
-    others = {"--partition", "my_module:deal"}
-    assert dealt == others | {name for info in SHIPPED for name in info.partitions}
+    assert dealt == {"--partition", "my_module:deal"} | {
+        name for info in SHIPPED for name in info.partitions
+    }
 
 
 def test_the_page_on_models_has_every_one_with_its_parameters(subtests: pytest.Subtests) -> None:
@@ -313,8 +316,9 @@ def make_up(tuned: Path) -> None:
         error = name in ("hsb82", "star")
         data = "digits" if name == "shards" else name
         score = "mae" if error else "accuracy"
-        of_updates = (-0.1, 0.1 * k, 0.5)
-        about.append([name, data, 20, "logistic", score, 100, *of_updates, 60.0, 3.0 + k, 2, 9])
+        about.append(
+            [name, data, 20, "logistic", score, 100, -0.1, 0.1 * k, 0.5, 60.0, 3.0 + k, 2, 9]
+        )
         lines: list[list[Any]] = [["method", "arm", "seed", "mean", "worst_10"]]
         for place, method in enumerate(METHODS):
             for seed in range(5):
@@ -360,8 +364,9 @@ def test_gains_and_intervals_are_those_of_the_seeds(
                     expected = [x.mean(), x.mean() - reach, x.mean() + reach]
                     if np.ptp(x) <= 1e-9 * np.abs(x).max():  # no variance, so no interval
                         expected = expected[:1]
-                    found = numbers(cells[title])
-                    assert found == pytest.approx(expected, abs=0.051 if sign > 0 else 0.0051)
+                    assert numbers(cells[title]) == pytest.approx(
+                        expected, abs=0.051 if sign > 0 else 0.0051
+                    )
 
 
 def cells_of(out: Path, file: str, name: str) -> dict[str, str]:
@@ -426,11 +431,13 @@ def test_ranks_and_tests_over_data_sets_are_scipys(written: tuple[Path, Path]) -
         for x in of.values()
     ]
     for column, p_values in (("p differs", differ), ("p equivalent", alike)):
-        printed = [float(by_title[m][column]) for m in of]
-        assert printed == pytest.approx(holm(p_values), abs=0.00051)
+        assert [float(by_title[m][column]) for m in of] == pytest.approx(
+            holm(p_values), abs=0.00051
+        )
     for m, x in of.items():
-        middle = np.median([(a + b) / 2 for k, a in enumerate(x) for b in x[k:]])
-        assert numbers(by_title[m]["gain (90 %)"])[0] == pytest.approx(middle, abs=0.0051)
+        assert numbers(by_title[m]["gain (90 %)"])[0] == pytest.approx(
+            np.median([(a + b) / 2 for k, a in enumerate(x) for b in x[k:]]), abs=0.0051
+        )
 
 
 # What is said -------------------------------------------------------------------------------------
@@ -459,24 +466,25 @@ def test_each_method_is_in_one_family() -> None:
 def test_files_of_the_page_are_those_that_are_generated(tmp_path: Path) -> None:
     out = DATA / "which-method"
     which_method.write(DATA / "tuned", tmp_path, tmp_path / "p.svg")
-    old = [path for path in out.iterdir() if (tmp_path / path.name).read_text() != path.read_text()]
-    assert not old, "python -m docs.which_method writes them"
+    assert not [
+        path for path in out.iterdir() if (tmp_path / path.name).read_text() != path.read_text()
+    ], "python -m docs.which_method writes them"
 
 
 @pytest.mark.parametrize("path", [*(DATA / "which-method").iterdir()])
 def test_the_pages_show_every_generated_file(path: Path) -> None:
-    pages = "".join(
+    assert f"data/which-method/{path.name}" in "".join(
         (ROOT / "docs" / f"{name}.md").read_text() for name in ("which-method", "comparing")
     )
-    assert f"data/which-method/{path.name}" in pages
 
 
 @pytest.mark.parametrize("workload", ["acs-income", "acs-income-mlp"])
 def test_gaps_of_all_groups_and_methods_are_shown(workload: str) -> None:
     table = rows(DATA / "tuned" / f"{workload}-gaps.csv")
     assert {name.partition(",")[0] for name in table[0]} == {"method", "SEX", "RAC1P", "MAR"}
-    scored = rows(DATA / "tuned" / f"{workload}.csv")
-    assert [row["method"] for row in table] == [row["method"] for row in scored]
+    assert [row["method"] for row in table] == [
+        row["method"] for row in rows(DATA / "tuned" / f"{workload}.csv")
+    ]
     assert f"data/tuned/{workload}-gaps.csv" in (ROOT / "docs" / "which-method.md").read_text()
 
 

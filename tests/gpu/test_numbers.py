@@ -149,8 +149,9 @@ def test_convolutions_learn_digits_in_each_precision(
 @pytest.mark.gpu
 def test_dropout_draws_by_the_seed(device: str, tmp_path: Path) -> None:
     plain = {"device": device, "model": DROPOUT, "engine": "loop", "num_rounds": 2}
-    one = Outcome.of(run(tmp_path / "one", seed=1, **plain))
-    assert "model" in one.differences(Outcome.of(run(tmp_path / "other", seed=2, **plain)))
+    assert "model" in Outcome.of(run(tmp_path / "one", seed=1, **plain)).differences(
+        Outcome.of(run(tmp_path / "other", seed=2, **plain))
+    )
 
 
 @pytest.mark.gpu
@@ -165,8 +166,9 @@ def test_each_precision_learns_digits(tmp_path: Path, engine: str, precision: st
             **{"device": device, "precision": chosen, "engine": engine},
             **{"method": "fedavg", "model": "mlp", "fraction": 1.0, "partition": "iid"},
         )
-        last = table(folder / "rounds.csv")[-1]
-        scores[device] = float(last["test_accuracy_of_global_model_mean"])
+        scores[device] = float(
+            table(folder / "rounds.csv")[-1]["test_accuracy_of_global_model_mean"]
+        )
     assert scores["cuda"] == pytest.approx(scores["cpu"], abs=5.0)  # percent
 
 
@@ -366,8 +368,9 @@ def test_sums_of_updates_on_a_card_are_those_of_numpy(card: torch.device) -> Non
 @pytest.mark.gpu
 def test_updates_beyond_a_share_of_a_card_stay_outside(card: torch.device) -> None:
     layout = Layout({"weight": np.zeros(1_000_000, np.float32)})
-    fitting = int(SHARE * torch.cuda.mem_get_info(card)[1] / (4 * layout.size))
-    assert not rows_on_card([layout], fitting + 1, card)
+    assert not rows_on_card(
+        [layout], int(SHARE * torch.cuda.mem_get_info(card)[1] / (4 * layout.size)) + 1, card
+    )
 
 
 @pytest.mark.gpu

@@ -171,9 +171,10 @@ def test_no_page_takes_fairbloom_from_a_package_index() -> None:
 
 def demo() -> list[str]:
     """Return the words of the command of `make demo`."""
-    makefile = (ROOT / "Makefile").read_text()
     (command,) = re.findall(
-        r"^demo: .*\n\t\$\(BIN\)/(fairbloom (?:.*\\\n)*.*)", makefile, re.MULTILINE
+        r"^demo: .*\n\t\$\(BIN\)/(fairbloom (?:.*\\\n)*.*)",
+        (ROOT / "Makefile").read_text(),
+        re.MULTILINE,
     )
     return shlex.split(command.replace("\\\n", " ").replace("$(DEMO)", "runs/demo"))
 
@@ -191,8 +192,9 @@ def test_what_is_installed_runs_the_demo(built: Path, form: str, tmp_path: Path)
     (sources,) = built.glob("*.tar.gz")
     if form == "repository" and not (ROOT / ".git").exists():
         pytest.skip("this checkout is no repository")
-    source = {"wheel": wheel, "sources": sources, "repository": f"git+file://{ROOT}"}[form]
-    scripts = installed_wheel(tmp_path, source)
+    scripts = installed_wheel(
+        tmp_path, {"wheel": wheel, "sources": sources, "repository": f"git+file://{ROOT}"}[form]
+    )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     name, *words = demo()
     for command in (

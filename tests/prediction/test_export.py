@@ -539,19 +539,20 @@ MALFORMED: dict[str, tuple[list[str], tuple[str, ...]]] = {
 readers."""
 
 
-def test_a_malformed_file_is_refused(
-    run: fairbloom.Run, new: Path, subtests: pytest.Subtests
-) -> None:
-    predictor = load_predictor(run.folder, client="north")
+def test_a_missing_file_is_refused(run: fairbloom.Run, new: Path) -> None:
     with pytest.raises(FairbloomError, match=r"new\.csv"):
-        predictor.predict_file(new, new.with_name("out.csv"))
-    for what, (content, expected) in MALFORMED.items():
-        with subtests.test(what=what, content=content):
-            new.write_text("".join(f"{each}\n" for each in content), encoding="utf-8")
-            with pytest.raises(FairbloomError) as caught:
-                predictor.predict_file(new, new.with_name("out.csv"))
-            assert all(words in str(caught.value) for words in (str(new), *expected)), what
-            assert [path.name for path in new.parent.iterdir()] == ["new.csv"]
+        load_predictor(run.folder, client="north").predict_file(new, new.with_name("out.csv"))
+
+
+@pytest.mark.parametrize(("content", "expected"), MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_file_is_refused(
+    run: fairbloom.Run, new: Path, content: list[str], expected: tuple[str, ...]
+) -> None:
+    new.write_text("".join(f"{each}\n" for each in content), encoding="utf-8")
+    with pytest.raises(FairbloomError) as caught:
+        load_predictor(run.folder, client="north").predict_file(new, new.with_name("out.csv"))
+    assert all(words in str(caught.value) for words in (str(new), *expected))
+    assert [path.name for path in new.parent.iterdir()] == ["new.csv"]
 
 
 def test_a_file_without_the_unreadable_row_is_predicted(

@@ -81,10 +81,10 @@ def draw(folder: Path, count: int, size: tuple[int, int] = (6, 5)) -> None:
     for place, name in enumerate(("dark", "bright")):
         (folder / name).mkdir(parents=True)
         for k in range(count):
-            pixels = RANDOM.integers(0, 100, (size[1], size[0], 3), dtype=np.uint8) + np.uint8(
-                120 * place
-            )
-            Image.fromarray(pixels).save(folder / name / f"{k}.png")
+            Image.fromarray(
+                RANDOM.integers(0, 100, (size[1], size[0], 3), dtype=np.uint8)
+                + np.uint8(120 * place)
+            ).save(folder / name / f"{k}.png")
 
 
 @pytest.fixture(scope="module", params=[0, 5])

@@ -46,8 +46,9 @@ def patients(seed: int, rows: int = 60, *, own: bool = False) -> str:
     random = np.random.default_rng(seed)
     age = random.integers(20, 90, rows)
     sex = random.choice(["F", "M", ""], rows)
-    ill = (age + random.normal(0, 9, rows) > 50).astype(int)
-    table = pandas.DataFrame({"age": age, "sex": sex, "ill": ill})
+    table = pandas.DataFrame(
+        {"age": age, "sex": sex, "ill": (age + random.normal(0, 9, rows) > 50).astype(int)}
+    )
     if own:
         table = pandas.DataFrame(
             {
@@ -109,11 +110,13 @@ def test_a_frame_and_an_export_have_the_clients_words(
 ) -> None:
     common, own = runs
     frame = pandas.read_csv(own.folder.parent / "data" / "koeln.csv", keep_default_na=False)
-    file = common.folder.parent / "data" / "koeln.csv"
-    of_file = predicted(common, file, tmp_path / "p.csv", "koeln")["probability_1"]
+    of_file = predicted(
+        common, common.folder.parent / "data" / "koeln.csv", tmp_path / "p.csv", "koeln"
+    )["probability_1"]
     expected = [float(each) for each in of_file]
-    found = own.predict(frame, client="koeln")["probability_1"]
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(
+        own.predict(frame, client="koeln")["probability_1"], expected, atol=1e-6
+    )
     with pytest.raises(FairbloomError, match=r"has Alter as its index.* by reset_index\(\)"):
         own.predict(frame.set_index("Alter"), client="koeln")
     session = pytest.importorskip("onnxruntime").InferenceSession(own.export(client="koeln"))

@@ -81,8 +81,10 @@ def test_the_hospitals_files_are_not_needed(copied: Path, run: fairbloom.Run, mo
         .read_text()
         .replace(str(run.folder.parent / "data"), "/no/longer/there")
     )
-    found = fairbloom.load(copied).predict(frame(), client="north", model=model)
-    pandas.testing.assert_frame_equal(found, run.predict(frame(), client="north", model=model))
+    pandas.testing.assert_frame_equal(
+        fairbloom.load(copied).predict(frame(), client="north", model=model),
+        run.predict(frame(), client="north", model=model),
+    )
 
 
 def test_an_interrupted_run_predicts_by_its_last_checkpoint(

@@ -34,8 +34,9 @@ def updates(clients: int) -> FloatArray:
 def test_a_defence_on_the_gram_matrix_is_byzfls(clients: int, tolerance: int) -> None:
     rows = updates(clients)
     expected = aggregators.NNM(tolerance)(rows.copy())
-    mixing = defences.nearest_neighbours(rows @ rows.T, tolerance)
-    np.testing.assert_allclose(mixing @ rows, expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        defences.nearest_neighbours(rows @ rows.T, tolerance) @ rows, expected, rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize(("clients", "tolerance"), ROUNDS)
@@ -70,6 +71,7 @@ def test_an_attack_is_byzfls(
     """ByzFL's attackers have no update of their own: it turns the mean of the honest ones, which is
     given here."""
     honest = updates(clients)
-    own = honest.mean(axis=0)
-    found = UPDATES[ours](Sight(own, honest, 1.0, 1, generator(1, "attack", 1, "a")))
+    found = UPDATES[ours](
+        Sight(honest.mean(axis=0), honest, 1.0, 1, generator(1, "attack", 1, "a"))
+    )
     np.testing.assert_allclose(found, theirs()(honest), rtol=0, atol=1e-12)

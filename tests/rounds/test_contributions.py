@@ -94,8 +94,9 @@ def test_kept_rows_and_arrays_count_in_the_step(method: Method) -> None:
     for finished, updates, difference in rounds_of(method):
         d = difference
         for name, u in updates.items():
-            cosine = u @ d / np.linalg.norm(u) / np.linalg.norm(d)
-            assert finished.contributions[name].cosine == pytest.approx(cosine, abs=2e-4)
+            assert finished.contributions[name].cosine == pytest.approx(
+                u @ d / np.linalg.norm(u) / np.linalg.norm(d), abs=2e-4
+            )
 
 
 @pytest.mark.parametrize(
@@ -218,8 +219,10 @@ def test_there_may_be_no_cosines(rows: int, number: int, method: Method) -> None
 
 
 def test_updates_of_any_length_have_cosines() -> None:
-    U = np.array([[1e-120, 0.0], [1e120, 1e120], [0.0, 1.0]])
-    np.testing.assert_allclose(measured(U), expected(np.array([[1.0, 0], [1, 1], [0, 1]])))
+    np.testing.assert_allclose(
+        measured(np.array([[1e-120, 0.0], [1e120, 1e120], [0.0, 1.0]])),
+        expected(np.array([[1.0, 0], [1, 1], [0, 1]])),
+    )
 
 
 def test_measuring_cosines_changes_no_bit() -> None:

@@ -169,8 +169,9 @@ def test_a_client_that_is_drawn_twice_counts_twice() -> None:
     for finished in rounds:
         drawn = Counter(strategy.choose(names, len(names), finished.number))
         assert set(finished.participants) == set(drawn)
-        expected = {name: count / len(names) for name, count in drawn.items()}
-        assert finished.coefficients == pytest.approx(expected)
+        assert finished.coefficients == pytest.approx(
+            {name: count / len(names) for name, count in drawn.items()}
+        )
     assert any(max(finished.coefficients.values()) > 1.5 / len(names) for finished in rounds)
 
 
@@ -182,8 +183,9 @@ def test_draws_by_examples_minimise_the_weighted_objective() -> None:
         for name, n in (("a", 5), ("b", 20), ("c", 75))
     ]
     strategy = FedAvg(draw="examples", fraction_train=0.3, fraction_evaluate=0.0, seed=2)
-    sizes = {client.name: float(client.examples) for client in clients}
-    strategy.enter(strategy.run_state.drawn(sizes))
+    strategy.enter(
+        strategy.run_state.drawn({client.name: float(client.examples) for client in clients})
+    )
     models = descend(strategy, clients, 1000)[100:]
     weighted, uniform = (minimiser_of_means(clients, by_examples=each) for each in (True, False))
     assert np.linalg.norm(models.mean(axis=0) - weighted) < 0.1
@@ -361,8 +363,9 @@ def test_a_prior_without_effect_is_refused(
 
 
 def test_a_run_does_not_begin_with_unknown_names_in_its_prior() -> None:
-    words = "prior names 'siet-1', which is not a client: did you mean site-1"
-    with pytest.raises(FairbloomError, match=words):
+    with pytest.raises(
+        FairbloomError, match="prior names 'siet-1', which is not a client: did you mean site-1"
+    ):
         run(FedAvg(prior="siet-1=2"))
     with pytest.raises(FairbloomError, match=r"prior names 'site-0'.*there are site-1"):
         run(FedAvg(prior="site-0=2", training_clients=("site-1", "site-2")))

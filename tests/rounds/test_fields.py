@@ -414,8 +414,9 @@ def test_a_client_honours_all_that_any_engine_honours(others: Support) -> None:
 
 
 def test_every_key_of_the_work_is_read_by_one_rule() -> None:
-    read = [key.replace("-", "_") for rule in RULES for key in rule.wire_keys()]
-    assert sorted(read) == sorted({each.name for each in fields(Terms)} - OF_NO_RULE)
+    assert sorted([key.replace("-", "_") for rule in RULES for key in rule.wire_keys()]) == sorted(
+        {each.name for each in fields(Terms)} - OF_NO_RULE
+    )
 
 
 def test_what_stacked_clients_do_not_honour_is_known() -> None:

@@ -184,8 +184,9 @@ def test_each_array_is_stepped_by_its_own_coefficients(
         expected = received - ((C[number] if by_array else C) @ U).reshape(received.shape)
         largest = np.abs(U).max(initial=0.0) + np.abs(received).max(initial=0.0)
         np.testing.assert_allclose(after[name], expected, atol=1e-5 * largest)
-    kept = {name: (type(array), array.dtype, array.shape) for name, array in layout.arrays.items()}
-    assert {name: (type(array), array.dtype, array.shape) for name, array in after.items()} == kept
+    assert {name: (type(array), array.dtype, array.shape) for name, array in after.items()} == {
+        name: (type(array), array.dtype, array.shape) for name, array in layout.arrays.items()
+    }
     assert list(after) == list(layout.arrays)
     assert after["base"] is layout.arrays["base"]
     assert after["steps"] == replies[int(np.argmax(counts))]["steps"]
@@ -686,8 +687,9 @@ def test_borrowed_models_are_not_copied() -> None:
     stored = borrowed(layout, [model])
     model["b"] += np.float32(1.0)
     after = np.concatenate([model["a"], model["b"].ravel()])
-    expected = np.sum((layout.flat - after).astype(np.float64) ** 2)
-    assert gram_matrix(stored.vectors, exact=True)[0, 0] == pytest.approx(expected, rel=1e-12)
+    assert gram_matrix(stored.vectors, exact=True)[0, 0] == pytest.approx(
+        np.sum((layout.flat - after).astype(np.float64) ** 2), rel=1e-12
+    )
 
 
 def test_buffers_that_are_handed_over_may_be_overwritten() -> None:

@@ -170,8 +170,9 @@ def refused_in(rounds: Sequence[Round]) -> list[list[str]]:
 def test_an_update_beyond_the_limit_is_refused_with_its_length(
     size: float, limit: float, refused: list[str]
 ) -> None:
-    plans = {"a": always(1.0), "b": always(1.0), "c": always(size)}
-    (finished,) = rounds_of(FedAvg(update_limit=limit), plans)
+    (finished,) = rounds_of(
+        FedAvg(update_limit=limit), {"a": always(1.0), "b": always(1.0), "c": always(size)}
+    )
     assert list(finished.refused) == refused
     for reason in finished.refused.values():
         assert reason.startswith(f"its update has the length {size:g}, beyond {limit:g}: ")
@@ -212,8 +213,9 @@ def test_a_skipped_round_leaves_no_length_behind() -> None:
 def test_norms_survive_a_kill_to_the_bit() -> None:
     """Without those of before, a single participant's update in the last round would be used."""
     clients = {"a": moving("a", lambda number: 0.001 * number if number < 6 else 90.0)}
-    finished = assert_resumes(lambda: FedAvg(unused_rounds=0), 6, (1, 3, 5), clients, ZEROS)
-    assert refused_in(finished)[-1] == ["a"]
+    assert refused_in(
+        assert_resumes(lambda: FedAvg(unused_rounds=0), 6, (1, 3, 5), clients, ZEROS)
+    )[-1] == ["a"]
 
 
 # Steps --------------------------------------------------------------------------------------------
@@ -276,8 +278,9 @@ def test_a_refused_update_is_not_remembered() -> None:
 def test_only_an_update_beyond_the_models_norm_is_refused(
     longest: float, expected: list[int]
 ) -> None:
-    norms = np.array([0.5, 0.5, 0.5, longest])
-    refused, _ = find_outlier_norms(norms, np.ones(4), np.empty(0), lambda: 1.0, 1.0)
+    refused, _ = find_outlier_norms(
+        np.array([0.5, 0.5, 0.5, longest]), np.ones(4), np.empty(0), lambda: 1.0, 1.0
+    )
     assert [*refused] == expected
 
 

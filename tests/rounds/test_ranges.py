@@ -190,8 +190,9 @@ def test_common_options_have_their_settings_ranges_and_marks(name: str) -> None:
 
 
 def test_a_finished_round_has_its_participants_and_results() -> None:
-    faults = {("site-1", 1): error, ("site-3", 1): no_reply}
-    result, rounds = run(FedAvg(buffers=BUFFERS), quadratics(5), 2, faults)
+    result, rounds = run(
+        FedAvg(buffers=BUFFERS), quadratics(5), 2, {("site-1", 1): error, ("site-3", 1): no_reply}
+    )
     first = rounds[0]
     clients = quadratics(5)
     used = ["site-0", "site-2", "site-4"]
@@ -209,8 +210,9 @@ def test_a_finished_round_has_its_participants_and_results() -> None:
     assert all(first.train_metrics[name]["num-examples"] == clients[name].examples for name in used)
     counts = {"participants": 5, "replies-used": 3, "replies-refused": 1, "replies-missing": 1}
     assert {key: first.metrics[key] for key in counts} == counts
-    mean = sum(clients[n].examples / examples * first.train_metrics[n]["loss-before"] for n in used)
-    assert first.metrics["loss-before"] == pytest.approx(mean)
+    assert first.metrics["loss-before"] == pytest.approx(
+        sum(clients[n].examples / examples * first.train_metrics[n]["loss-before"] for n in used)
+    )
     assert set(first.evaluations) == set(clients) - {"site-3"}
     assert bits(rounds[1].arrays) == bits(result.arrays)
     assert bits(first.arrays) != bits(rounds[1].arrays)
@@ -264,8 +266,9 @@ def test_recorded_losses_are_of_clients_that_evaluate(implementation: str) -> No
     for finished in rounds:
         report = finished.train_metrics
         assert set(report) - set(finished.evaluations)
-        measured = {name for name in report if LOSS_BEFORE in report[name]}
-        assert measured == set(report) & set(finished.evaluations)
+        assert {name for name in report if LOSS_BEFORE in report[name]} == set(report) & set(
+            finished.evaluations
+        )
 
 
 def test_means_are_weighted_and_of_what_half_of_them_report() -> None:

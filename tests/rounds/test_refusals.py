@@ -122,8 +122,9 @@ def test_a_broken_reply_is_refused_and_changes_nothing_else(fault: Fault, reason
 
 def snapshot(sent: Message, reply: Message) -> list[Message]:
     """Return the reply with a snapshot that is far too long."""
-    arrays = unpack(reply.content.array_records["snapshot"])
-    changed = record({**arrays, "bias": np.full(3, 1e30, np.float32)})
+    changed = record(
+        {**unpack(reply.content.array_records["snapshot"]), "bias": np.full(3, 1e30, np.float32)}
+    )
     return [Message(RecordDict({**reply.content, "snapshot": changed}), reply_to=sent)]
 
 
@@ -514,8 +515,10 @@ def test_test_examples_are_compared_with_test_examples() -> None:
     method.enter(method.run_state.screened({"a": 10.0, "b": 10.0}))
     refused = []
     for counts in ((500, 20), (5000, 20), (5001, 200), (50, 201)):
-        reports = {name: {"num-examples": n} for name, n in zip("ab", counts, strict=True)}
-        replies = Replies(metrics=reports, refused=Refusals(server_round=1))
+        replies = Replies(
+            metrics={name: {"num-examples": n} for name, n in zip("ab", counts, strict=True)},
+            refused=Refusals(server_round=1),
+        )
         method.enter(method.run_state.tested(screen_evaluations(method, replies, {})))
         refused.append([*replies.refused.reasons])
     assert refused == [[], [], ["a"], ["b"]]

@@ -48,8 +48,9 @@ class Rounding:
             after[f"norm.mean{ENDING}"] = narrow(after.pop("norm.mean"))
         reply.content["arrays"] = ArrayRecord({key: Array(each) for key, each in after.items()})
         if self.wrong != "metric":
-            numbers = reply.content.metric_records["metrics"]
-            reply.content["metrics"] = MetricRecord({**numbers, "update-bits": 16})
+            reply.content["metrics"] = MetricRecord(
+                {**reply.content.metric_records["metrics"], "update-bits": 16}
+            )
         return reply
 
 
@@ -66,8 +67,9 @@ class Rounding:
 def test_a_reply_without_a_rounded_update_is_refused(wrong: str, reason: str) -> None:
     clients: dict[str, Any] = {name: Rounding(name) for name in quadratics(4)}
     clients["site-1"] = quadratics(4)["site-1"] if wrong == "model" else Rounding("site-1", wrong)
-    method = FedAvg(wire_dtype=UPDATES, buffers=BUFFERS)
-    _, (finished,) = run_rounds(method, MemoryGrid(clients), rounds=1)
+    _, (finished,) = run_rounds(
+        FedAvg(wire_dtype=UPDATES, buffers=BUFFERS), MemoryGrid(clients), rounds=1
+    )
     assert set(finished.refused) == {"site-1"}
     assert reason in finished.refused["site-1"]
     assert set(finished.coefficients) == {"site-0", "site-2", "site-3"}
@@ -88,16 +90,18 @@ def test_a_client_that_does_not_know_the_setting_is_refused() -> None:
         return reply
 
     clients = {"site-0": Rounding("site-0"), "site-1": ignorant}
-    method = FedAvg(wire_dtype=UPDATES, buffers=BUFFERS)
-    _, (finished,) = run_rounds(method, MemoryGrid(clients), rounds=1)
+    _, (finished,) = run_rounds(
+        FedAvg(wire_dtype=UPDATES, buffers=BUFFERS), MemoryGrid(clients), rounds=1
+    )
     assert "wire-dtype = bfloat16-updates" in finished.refused["site-1"]
 
 
 @pytest.mark.parametrize("method", [SCAFFOLD, FedDyn, partial(FedAvg, control_variates=True)])
 @pytest.mark.parametrize("value", [UPDATES, "bfloat16"])
 def test_methods_that_need_exact_updates_refuse_it(value: str, method: Any) -> None:
-    words = rf"wire_dtype = '{value}': .* whole updates: leave wire_dtype out"
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(
+        ValueError, match=rf"wire_dtype = '{value}': .* whole updates: leave wire_dtype out"
+    ):
         method(wire_dtype=value)
     with pytest.raises(FairbloomError, match=r"wire-dtype = 'bfloat16': .*leave wire-dtype out"):
         Settings.of({"method": "scaffold", "wire-dtype": "bfloat16"})

@@ -83,8 +83,9 @@ def test_a_reply_that_is_refused_or_lost_leaves_nothing_behind(
     name: str, fault: Callable[..., Any]
 ) -> None:
     """As if the client had not been asked: it continues from the state of its last used reply."""
-    faults = {("site-1", number): fault for number in (3, 4, 5)}
-    course = follow(made(name), keeping(3), 8, faults=faults)
+    course = follow(
+        made(name), keeping(3), 8, faults={("site-1", number): fault for number in (3, 4, 5)}
+    )
     asked = [
         course.sent[number]["site-1"] for number in (3, 4, 5, 6) if "site-1" in course.sent[number]
     ]

@@ -157,8 +157,9 @@ def test_a_run_ends_where_the_papers_vectors_end(name: str) -> None:
             initial_model()[key].dtype,
             initial_model()[key].shape,
         )
-        most = 2e-5 * np.abs(expected[key]).max()
-        np.testing.assert_allclose(array, expected[key], rtol=2e-5, atol=most, err_msg=name)
+        np.testing.assert_allclose(
+            array, expected[key], rtol=2e-5, atol=2e-5 * np.abs(expected[key]).max(), err_msg=name
+        )
 
 
 def sizes_in(value: Any) -> list[int]:
@@ -393,8 +394,9 @@ NO_STEP = "took no step on the parameters that it received"
 def echo(message: Message, reply: Message) -> list[Message]:
     """Return the reply of a client that has trained a copy, and has averaged its statistics."""
     content = message.content.array_records["arrays"]
-    statistics = unpack(reply.content.array_records["arrays"])["norm.mean"]
-    reply.content["arrays"] = record({**unpack(content), "norm.mean": statistics})
+    reply.content["arrays"] = record(
+        {**unpack(content), "norm.mean": unpack(reply.content.array_records["arrays"])["norm.mean"]}
+    )
     return [reply]
 
 

@@ -179,8 +179,9 @@ def test_a_continued_run_counts_on_and_knows_its_steps() -> None:
     before = FedFV()
     last = run(before, grid_of(error, rounds=(3,)), rounds=3)[-1]
     after = {"initial_arrays": last.arrays, "resume": before.state_dict()}
-    lacking = grid_of(metrics({"loss-before": None}), rounds=(4,))
-    assert skipped(run(FedFV(), lacking, rounds=5, **after)) == [4]
+    assert skipped(
+        run(FedFV(), grid_of(metrics({"loss-before": None}), rounds=(4,)), rounds=5, **after)
+    ) == [4]
 
 
 # Methods ------------------------------------------------------------------------------------------

@@ -170,9 +170,10 @@ def test_an_app_without_a_query_function_logs_no_traceback(local: Flower, tmp_pa
     shutil.copytree(
         changed.QUICKSTART, tmp_path / "app", ignore=shutil.ignore_patterns("__pycache__")
     )
-    server = tmp_path / "app" / "mydigits" / "server_app.py"
     changed.edit(
-        server, "flwr.serverapp.strategy import FedAvg", "fairbloom.strategies import FedAvg"
+        tmp_path / "app" / "mydigits" / "server_app.py",
+        "flwr.serverapp.strategy import FedAvg",
+        "fairbloom.strategies import FedAvg",
     )
     run_on_ray(local, QUICKSTART, tmp_path / "app")
     log = log_of(local)
@@ -292,8 +293,9 @@ def assert_same_tables(folder: Path, other: Path) -> None:
     model = torch.load(f"{run_of(folder)}.pt")
     for name, weights in torch.load(f"{run_of(other)}.pt").items():
         torch.testing.assert_close(model[name], weights, rtol=1e-5, atol=1e-6)
-    rows = table(run_of(folder) / "clients.csv")
-    for row, expected in zip(rows, table(run_of(other) / "clients.csv"), strict=True):
+    for row, expected in zip(
+        table(run_of(folder) / "clients.csv"), table(run_of(other) / "clients.csv"), strict=True
+    ):
         assert row.keys() == expected.keys()
         for column, value in expected.items():
             if column == "client" or not value:

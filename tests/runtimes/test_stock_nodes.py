@@ -48,8 +48,9 @@ def app(tmp_path: Path) -> Path:
     """Flower's quickstart with the lines changed that docs/flower.md counts."""
     changed.change(tmp_path / "app")
     changed.aim(tmp_path / "app", tmp_path / "run")
-    wait_for_all = f"FedFV(min_available_nodes={CLIENTS}, "
-    changed.edit(tmp_path / "app/mydigits/server_app.py", "FedFV(", wait_for_all)
+    changed.edit(
+        tmp_path / "app/mydigits/server_app.py", "FedFV(", f"FedFV(min_available_nodes={CLIENTS}, "
+    )
     return tmp_path / "app"
 
 
@@ -80,8 +81,10 @@ def test_the_composition_gives_the_run_of_our_own_nodes(
         for name in names(CLIENTS):
             (runtime.bundle(name) / "owner.toml").write_text('app = "my_app.client_app:app"\n')
         runtime.start_clients(*names(CLIENTS))
-        settings = {"clients": CLIENTS, "num-rounds": 2, "out": str(tmp_path / "ours")}
-        runtime.submit(settings, tmp_path / "my-app")
+        runtime.submit(
+            {"clients": CLIENTS, "num-rounds": 2, "out": str(tmp_path / "ours")},
+            tmp_path / "my-app",
+        )
     for folder in (there.runs / "stock", tmp_path / "ours"):
         with subtests.test(folder=folder):
             assert_same_model(folder, tmp_path / "in-process")

@@ -296,9 +296,7 @@ def test_the_checkpoint_before_a_damaged_one_is_loaded(
     assert "9.safetensors" in words
 
 
-def test_the_intact_checkpoint_is_kept_while_the_next_is_written(
-    tmp_path: Path,
-) -> None:
+def test_the_intact_checkpoint_is_kept_while_the_next_is_written(tmp_path: Path) -> None:
     save_rounds(tmp_path, 1, 2)
     (tmp_path / "2.safetensors").write_bytes(b"")
     with full_disk(10), pytest.raises(OSError, match="File too large"):
@@ -320,9 +318,7 @@ def test_a_damaged_checkpoint_goes_after_the_next_intact_one(tmp_path: Path, aga
     assert rounds_kept(folder) == ["2.safetensors", f"{again}.safetensors"]
 
 
-def test_a_folder_of_damaged_checkpoints_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_a_folder_of_damaged_checkpoints_is_refused(tmp_path: Path) -> None:
     save_rounds(tmp_path, 4, 5)
     for name in ("4.safetensors", "5.safetensors"):
         (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-3])
@@ -380,8 +376,9 @@ def test_the_second_process_names_the_first_and_changes_nothing(
         str(refusal.value)
         == f"{out} is written by {who}: wait for it to end, or choose another folder (--out)"
     )
-    waiting = [*dict.fromkeys(words for words in said.messages if "written by" in words)]
-    assert waiting == [f"{out} is written by {who}: waiting up to a minute for it to end"]
+    assert [*dict.fromkeys(words for words in said.messages if "written by" in words)] == [
+        f"{out} is written by {who}: waiting up to a minute for it to end"
+    ]
     assert [path.name for path in out.iterdir()] == [".lock"]
 
 

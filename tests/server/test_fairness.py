@@ -114,8 +114,9 @@ def test_measures_lie_within_their_bounds(numbers: list[float]) -> None:
 
 @given(numbers=some_accuracy, random=st.randoms(use_true_random=False))
 def test_measures_do_not_depend_on_names_or_order(numbers: list[float], random: Random) -> None:
-    shuffled = random.sample(numbers, len(numbers))
-    assert summarize(named(shuffled)) == summarize({f"site {i}": x for i, x in enumerate(numbers)})
+    assert summarize(named(random.sample(numbers, len(numbers)))) == summarize(
+        {f"site {i}": x for i, x in enumerate(numbers)}
+    )
 
 
 @given(numbers=some_accuracy, factor=st.floats(1e-6, 1e6))
@@ -148,8 +149,9 @@ def test_equal_clients_are_even(value: float, clients: int) -> None:
 @given(numbers=some_accuracy)
 def test_gini_is_the_mean_difference_over_twice_the_mean(numbers: list[float]) -> None:
     x = np.array(numbers)
-    direct = np.abs(x[:, None] - x).sum() / (2 * x.size**2 * x.mean())
-    assert summarize(named(numbers))["gini"] == pytest.approx(direct, abs=1e-9)
+    assert summarize(named(numbers))["gini"] == pytest.approx(
+        np.abs(x[:, None] - x).sum() / (2 * x.size**2 * x.mean()), abs=1e-9
+    )
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-150, 1e150])

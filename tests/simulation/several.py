@@ -115,12 +115,11 @@ class Lines(Dataset[tuple[Tensor, Tensor]]):
 def pad(examples: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
     """Fill a batch up to its longest sequence."""
     tokens, targets = zip(*examples, strict=True)
-    mask = pad_sequence(
-        [torch.ones(len(each), dtype=torch.float64) for each in tokens], batch_first=True
-    )
     return {
         "tokens": pad_sequence(list(tokens), batch_first=True),
-        "mask": mask,
+        "mask": pad_sequence(
+            [torch.ones(len(each), dtype=torch.float64) for each in tokens], batch_first=True
+        ),
         "labels": torch.stack(targets),
     }
 

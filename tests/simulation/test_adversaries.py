@@ -41,12 +41,11 @@ def sight(strength: float = 1.0, honest: FloatArray | None = None) -> Sight:
 def test_each_attack_is_its_formula() -> None:
     seen = sight(2.0)
     mean = seen.honest.mean(axis=0)
-    deviation = seen.honest.std(axis=0, ddof=1)
     for name, due in {
         "sign-flip": -2.0 * seen.own,
         "scale": 2.0 * seen.own,
         "loss-scale": 2.0 * seen.own,
-        "alie": mean + 2.0 * deviation,
+        "alie": mean + 2.0 * seen.honest.std(axis=0, ddof=1),
         "ipm": -2.0 * mean,
     }.items():
         np.testing.assert_allclose(UPDATES[name](seen), due, atol=1e-12, err_msg=name)
@@ -58,14 +57,11 @@ def test_each_attack_is_its_formula() -> None:
 
 def test_every_attack_is_known_once_and_on_the_page() -> None:
     assert set(ATTACKS) == {*UPDATES, LOSS, LABEL_FLIP}
-    shown = {
+    assert {
         name: row["`attack-strength` s"]
         for row in table(ROOT / "docs/data/attacks.csv")
         for name in re.findall(r"`([\w-]+)`", row["`attack`"])
-    }
-    assert shown == {
-        name: "–" if strength is None else f"{strength:g}" for name, strength in ATTACKS.items()
-    }
+    } == {name: "–" if strength is None else f"{strength:g}" for name, strength in ATTACKS.items()}
     page = (ROOT / "docs/runs.md").read_text()
     assert [name for name in (*MIXING, *WEIGHING) if f"`{name}`" not in page] == []
 
@@ -266,8 +262,9 @@ def test_results_leave_the_attacker_out_and_say_so(turned: Path) -> None:
     assert set(loaded.final()) == {f"client-{k}" for k in range(5)} - {HOSTILE}
     assert set(loaded.final(hostile=True)) == {f"client-{k}" for k in range(5)}
     last = table(turned / "rounds.csv")[-1]
-    mean = float(np.mean([*loaded.final().values()]))
-    assert float(last["test_accuracy_of_global_model_mean"]) == pytest.approx(mean)
+    assert float(last["test_accuracy_of_global_model_mean"]) == pytest.approx(
+        float(np.mean([*loaded.final().values()]))
+    )
     words = "client-1 attacks by sign-flip, as set: all measures are over the honest clients."
     assert words in str(page_of(loaded))
 

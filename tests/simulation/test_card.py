@@ -73,8 +73,9 @@ def updates() -> tuple[Updates, Updates]:
     """Return the same updates, from NumPy's rows and from those of a card."""
     random = np.random.default_rng(0)
     shapes = {"weight": (70, 50), "bias": (70,)}
-    arrays = {name: random.normal(size=each).astype(np.float32) for name, each in shapes.items()}
-    layout = Layout(arrays)
+    layout = Layout(
+        {name: random.normal(size=each).astype(np.float32) for name, each in shapes.items()}
+    )
     models = random.normal(size=(UPDATES_MADE, layout.size)).astype(np.float32)
     here = Updates(layout, models.copy())
     there = Updates(layout, CardRows(torch.from_numpy(models)))
@@ -251,8 +252,9 @@ def test_tables_have_the_documented_columns_and_rows(
     assert [row["round"] for row in table(finished / "rounds.csv")] == [
         str(number) for number in range(1, 7)
     ]
-    seen = [(row["round"], row["client"]) for row in table(finished / "clients.csv")]
-    assert seen == [(str(number), f"client-{k}") for number in range(1, 7) for k in range(5)]
+    assert [(row["round"], row["client"]) for row in table(finished / "clients.csv")] == [
+        (str(number), f"client-{k}") for number in range(1, 7) for k in range(5)
+    ]
 
 
 def test_a_rounds_measures_are_those_of_its_clients(
@@ -266,8 +268,9 @@ def test_a_rounds_measures_are_those_of_its_clients(
                 for client in table(finished / "clients.csv")
                 if client["round"] == row["round"]
             ]
-            measures = summarize({client["client"]: float(client[COLUMN]) for client in clients})
-            assert {key: float(row[f"{COLUMN}_{key}"]) for key in MEASURES} == measures
+            assert {key: float(row[f"{COLUMN}_{key}"]) for key in MEASURES} == summarize(
+                {client["client"]: float(client[COLUMN]) for client in clients}
+            )
             drawn = [client for client in clients if client["participated"] == "1"]
             assert len(drawn) == int(row["participants"]) == int(row["replies_used"]) == 2
             for client, key in itertools.product(clients, OF_PARTICIPANTS):
@@ -275,10 +278,10 @@ def test_a_rounds_measures_are_those_of_its_clients(
             before = {
                 client["client"]: float(client["train_loss_before_round"]) for client in drawn
             }
-            after = {
-                client["client"]: float(client["train_loss_of_global_model"]) for client in drawn
-            }
-            assert float(row["percent_of_participants_improved"]) == percent_improved(before, after)
+            assert float(row["percent_of_participants_improved"]) == percent_improved(
+                before,
+                {client["client"]: float(client["train_loss_of_global_model"]) for client in drawn},
+            )
 
 
 def test_the_rows_that_are_reported_are_those_on_disk(tmp_path: Path) -> None:
@@ -515,8 +518,9 @@ def ended(out: Path, **changes: Any) -> Run:
 
 def gap(run: Run) -> float:
     """Return the equal opportunity difference over all clients' test examples, in points."""
-    rows = run.gaps.query("client == 'all clients' and score == 'true-positive-rate'")
-    return float(rows["gap"].item())
+    return float(
+        run.gaps.query("client == 'all clients' and score == 'true-positive-rate'")["gap"].item()
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -563,8 +567,9 @@ def test_a_client_with_one_group_takes_part_by_its_accuracy(
 ) -> None:
     data = write_sites(tmp_path / "data", 0, sites=3)
     lines = (data / "site-2.csv").read_text().splitlines()
-    men = [lines[0], *(line for line in lines if line.startswith("male"))]
-    (data / "site-2.csv").write_text("\n".join(men) + "\n")
+    (data / "site-2.csv").write_text(
+        "\n".join([lines[0], *(line for line in lines if line.startswith("male"))]) + "\n"
+    )
     with caplog.at_level(logging.WARNING, "flwr"):
         shared = {"task": "csv", "data_dir": str(data), "method": "fairfed", "num_rounds": 3}
         run = ended(tmp_path / "run", **shared, schema=grouped(data, "sex"))

@@ -193,21 +193,24 @@ def test_the_cases_meet_what_they_are_there_for(subtests: pytest.Subtests) -> No
         "accuracy-validation" in dict(answer["metrics"][0])
         for answer in replies("validation examples", "evaluated")
     )
-    few = {name for answer in replies("few clients train", "trained") for name in answer["names"]}
-    assert few == {"client-0", "client-1", "client-4"}
+    assert {
+        name for answer in replies("few clients train", "trained") for name in answer["names"]
+    } == {"client-0", "client-1", "client-4"}
     for case in (case for case in CASES if case.startswith("averaged")):
         with subtests.test(case=case):
             first, *others = outcome("local", case).rounds
             assert bits(first.average) == bits(first.arrays)
             assert all(bits(other.average) != bits(other.arrays) for other in others)
     decaying = replies("a rate that decays", "trained")
-    rates = [{dict(actual)["learning-rate"] for actual in answer["metrics"]} for answer in decaying]
-    assert rates == [{0.1}, {0.05}, {0.025}]
+    assert [
+        {dict(actual)["learning-rate"] for actual in answer["metrics"]} for answer in decaying
+    ] == [{0.1}, {0.05}, {0.025}]
     first, second, *_ = (
         bits(finished.arrays) for finished in outcome("local", "a model with buffers").rounds
     )
-    stirred = {name for name, array in second.items() if "running" in name and array != first[name]}
-    assert stirred == {"1.running_mean", "1.running_var"}
+    assert {
+        name for name, array in second.items() if "running" in name and array != first[name]
+    } == {"1.running_mean", "1.running_var"}
 
 
 # Which one ----------------------------------------------------------------------------------------

@@ -65,8 +65,9 @@ def write_sites(folder: Path, sites: Iterable[str], single: bool) -> Path:
 def test_the_draw_is_the_documented_one(share: float, number: int) -> None:
     every = load_task(config(clients=100, held_out_clients=0.0)).clients
     task = load_task(config(clients=100, held_out_clients=share))
-    places = generator(0, "held-out").permutation(100)[:number]
-    assert task.held_out == tuple(every[place] for place in sorted(places))
+    assert task.held_out == tuple(
+        every[place] for place in sorted(generator(0, "held-out").permutation(100)[:number])
+    )
     assert task.clients == tuple(name for name in every if name not in task.held_out)
 
 
@@ -113,8 +114,9 @@ def test_the_final_model_is_tested_as_by_hand(finished: Path, kind: str) -> None
             step.step()
         inputs, targets = task.splits(name).test[slice(0, None)]
         outputs = model.eval()(inputs).detach()
-        right = 100.0 * (outputs.argmax(dim=1) == targets).double().mean()
-        assert scores["accuracy"] == pytest.approx(float(right))
+        assert scores["accuracy"] == pytest.approx(
+            float(100.0 * (outputs.argmax(dim=1) == targets).double().mean())
+        )
         assert losses[name] == pytest.approx(float(cross_entropy(outputs, targets)), rel=1e-5)
 
 
@@ -123,8 +125,9 @@ def test_training_equals_that_of_the_others_alone(given: dict[str, Any], tmp_pat
     shared = {"task": "csv", "clients": 0, "model": "logistic", "fraction": 1.0, **given}
     data = write_sites(tmp_path / "all", SITES, bool(given))
     held = load_task(config(**shared, data_dir=str(data))).held_out
-    in_training = [site for site in SITES if site not in held]
-    others = write_sites(tmp_path / "others", in_training, bool(given))
+    others = write_sites(
+        tmp_path / "others", [site for site in SITES if site not in held], bool(given)
+    )
     runs = [
         run(tmp_path / f"run-{share}", **shared, data_dir=str(folder), held_out_clients=share)
         for folder, share in ((data, 0.3), (others, 0.0))

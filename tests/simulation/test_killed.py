@@ -52,9 +52,9 @@ def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.slow
 def test_kills_met_the_run_around_every_checkpoint(killed: Kills) -> None:
     _, every, folders = killed
-    last = [load_last(folder / "checkpoint") for folder in folders]
     reached = [
-        0 if checkpoint is None else checkpoint[1]["strategy"]["round"] for checkpoint in last
+        0 if checkpoint is None else checkpoint[1]["strategy"]["round"]
+        for checkpoint in [load_last(folder / "checkpoint") for folder in folders]
     ]
     assert set(reached) == {*range(0, SHORT, every), SHORT}
     assert all(reached.count(number) >= 4 for number in set(reached) - {SHORT})

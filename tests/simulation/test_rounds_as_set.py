@@ -156,18 +156,22 @@ def begin(out: Path, **changes: Any) -> tuple[list[str], float]:
     )
 
 
-def test_all_of_up_to_nine_clients_train_and_half_of_more(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
-    """Clients that only evaluate are not counted, and pooled data train one."""
-    for clients, trained, fraction in (
+@pytest.mark.parametrize(
+    ("clients", "trained", "fraction"),
+    [
         (2, "2", 1.0),
         (9, "9", 1.0),
         (10, "5", 0.5),
         (11, "6", 0.5),
-    ):
-        with subtests.test(clients=clients, trained=trained):
-            assert begin(tmp_path / str(clients), clients=clients) == ([trained], fraction)
+    ],
+)
+def test_all_of_up_to_nine_clients_train_and_half_of_more(
+    tmp_path: Path, clients: int, trained: str, fraction: float
+) -> None:
+    assert begin(tmp_path / str(clients), clients=clients) == ([trained], fraction)
+
+
+def test_only_clients_that_train_count_and_pooled_data_are_one(tmp_path: Path) -> None:
     some, _ = begin(tmp_path / "some", clients=12, training_clients="client-01,client-02,client-03")
     pooled, _ = begin(tmp_path / "pooled", clients=4, pooled=True, num_rounds=2)
     assert (some, pooled) == (["3"], ["1", "1"])
@@ -362,10 +366,10 @@ def run_after_first_round(
             begin()
 
     given = {"method": "fedavg"} | changes
-    settings = small(
-        folder, engine=engine, clients=CLIENTS, fraction=1.0, num_rounds=1 + ROUNDS, **given
+    simulate(
+        small(folder, engine=engine, clients=CLIENTS, fraction=1.0, num_rounds=1 + ROUNDS, **given),
+        after,
     )
-    simulate(settings, after)
 
 
 def most_waits(engine: str, each_client: int) -> float:

@@ -67,10 +67,9 @@ def test_a_thousand_clients_keep_a_few_versions_each(
         "state-dir": str(tmp_path),
     }
     with closing(StackedClients(method, RunSettings.of(config), block=100)) as clients:
-        rounds = Rounds(method, clients, 4).run(
+        for finished in Rounds(method, clients, 4).run(
             model_of(config), measure=lambda number: (), measure_after=()
-        )
-        for finished in rounds:
+        ):
             assert not finished.refused
             synced.clear()
             clients.keep(since=finished.number - 1)
@@ -114,8 +113,9 @@ def damage(file: Path, client: str) -> None:
     """Give a client's versions in a file another checksum."""
     lines = file.read_bytes().splitlines(keepends=True)
     key = json.dumps(json.dumps([client, RULE])).encode()
-    harmed = [line.replace(b'"]', b'0"]') if key in line else line for line in lines]
-    file.write_bytes(b"".join(harmed))
+    file.write_bytes(
+        b"".join([line.replace(b'"]', b'0"]') if key in line else line for line in lines])
+    )
 
 
 def test_what_a_device_keeps_is_for_its_owner_alone(tmp_path: Path) -> None:

@@ -59,14 +59,13 @@ def both(config: dict[str, Any]) -> tuple[LocalClients, StackedClients, dict[str
     """Return the two engines, and a model that is not the initial one."""
     method = FedAvg(frozen=frozen_parameters(load_task(config).model()))
     random = np.random.default_rng(7)
-    model = {
-        name: array + 0.05 * random.standard_normal(array.shape)
-        for name, array in model_of(config).items()
-    }
     return (
         LocalClients(method, RunSettings.of(config)),
         StackedClients(method, RunSettings.of(config), block=64),
-        model,
+        {
+            name: array + 0.05 * random.standard_normal(array.shape)
+            for name, array in model_of(config).items()
+        },
     )
 
 
@@ -131,8 +130,9 @@ DROPPED = "tests.simulation.test_stacked:Dropped"
 def test_clients_draw_together_as_each_does_by_itself(changes: dict[str, Any]) -> None:
     loop, together, model = both(config_of(**changes))
     names = loop.online(1)
-    expected = loop.train(names, model, PLAIN_TERMS)
-    assert_same_replies(together.train(names, model, PLAIN_TERMS), expected, 1e-12)
+    assert_same_replies(
+        together.train(names, model, PLAIN_TERMS), loop.train(names, model, PLAIN_TERMS), 1e-12
+    )
 
 
 def test_masks_do_not_depend_on_the_size_of_a_block() -> None:
@@ -140,8 +140,9 @@ def test_masks_do_not_depend_on_the_size_of_a_block() -> None:
     _, together, model = both(config)
     few = StackedClients(together.method, RunSettings.of(config), block=2)
     names = together.online(1)
-    ours = few.train(names, model, PLAIN_TERMS)
-    assert_same_replies(ours, together.train(names, model, PLAIN_TERMS), 1e-12)
+    assert_same_replies(
+        few.train(names, model, PLAIN_TERMS), together.train(names, model, PLAIN_TERMS), 1e-12
+    )
 
 
 def test_clients_of_other_seeds_draw_other_masks() -> None:
@@ -168,8 +169,9 @@ def test_auto_stacks_dropout_only_if_it_draws_alike(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_users_own_augmentation_is_not_stacked() -> None:
-    config = config_of(augment="torch:relu", engine="stacked", fraction=1.0)
-    taken = choose(RunSettings.of(config), 2)
+    taken = choose(
+        RunSettings.of(config_of(augment="torch:relu", engine="stacked", fraction=1.0)), 2
+    )
     assert taken.engine == "loop"
     assert "does not support augment = torch:relu" in taken.reason
 
@@ -413,10 +415,9 @@ def test_places_that_are_left_out_and_soft_labels_are_learned(tmp_path: Path) ->
     models = {}
     for name in ("ignored", "soft", "soft_partial"):
         for engine in ("loop", "stacked"):
-            folder = run(
-                tmp_path / name / engine, task=f"{ODD}:{name}", num_rounds=2, engine=engine
-            )
-            models[name, engine] = fairbloom.load(folder).arrays()["weight"]
+            models[name, engine] = fairbloom.load(
+                run(tmp_path / name / engine, task=f"{ODD}:{name}", num_rounds=2, engine=engine)
+            ).arrays()["weight"]
         np.testing.assert_allclose(models[name, "loop"], models[name, "stacked"], atol=1e-5)
     np.testing.assert_allclose(models["soft", "loop"], models["soft_partial", "loop"], atol=1e-6)
 

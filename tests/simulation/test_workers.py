@@ -200,8 +200,9 @@ def test_no_process_outlives_its_parent_or_says_anything(
         os.killpg(parent, how)  # as Ctrl-C in a terminal
     else:
         os.kill(parent, how)
-    status = os.waitstatus_to_exitcode(os.waitpid(parent, 0)[1])
-    assert status == (88 if how == signal.SIGINT else -how)
+    assert os.waitstatus_to_exitcode(os.waitpid(parent, 0)[1]) == (
+        88 if how == signal.SIGINT else -how
+    )
     assert all(map(is_gone, workers))
     assert (tmp_path / "said").read_text() == ""
 

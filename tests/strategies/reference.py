@@ -159,8 +159,9 @@ def afl(history: Sequence[Seen], gamma: float, weighting: str = "examples") -> F
         # newcomers at their prior, others less
         room = 1.0 - sum(p for name, p in priors.items() if name not in lam)
         before = {name: lam[name] * room if name in lam else p for name, p in priors.items()}
-        risen = {name: lam_k + gamma * seen.losses.get(name, 0.0) for name, lam_k in before.items()}
-        lam = nearest_in_simplex(risen)
+        lam = nearest_in_simplex(
+            {name: lam_k + gamma * seen.losses.get(name, 0.0) for name, lam_k in before.items()}
+        )
     present = {name: before[name] for name in seen.updates}
     mass = sum(present.values())
     if mass == 0:

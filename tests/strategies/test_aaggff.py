@@ -48,14 +48,16 @@ def test_equal_losses_are_fedavg_with_uniform_weights(rule: str, m: int, loss: f
 @given(losses=positive)
 def test_responses_are_those_of_the_formulas(losses: list[float], cdf: str) -> None:
     F = np.array(losses)
-    expected = [RESPONSES[cdf](x) for x in F / F.mean()]
-    np.testing.assert_allclose(responses(F, cdf), expected, rtol=1e-9, atol=1e-15)
+    np.testing.assert_allclose(
+        responses(F, cdf), [RESPONSES[cdf](x) for x in F / F.mean()], rtol=1e-9, atol=1e-15
+    )
 
 
 @pytest.mark.parametrize("cdf", CDFS)
 def test_a_loss_of_0_or_less_counts_alike_and_all_as_the_mean(cdf: str) -> None:
-    zero = responses(np.array([0.0, 1.0, 3.0]), cdf)
-    np.testing.assert_array_equal(zero, responses(np.array([-5.0, 1.0, 3.0]), cdf))
+    np.testing.assert_array_equal(
+        responses(np.array([0.0, 1.0, 3.0]), cdf), responses(np.array([-5.0, 1.0, 3.0]), cdf)
+    )
     expected = RESPONSES[cdf](1.0)
     np.testing.assert_allclose(responses(np.zeros(3), cdf), expected, rtol=1e-12)
     np.testing.assert_allclose(responses(np.array([-1.0, -2.0]), cdf), expected, rtol=1e-12)

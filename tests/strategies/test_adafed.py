@@ -122,5 +122,6 @@ def test_extreme_losses_and_updates_keep_the_slopes(losses: list[float], length:
     d = step(U, losses)
     assert np.isfinite(d).all()
     slopes = F * (d @ d) / length**2
-    tolerance = 1e-9 * np.linalg.norm(d) / length
-    np.testing.assert_allclose(U @ d / length**2, slopes, rtol=1e-6, atol=tolerance)
+    np.testing.assert_allclose(
+        U @ d / length**2, slopes, rtol=1e-6, atol=1e-9 * np.linalg.norm(d) / length
+    )

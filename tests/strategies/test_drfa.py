@@ -72,8 +72,9 @@ def test_a_run_goes_as_in_the_definition() -> None:
 
 
 def check_definition(arguments: dict[str, Any], fraction: float, *, seed: int) -> None:
-    strategy = DRFA(fraction_train=fraction, seed=seed, buffers=BUFFERS, **arguments)
-    finished, weights, grid = run(strategy)
+    finished, weights, grid = run(
+        DRFA(fraction_train=fraction, seed=seed, buffers=BUFFERS, **arguments)
+    )
     clients = quadratics(6)
     gamma = arguments["gamma"]
     K = arguments.get("local_steps", 10)
@@ -123,8 +124,10 @@ def check_definition(arguments: dict[str, Any], fraction: float, *, seed: int) -
 def test_snapshots_are_mixed_by_a_defence_as_updates_are() -> None:
     """After one local step both are the same models, so the probed model is the global one after
     the step."""
-    strategy = DRFA(gamma=0.01, local_steps=1, defence="clip", fraction_train=1.0, buffers=BUFFERS)
-    finished, _, grid = run(strategy, rounds=1)
+    finished, _, grid = run(
+        DRFA(gamma=0.01, local_steps=1, defence="clip", fraction_train=1.0, buffers=BUFFERS),
+        rounds=1,
+    )
     for message in asked_for_losses(grid, 1).values():
         probed = unpack(message.content.array_records["arrays"])
         np.testing.assert_allclose(

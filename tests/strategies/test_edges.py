@@ -112,17 +112,15 @@ def test_term_of_equal_losses_and_of_infinite_tilts() -> None:
 
 def ascended(method: AFL, losses: Numbers) -> list[float]:
     """Return the weights after a round with these losses."""
-    cohort = cohort_of(np.eye(len(losses)), losses=losses, weighting="uniform")
-    advance(method, cohort)
+    advance(method, cohort_of(np.eye(len(losses)), losses=losses, weighting="uniform"))
     return [*method.past.memory["weights"].values()]
 
 
 def test_afl_at_extremes() -> None:
     """Clients without mass are averaged by their prior."""
     lowest = [0.0, 1.0]
-    even = [0.5, 0.5]
     for F, expected in (
-        ([0.0, 0.0], even),
+        ([0.0, 0.0], [0.5, 0.5]),
         ([0.0, 1e30], lowest),
         ([1.0, 1.7e308], lowest),
         ([-1.7e308, 1.0], lowest),
@@ -229,9 +227,10 @@ def test_eagles_weights_are_the_gradient_of_its_objective(seed: int, m: int, lam
         gaps = x - L
         return float(p @ x + lam * p @ (gaps - p @ gaps) ** 2)
 
-    numeric = [(penalised(F + h * e) - penalised(F - h * e)) / (2 * h) for e in np.eye(m)]
     np.testing.assert_allclose(
-        weigh(EAGLE(lam=lam, weighting="examples"), F, n, baselines=L), numeric, atol=1e-4
+        weigh(EAGLE(lam=lam, weighting="examples"), F, n, baselines=L),
+        [(penalised(F + h * e) - penalised(F - h * e)) / (2 * h) for e in np.eye(m)],
+        atol=1e-4,
     )
 
 
@@ -362,8 +361,9 @@ def test_in_fairfed_a_size_counts_as_it_was_first_known() -> None:
 
 def test_in_fairfed_without_positive_weights_examples_count() -> None:
     method = FairFed(beta=0.0)
-    past = Past({"weights": {"a": -0.5, "b": 0.2}})
-    there = cohort(ROWS[:2], [100.0, 300.0], names=["a", "b"], past=past)
+    there = cohort(
+        ROWS[:2], [100.0, 300.0], names=["a", "b"], past=Past({"weights": {"a": -0.5, "b": 0.2}})
+    )
     assert coefficients(method, there).tolist() == pytest.approx([0.25, 0.75])
 
 

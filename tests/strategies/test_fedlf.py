@@ -185,8 +185,9 @@ def test_groups_are_ordered_by_their_first_array() -> None:
     U = np.array([[1.0, 1.0, 0.0, 1.0], [-1.0, 1.0, 0.0, 2.0]])
     sizes = dict.fromkeys("abcd", 1)
     got = step(FedLF(groups={"a": "z", "b": "y", "c": "z", "d": "a"}), U, sizes, losses=[1.0, 1.0])
-    expected = fedlf([seen_of(U, [1.0, 1.0])], layers=([0, 2], [1], [3]))
-    np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        got, fedlf([seen_of(U, [1.0, 1.0])], layers=([0, 2], [1], [3])), rtol=1e-9, atol=1e-12
+    )
     assert len(fedlf_groups([seen_of(U, [1.0, 1.0])], True, "scaled", ([0, 2], [1], [3]))) == 2
 
 

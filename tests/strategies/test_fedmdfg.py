@@ -29,10 +29,10 @@ class Run:
         t = self.rounds
         U = np.array([updates[name] for name in names], np.float64)
         F = [1.0 if losses is None else losses[name] for name in names]
-        needed = self.strategy.recalls(kept, names, t)
-        memory = {key: kept[key].blocks[0][0] for key in needed}
-        past = self.strategy.past
-        cohort = cohort_of(U, losses=F, names=names, round=t, memory=memory, past=past)
+        memory = {key: kept[key].blocks[0][0] for key in self.strategy.recalls(kept, names, t)}
+        cohort = cohort_of(
+            U, losses=F, names=names, round=t, memory=memory, past=self.strategy.past
+        )
         rows = np.vstack([U, *memory.values()])
         return advance(self.strategy, cohort, rows) @ rows
 
@@ -128,8 +128,9 @@ def test_a_row_that_is_not_there_cannot_stay_as_it_is() -> None:
 @pytest.mark.parametrize(("left", "moves"), [(0.9e-3, False), (1.1e-3, True)])
 def test_what_is_short_beside_the_live_updates_is_no_step(left: float, moves: bool) -> None:
     U = np.array([[np.sqrt(1.0 - left**2), left], [-np.sqrt(1.0 - left**2), left], [0.0, 0.0]])
-    d = step(FedMDFG(), 7.0 * U, losses=[1.0, 1.0, 1.0])
-    np.testing.assert_allclose(d, [0.0, 7.0 * left * moves], atol=1e-6)
+    np.testing.assert_allclose(
+        step(FedMDFG(), 7.0 * U, losses=[1.0, 1.0, 1.0]), [0.0, 7.0 * left * moves], atol=1e-6
+    )
 
 
 @given(seed=st.integers(0, 2**32 - 1), guidance=st.sampled_from(("scaled", "gradient")))

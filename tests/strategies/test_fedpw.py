@@ -31,8 +31,10 @@ def test_two_rounds_by_hand() -> None:
     c = weights_after(method, SECOND, [2.0, 2.0, 0.0])
     p = np.array([7.0, 11.0, 12.0]) / 30.0
     q = np.array([31.0, 19.0, 50.0]) / 100.0
-    expected = [p, q, np.array([4.0, 5.0, 3.0]) / 18.0, np.array([15.0, 3.0, 18.0]) / 64.0]
-    np.testing.assert_allclose(np.transpose([*method.past.memory["states"].values()]), expected)
+    np.testing.assert_allclose(
+        np.transpose([*method.past.memory["states"].values()]),
+        [p, q, np.array([4.0, 5.0, 3.0]) / 18.0, np.array([15.0, 3.0, 18.0]) / 64.0],
+    )
     np.testing.assert_allclose(c, (stdev(p) * p + stdev(q) * q) / (stdev(p) + stdev(q)))
 
 
@@ -53,8 +55,9 @@ def test_with_beta_1_the_first_round_is_that_of_shares(
     """A sum of 0 counts all the same, up to rounding in 0.1 + 0.2 − 0.3; a negative one divides."""
     method = FedPW(beta=1.0)
     weights_after(method, U, losses)
-    states = np.array([*method.past.memory["states"].values()])
-    np.testing.assert_allclose(states[:, :2], np.transpose([p, q]), atol=1e-15)
+    np.testing.assert_allclose(
+        np.array([*method.past.memory["states"].values()])[:, :2], np.transpose([p, q]), atol=1e-15
+    )
 
 
 def test_after_a_first_round_that_sums_to_0_nothing_moves() -> None:
@@ -69,16 +72,18 @@ def test_absent_clients_keep_their_numbers_newcomers_have_none() -> None:
     method = FedPW(beta=0.5)
     weights_after(method, FIRST, [1.0, 2.0, 3.0], names=["a", "b", "c"])
     weights_after(method, FIRST, [2.0, 2.0, 2.0], names=["a", "c", "d"])
-    p = {name: state[0] for name, state in method.past.memory["states"].items()}
-    assert p == pytest.approx({"a": 9 / 32, "b": 1 / 3, "c": 19 / 32, "d": 1 / 8})
+    assert {
+        name: state[0] for name, state in method.past.memory["states"].items()
+    } == pytest.approx({"a": 9 / 32, "b": 1 / 3, "c": 19 / 32, "d": 1 / 8})
 
 
 @pytest.mark.parametrize("m", [1, 3])
 def test_equal_losses_and_a_symmetric_gram_are_averaged(m: int) -> None:
     method = FedPW()
     for t in (1.0, 2.0, 3.0):
-        c = weights_after(method, np.eye(m) * t + 0.2, [2.0 * t] * m)
-        np.testing.assert_allclose(c, np.full(m, 1 / m), rtol=1e-12)
+        np.testing.assert_allclose(
+            weights_after(method, np.eye(m) * t + 0.2, [2.0 * t] * m), np.full(m, 1 / m), rtol=1e-12
+        )
 
 
 def test_scales_of_losses_and_updates_do_not_matter() -> None:

@@ -229,8 +229,9 @@ def test_coefficients_sum_to_one(name: str, arguments: dict[str, Any], U: FloatA
     losses, counts = losses_and_counts(len(U))
     cohort = cohort_of(U, losses=losses, **replied(name, arguments, U, counts))
     given_step = {"server_lr": 1.0} if "server_lr" in arguments else {}
-    c = coefficients(make(name, {**arguments, **given_step}), cohort)
-    assert c.sum() == pytest.approx(1.0, abs=1e-9)
+    assert coefficients(make(name, {**arguments, **given_step}), cohort).sum() == pytest.approx(
+        1.0, abs=1e-9
+    )
 
 
 PLAIN = {

@@ -15,8 +15,9 @@ from fairbloom.strategies import METHODS, FedAvg, FedFV, from_config
 def test_every_method_is_the_one_of_its_settings(name: str) -> None:
     """A run of Fairbloom's own app and an app of a user's have the same method by the same name."""
     config = {"method": name, "seed": 5}
-    expected = Settings.of(config).strategy(seed=5)
-    assert collect_options(from_config(config)) == collect_options(expected)
+    assert collect_options(from_config(config)) == collect_options(
+        Settings.of(config).strategy(seed=5)
+    )
 
 
 def test_options_are_taken_from_the_run_config_and_named(
@@ -51,8 +52,9 @@ def test_text_comes_before_options_and_arguments_before_both() -> None:
 
 
 def test_numbers_words_and_a_server_optimizer_are_read() -> None:
-    text = "fedfv(order=reverse, tau=2, server-optimizer=adam, server-optimizer-lr=0.1)"
-    strategy = from_config({"method": text})
+    strategy = from_config(
+        {"method": "fedfv(order=reverse, tau=2, server-optimizer=adam, server-optimizer-lr=0.1)"}
+    )
     assert isinstance(strategy, FedFV)
     assert (strategy.order, strategy.tau) == ("reverse", 2)
     assert strategy.server_optimizer is not None

@@ -129,6 +129,7 @@ def test_unequal_counts_are_warned_of_once(
     caplog: pytest.LogCaptureFixture, weighting: str, warnings: int
 ) -> None:
     caplog.set_level(logging.WARNING, "flwr")
-    grid = MemoryGrid(quadratics(CLIENTS))
-    fixed(FedAvg(weighting=weighting), NOISE).start(grid, FIRST, num_rounds=3)
+    fixed(FedAvg(weighting=weighting), NOISE).start(
+        MemoryGrid(quadratics(CLIENTS)), FIRST, num_rounds=3
+    )
     assert caplog.text.count("weighting='uniform'") == warnings

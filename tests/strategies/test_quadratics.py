@@ -36,8 +36,9 @@ def bowls(
         A = Q @ np.diag(rng.uniform(0.5, 2.0, DIM)) @ Q.T
         own = rate(rng)
         optimum = rng.normal(size=DIM)
-        b = rng.uniform(0.2, 1.0)
-        clients.append(Bowl(f"c{k}", A, optimum, b, int(rng.integers(10, 50)), [own]))
+        clients.append(
+            Bowl(f"c{k}", A, optimum, rng.uniform(0.2, 1.0), int(rng.integers(10, 50)), [own])
+        )
     return clients
 
 
@@ -290,8 +291,9 @@ def test_adafed_is_pareto_stationary_before_a_loss_rises(m: int, seed: int, gamm
 def test_fedfv_of_two_clients_never_steps_against_either(subtests: pytest.Subtests) -> None:
     """For more clients, or alpha > 0, the paper's projections don't promise it."""
     clients = bowls(2, 0)
-    path = descend(METHODS["fedfv"](alpha=0.0, tau=0, fraction_evaluate=0.0), clients, 60)
-    for before, after in pairwise(path):
+    for before, after in pairwise(
+        descend(METHODS["fedfv"](alpha=0.0, tau=0, fraction_evaluate=0.0), clients, 60)
+    ):
         with subtests.test(before=before, after=after):
             g = gradients(clients, before)
             step = before - after

@@ -128,8 +128,9 @@ def related_updates(draw: st.DrawFn) -> FloatArray:
     """Few small whole numbers: rows are equal, collinear, opposite, zero, or more than their
     columns."""
     d = draw(st.integers(1, 5))
-    entries = st.lists(st.integers(-3, 3), min_size=d, max_size=d)
-    rows = draw(st.lists(entries, min_size=1, max_size=5))
+    rows = draw(
+        st.lists(st.lists(st.integers(-3, 3), min_size=d, max_size=d), min_size=1, max_size=5)
+    )
     member = st.tuples(
         st.integers(0, len(rows) - 1), st.sampled_from((1.0, 1.0, 1.0, 0.5, 2.0, 0.0, -1.0))
     )

@@ -182,8 +182,9 @@ def test_should_stop_may_be_given_by_its_place_as_in_flower() -> None:
 
 def test_a_run_without_steps_may_be_stopped() -> None:
     """It is no error that nothing was learned, as with StopRun."""
-    nothing = MemoryGrid({})
-    result, _ = run(FedAvg(unused_rounds=5), nothing, timeout=0.01, should_stop=lambda *_: True)
+    result, _ = run(
+        FedAvg(unused_rounds=5), MemoryGrid({}), timeout=0.01, should_stop=lambda *_: True
+    )
     assert bits(result.arrays) == bits(record(initial_model()))
 
 
@@ -214,8 +215,9 @@ def start_in(
     """Run in a folder; return the result and the number of messages that clients trained on."""
     grid = MemoryGrid(quadratics(4))
     strategy = strategy or FedFV(buffers=BUFFERS, fraction_train=0.5)
-    model = record(initial_model())
-    result = RunFolder(folder, wait=False).start(strategy, grid, model, rounds, **given)
+    result = RunFolder(folder, wait=False).start(
+        strategy, grid, record(initial_model()), rounds, **given
+    )
     return result, len(grid.sent_to(MessageType.TRAIN))
 
 
@@ -271,8 +273,7 @@ def wrapped() -> Strategy:
 def test_should_stop_reaches_wrapped_and_overridden_starts(
     made: Callable[[], Strategy], base: str, tmp_path: Path
 ) -> None:
-    stop = {"should_stop": lambda number, result: number == 2}
-    start_in(tmp_path / "run", strategy=made(), **stop)
+    start_in(tmp_path / "run", strategy=made(), should_stop=lambda number, result: number == 2)
     assert fairbloom.load(tmp_path / "run").stopped == "should_stop returned True after round 2"
 
 

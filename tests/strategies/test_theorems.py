@@ -43,8 +43,9 @@ def projected(G: FloatArray) -> FloatArray:
     for k, target in enumerate(G):
         products = history[-1] @ target
         products[k] = 0.0
-        shares = np.minimum(products, 0.0) / (target @ target)
-        history.append(history[-1] - np.outer(shares, target))
+        history.append(
+            history[-1] - np.outer(np.minimum(products, 0.0) / (target @ target), target)
+        )
     return np.array(history)
 
 
@@ -165,8 +166,10 @@ def count_rises(rescale: bool) -> tuple[int, int]:
     rounds = 0
     for seed in range(20):
         clients = opposed(seed)
-        method = FedFV(alpha=0.0, tau=0, rescale=rescale, fraction_evaluate=0.0)
-        means = mean_losses(clients, descend(method, clients, 30))
+        means = mean_losses(
+            clients,
+            descend(FedFV(alpha=0.0, tau=0, rescale=rescale, fraction_evaluate=0.0), clients, 30),
+        )
         rises += sum(after > before * (1.0 + 1e-9) for before, after in pairwise(means))
         rounds += len(means) - 1
     return rises, rounds
@@ -538,8 +541,9 @@ def test_semivred_equation_6_needs_losses_below_one() -> None:
         F = random.uniform(0.0, 1.0, n)
         assert vred_sum(F, beta) <= gifair_sum(F, beta) * ROUNDING
         for method, objective in ((vred, vred_sum), (gifair, gifair_sum)):
-            d = step(method, np.eye(n), losses=F)
-            np.testing.assert_allclose(n * d, slopes(objective, F, beta), atol=1e-6)
+            np.testing.assert_allclose(
+                n * step(method, np.eye(n), losses=F), slopes(objective, F, beta), atol=1e-6
+            )
     far = np.array([0.0, 10.0])
     assert vred_sum(far, beta) > gifair_sum(far, beta)
 

@@ -50,15 +50,17 @@ def test_the_step_is_the_one_of_torchjds_aggregator(
     for seed in range(5):
         U = np.random.default_rng(seed).normal(size=(5, 8)) + 0.2
         expected = aggregator()(torch.from_numpy(U)).numpy()
-        found = by_name(name).weigh(cohort_of(U)) @ U
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(
+            by_name(name).weigh(cohort_of(U)) @ U, expected, rtol=1e-4, atol=1e-5, err_msg=name
+        )
 
 
 def test_every_installed_gram_weighting_has_a_name() -> None:
     with pytest.raises(ValueError, match="torchjd:nothing is unknown; there are ") as refused:
         by_name("nothing")
-    there = str(refused.value).split("there are ")[1].split(", ")
-    assert there == [f"torchjd:{name}" for name in NAMES]
+    assert str(refused.value).split("there are ")[1].split(", ") == [
+        f"torchjd:{name}" for name in NAMES
+    ]
 
 
 # A round ------------------------------------------------------------------------------------------

@@ -111,8 +111,9 @@ LINE = "interrupted: the same command begins again; a run continues after its la
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_ctrl_c_during_imports_ends_the_command_silently(tmp_path: Path) -> None:
     words = ("run", "--clients", "5", "--rounds", "1000000", "--out", str(tmp_path / "a"))
-    command = [sys.executable, "-m", "fairbloom", *words]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-m", "fairbloom", *words], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    ) as process:
         while (
             process.poll() is None and "numpy" not in Path(f"/proc/{process.pid}/maps").read_text()
         ):
@@ -160,16 +161,17 @@ def press_again_on_the_way_out() -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_once_more_ends_at_once_with_the_same_code(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
+def test_ctrl_c_once_more_ends_at_once_with_the_same_code(tmp_path: Path) -> None:
     """Any later line would be a traceback."""
     ended = forked(tmp_path, press_once)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", LINE)
-    for press in (press_again_while_that_is_said, press_again_on_the_way_out):
-        with subtests.test(press=press):
-            ended = forked(tmp_path, press)
-            assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("press", [press_again_while_that_is_said, press_again_on_the_way_out])
+def test_ctrl_c_twice_more_says_nothing(tmp_path: Path, press: Callable[[], None]) -> None:
+    ended = forked(tmp_path, press)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
 def begin_and_be_stopped(number: str) -> None:

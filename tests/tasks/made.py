@@ -58,8 +58,9 @@ def balanced(count: int, classes: int) -> Labels:
 def idx(path: Path, array: NDArray[np.uint8]) -> Path:
     """Write an array as an IDX file of bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    sizes = np.array(array.shape, ">u4").tobytes()
-    path.write_bytes(bytes((0, 0, 8, array.ndim)) + sizes + array.tobytes())
+    path.write_bytes(
+        bytes((0, 0, 8, array.ndim)) + np.array(array.shape, ">u4").tobytes() + array.tobytes()
+    )
     return path
 
 

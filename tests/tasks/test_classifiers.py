@@ -40,8 +40,9 @@ class Unfit(types.ModuleType):
 
 def test_another_build_is_named_with_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", Unfit("torchvision"))
-    versions = {"torchvision": "0.1", "torch": "9.9"}
-    monkeypatch.setattr("fairbloom.tasks.models.vision.version", versions.__getitem__)
+    monkeypatch.setattr(
+        "fairbloom.tasks.models.vision.version", {"torchvision": "0.1", "torch": "9.9"}.__getitem__
+    )
     with pytest.raises(FairbloomError, match=r"0\.1 does not fit PyTorch 9\.9 .*of the same build"):
         build(RESNET, (3, 32, 32), 2, 0)
 

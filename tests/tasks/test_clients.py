@@ -72,8 +72,9 @@ def test_clients_of_a_file_are_rows_of_the_same_tensors(tmp_path: Path) -> None:
     parts = [each for name in task.clients for each in task.splits(name)]
     tensors = [each for each in parts if isinstance(each, Examples)]
     assert len({id(each.inputs) for each in tensors}) == 1
-    rows = torch.cat([each.rows for each in tensors if each.rows is not None])
-    assert sorted(rows.tolist()) == [*range(40)]
+    assert sorted(torch.cat([each.rows for each in tensors if each.rows is not None]).tolist()) == [
+        *range(40)
+    ]
 
 
 def test_a_client_with_its_own_file_has_the_same_bits(
@@ -125,8 +126,9 @@ def test_a_fault_of_one_client_leaves_the_others_usable(
             with pytest.raises(FairbloomError, match="line") as error:
                 task.splits(name)
             if name == "site-0007":
-                first = f"line {wrong[2] + 1}, column 'age' holds 'high', .*as 1 more row does"
-                assert error.match(first)
+                assert error.match(
+                    f"line {wrong[2] + 1}, column 'age' holds 'high', .*as 1 more row does"
+                )
 
 
 def count_calls(file: Path, kept: Path) -> int:
@@ -197,10 +199,13 @@ def test_numbers_name_the_same_client_with_and_without_a_point(tmp_path: Path) -
 
 def test_a_persons_number_is_the_same_in_all_spellings(tmp_path: Path) -> None:
     """The rows of a person, such as P1 and p1, are never split between training and test."""
-    names = [spelling for k in range(6) for spelling in (f"P{k}", f"p{k}", f"P{k} ")]
-    file = spelled(tmp_path / "all.csv", names)
-    schema = schema_with(('target = "target"', 'target = "target"\nunit = "site"'))
-    units = encoding.encode_file(file, schema).units
+    file = spelled(
+        tmp_path / "all.csv",
+        [spelling for k in range(6) for spelling in (f"P{k}", f"p{k}", f"P{k} ")],
+    )
+    units = encoding.encode_file(
+        file, schema_with(('target = "target"', 'target = "target"\nunit = "site"'))
+    ).units
     assert units is not None
     assert len({*units.tolist()}) == 6
 
@@ -232,8 +237,10 @@ def test_a_column_of_clients_is_found_in_any_case(tmp_path: Path) -> None:
 @pytest.fixture
 def few(tmp_path: Path) -> Path:
     """A file of 12 clients, of which those with even numbers have four usable rows or fewer."""
-    sizes = {name: (4 if place % 2 == 0 else 9) for place, name in enumerate(names_of(12))}
-    return file_of(tmp_path / "all.csv", sizes)
+    return file_of(
+        tmp_path / "all.csv",
+        {name: (4 if place % 2 == 0 else 9) for place, name in enumerate(names_of(12))},
+    )
 
 
 @pytest.mark.parametrize(("schema", "settings"), [(BY_SITE, {}), ("", {"client": "site"})])
@@ -253,13 +260,13 @@ def test_clients_of_few_rows_are_left_out_and_said_once(
 
 def test_rows_that_are_dropped_do_not_count(few: Path) -> None:
     lines = few.read_text().splitlines()
-    short = [place for place, line in enumerate(lines) if line.startswith("site-0001")][:5]
-    for place in short:
+    for place in [place for place, line in enumerate(lines) if line.startswith("site-0001")][:5]:
         name, _, rest = lines[place].split(",", 2)
         lines[place] = f"{name},NA,{rest}"
     few.write_text("\n".join(lines))
-    drop = BY_SITE.replace('client = "site"', 'client = "site"\nmissing = "drop"')
-    assert load(few, drop).clients == tuple(names_of(12)[3::2])
+    assert load(
+        few, BY_SITE.replace('client = "site"', 'client = "site"\nmissing = "drop"')
+    ).clients == tuple(names_of(12)[3::2])
 
 
 def test_the_limit_may_be_raised_beside_a_schema(few: Path) -> None:

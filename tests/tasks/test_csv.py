@@ -191,8 +191,10 @@ def test_numbers_far_beyond_the_others_are_cut_off(
 
 @pytest.mark.parametrize("name", "ab")
 def test_columns_may_be_in_any_order_and_case(folder: Folder, name: str) -> None:
-    turned = csv_of(20, 1, "target,ward,dose,age").replace("ward", "Ward", 1)
-    task = load(folder(a=csv_of(20, 1), b=turned), SCHEMA)
+    task = load(
+        folder(a=csv_of(20, 1), b=csv_of(20, 1, "target,ward,dose,age").replace("ward", "Ward", 1)),
+        SCHEMA,
+    )
     other = load(folder(a=csv_of(20, 1), b=csv_of(20, 1)), SCHEMA)
     assert torch.equal(
         everything(task.splits(name).train)[0], everything(other.splits(name).train)[0]
@@ -361,18 +363,23 @@ def test_a_client_may_lack_classes(folder: Folder) -> None:
     assert everything(task.splits("a").train)[1].unique().tolist() == [1]
 
 
-def test_categories_are_in_order_of_numbers_or_the_alphabet(subtests: pytest.Subtests) -> None:
-    for names in (
+def test_categories_are_in_order_of_numbers_or_the_alphabet() -> None:
+    assert sort_classes(["10", "9", "-1.5"]) == ["-1.5", "9", "10"]
+    assert sort_classes(["b", "10", "9"]) == ["10", "9", "b"]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
         ["10", "9", "-1.5"],
         ["nan", "10", "9"],
         ["b", "10", "9"],
         ["1_0", "9"],
         ["inf", "2"],
-    ):
-        with subtests.test(names=names):
-            assert sort_classes(names) == sort_classes(names[::-1])
-    assert sort_classes(["10", "9", "-1.5"]) == ["-1.5", "9", "10"]
-    assert sort_classes(["b", "10", "9"]) == ["10", "9", "b"]
+    ],
+)
+def test_the_order_of_categories_is_not_that_of_rows(names: list[str]) -> None:
+    assert sort_classes(names) == sort_classes(names[::-1])
 
 
 def with_patients(rows: int, seed: int, each: int = 3) -> str:
@@ -428,8 +435,10 @@ def test_a_row_without_a_client_is_a_fault(folder: Folder, name: str) -> None:
 
 
 def test_a_unit_may_have_another_name_in_a_file(folder: Folder) -> None:
-    own = with_patients(60, 2).replace("patient", "Patient.")
-    text = inferred(folder(a=with_patients(60, 1), b=own), unit="patient")
+    text = inferred(
+        folder(a=with_patients(60, 1), b=with_patients(60, 2).replace("patient", "Patient.")),
+        unit="patient",
+    )
     assert 'fields.patient = {name = "Patient."}' in text
     task = load(folder(), text)
     assert all(10 <= len(task.splits(name).test) <= 14 for name in "ab")

@@ -161,18 +161,17 @@ def test_a_hospital_whose_file_is_not_its_own_says_which(
 # Who is trained on --------------------------------------------------------------------------------
 
 
-def test_sick_and_healthy_patients_are_split_alike(
-    made_up: Path, subtests: pytest.Subtests
-) -> None:
-    for seed in range(5):
-        with subtests.test(seed=seed):
-            train, test = (
-                everything(part)[1]
-                for part in load("heart-disease", made_up, seed=seed).splits("cleveland")
-            )
-            assert (len(train), len(test)) == (19, 11)
-            assert (int(train.sum()), int(test.sum())) == (6, 4)
-    # too few for that
+@pytest.mark.parametrize("seed", range(5))
+def test_sick_and_healthy_patients_are_split_alike(made_up: Path, seed: int) -> None:
+    train, test = (
+        everything(part)[1]
+        for part in load("heart-disease", made_up, seed=seed).splits("cleveland")
+    )
+    assert (len(train), len(test)) == (19, 11)
+    assert (int(train.sum()), int(test.sum())) == (6, 4)
+
+
+def test_too_few_healthy_patients_are_split_by_chance(made_up: Path) -> None:
     (made_up / "heart-disease" / "processed.cleveland.data").write_text(patients(30, 28))
     splits = [load("heart-disease", made_up, seed=seed).splits("cleveland") for seed in range(20)]
     assert {int((everything(each.test)[1] == 0).sum()) for each in splits} == {0, 1, 2}
@@ -221,7 +220,7 @@ def test_what_the_data_decide_is_no_choice(settings: dict[str, object], words: s
 
 
 @ORIGINALS
-def test_hospitals_have_as_many_patients_as_flamby_says(subtests: pytest.Subtests) -> None:
+def test_hospitals_have_as_many_patients_as_flamby_says() -> None:
     files = [DATA.parent / file.path for file in TASKS["heart-disease"].files]
     sick = [encode_patients(read_patients(file))[1] for file in files]
     assert [(len(each), int(each.sum())) for each in sick] == [
@@ -230,10 +229,13 @@ def test_hospitals_have_as_many_patients_as_flamby_says(subtests: pytest.Subtest
         (46, 45),
         (130, 101),
     ]
-    for split in (0, 43):
-        with subtests.test(split=split):
-            task = load("heart-disease", heart_disease__split=split)
-            assert {name: tuple(map(len, task.splits(name))) for name in task.clients} == FLAMBY
+
+
+@ORIGINALS
+@pytest.mark.parametrize("split", [0, 43])
+def test_parts_have_as_many_patients_as_flamby_says(split: int) -> None:
+    task = load("heart-disease", heart_disease__split=split)
+    assert {name: tuple(map(len, task.splits(name))) for name in task.clients} == FLAMBY
 
 
 @ORIGINALS

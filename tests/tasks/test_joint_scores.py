@@ -120,8 +120,10 @@ def test_a_score_has_the_bits_of_the_formula_of_one_client(case: str) -> None:
 @pytest.mark.parametrize("compute", [*JOINT, brier], ids=lambda each: each.__name__)
 def test_a_score_of_all_clients_is_that_of_each(compute: Callable[..., float]) -> None:
     parts = examples(0 if compute in (r2, rmse) else 2, seed=1)
-    alone = [torch.as_tensor(compute(*each)).double().item() for each in by_client(*parts)]
-    np.testing.assert_array_equal(score_all(compute, *parts, COUNTS), alone)
+    np.testing.assert_array_equal(
+        score_all(compute, *parts, COUNTS),
+        [torch.as_tensor(compute(*each)).double().item() for each in by_client(*parts)],
+    )
 
 
 def test_a_client_with_an_infinite_output_has_no_auc() -> None:

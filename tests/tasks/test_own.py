@@ -29,8 +29,10 @@ WARDS = f"{mine.__name__}:Wards"
 
 
 def settings(**given: Any) -> Settings:
-    plain = {"num-rounds": 5, "device": "cpu"}
-    return Settings.of(plain | {key.replace("_", "-"): value for key, value in given.items()})
+    return Settings.of(
+        {"num-rounds": 5, "device": "cpu"}
+        | {key.replace("_", "-"): value for key, value in given.items()}
+    )
 
 
 # A function, and a class --------------------------------------------------------------------------

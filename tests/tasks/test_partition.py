@@ -1,7 +1,6 @@
 """How examples are dealt to clients, by partitions of ours and by a user's function."""
 
 from fractions import Fraction
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -180,13 +179,15 @@ def test_a_deal_that_is_impossible_is_refused_with_its_settings(subtests: pytest
         FairbloomError, match=r"clients = 6 .*shards-per-client = 2 is 12 .* 10 examples"
     ):
         shards([labels[:10]], setup(6, shards_per_client=2))
-    for clients, per_client in ((20, 11), (4, 2)):
-        with subtests.test(clients=clients, per_client=per_client):
-            with pytest.raises(
-                FairbloomError,
-                match=f"classes-per-client = {per_client}.*10 classes.*clients = {clients}",
-            ):
-                classes([np.arange(3000) % 10], setup(clients, classes_per_client=per_client))
+
+
+@pytest.mark.parametrize(("clients", "per_client"), [(20, 11), (4, 2)])
+def test_more_classes_for_each_client_than_fit_are_refused(clients: int, per_client: int) -> None:
+    with pytest.raises(
+        FairbloomError,
+        match=f"classes-per-client = {per_client}.*10 classes.*clients = {clients}",
+    ):
+        classes([np.arange(3000) % 10], setup(clients, classes_per_client=per_client))
 
 
 # A test set apart ---------------------------------------------------------------------------------
@@ -216,8 +217,9 @@ def test_a_client_is_tested_on_the_classes_that_it_trains_on(kind: str) -> None:
     labels = np.arange(5000) % 10
     tested = np.arange(1000) % 10
     for seed in range(3):
-        own = setup(10, kind, seed=seed, shards_per_client=2, classes_per_client=2)
-        for part in deal(labels, own, tested):
+        for part in deal(
+            labels, setup(10, kind, seed=seed, shards_per_client=2, classes_per_client=2), tested
+        ):
             ours, theirs = (
                 np.bincount(each, minlength=10)
                 for each in (labels[part.examples], tested[part.tested])
@@ -225,22 +227,23 @@ def test_a_client_is_tested_on_the_classes_that_it_trains_on(kind: str) -> None:
             np.testing.assert_allclose(theirs, ours / 5, atol=1.0 if kind != "dirichlet" else 3.0)
 
 
-def test_each_client_has_an_example_of_a_test_set(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("kind", PARTITIONS)
+def test_each_client_has_an_example_of_a_test_set(kind: str, seed: int) -> None:
     """However unequal they are, and however few test examples there are."""
-    labels = np.arange(6000) % 10
-    tested = np.arange(120) % 10
-    for kind, seed in product(PARTITIONS, range(5)):
-        with subtests.test(kind=kind, seed=seed):
-            own = setup(
-                100, kind, seed=seed, dirichlet_alpha=0.1, shards_per_client=2, classes_per_client=2
-            )
-            dealt = deal(labels, own, tested)
-            assert min(len(each.tested) for each in dealt) >= 1
-            np.testing.assert_array_equal(
-                np.sort(np.concatenate([each.tested for each in dealt])), np.arange(120)
-            )
+    own = setup(
+        100, kind, seed=seed, dirichlet_alpha=0.1, shards_per_client=2, classes_per_client=2
+    )
+    dealt = deal(np.arange(6000) % 10, own, np.arange(120) % 10)
+    assert min(len(each.tested) for each in dealt) >= 1
+    np.testing.assert_array_equal(
+        np.sort(np.concatenate([each.tested for each in dealt])), np.arange(120)
+    )
+
+
+def test_a_test_set_of_too_few_examples_is_refused() -> None:
     with pytest.raises(FairbloomError, match=r"clients = 100: the test set has 99 examples"):
-        deal(labels, setup(100), tested[:99])
+        deal(np.arange(6000) % 10, setup(100), np.arange(99) % 10)
 
 
 # A client's examples ------------------------------------------------------------------------------
@@ -366,13 +369,15 @@ IMPOSSIBLE = {
 """The words of each function's error, besides its name."""
 
 
+@pytest.mark.parametrize(("function", "said"), IMPOSSIBLE.items())
 def test_an_impossible_deal_is_refused_with_the_function(
-    mine: str, subtests: pytest.Subtests
+    mine: str, function: str, said: str
 ) -> None:
-    for function, said in IMPOSSIBLE.items():
-        with subtests.test(function=function, said=said):
-            with pytest.raises(FairbloomError, match=rf"partition = '{mine}:{function}': .*{said}"):
-                dealt(f"{mine}:{function}")
+    with pytest.raises(FairbloomError, match=rf"partition = '{mine}:{function}': .*{said}"):
+        dealt(f"{mine}:{function}")
+
+
+def test_a_deal_is_refused_with_its_rows_or_its_task(mine: str) -> None:
     with pytest.raises(FairbloomError, match="a client with 4 of 1797"):
         dealt(f"{mine}:too_few")
     with pytest.raises(FairbloomError, match=r"partition = .*task heart-disease has hospital$"):

@@ -118,7 +118,7 @@ def test_every_image_is_with_one_client_once(test: str, count: int, partition: s
     assert len(seen) == count
 
 
-def test_a_server_reads_no_image_and_clients_share_one_copy(subtests: pytest.Subtests) -> None:
+def test_a_server_reads_no_image_and_clients_share_one_copy() -> None:
     reading = []
     setup = Setup.of({"model": "logistic", "clients": 4, "partition": "iid"})
     made_of = deal_pictures(SHAPES, lambda: reading.append(1) or PICTURES, setup, 0)  # type: ignore[func-returns-value]
@@ -130,12 +130,16 @@ def test_a_server_reads_no_image_and_clients_share_one_copy(subtests: pytest.Sub
         == len({split.inputs.data_ptr() for split in splits if isinstance(split, Examples)})
         == 1
     )  # type: ignore[union-attr]
-    for info in (TASKS[name] for name in ("mnist", "cifar10", "cifar100", "cinic10")):
-        with subtests.test(info=info):
-            assert isinstance(info, PictureSet)
-            known = load(info.name, Path("nowhere"), partition="class")
-            assert known.clients == info.labels
-            assert known.model()(torch.zeros(2, *info.shape)).shape == (2, len(info.labels))
+
+
+@pytest.mark.parametrize(
+    "info", [TASKS[name] for name in ("mnist", "cifar10", "cifar100", "cinic10")]
+)
+def test_clients_and_models_of_known_pictures_need_no_file(info: PictureSet) -> None:
+    assert isinstance(info, PictureSet)
+    known = load(info.name, Path("nowhere"), partition="class")
+    assert known.clients == info.labels
+    assert known.model()(torch.zeros(2, *info.shape)).shape == (2, len(info.labels))
 
 
 # Classes ------------------------------------------------------------------------------------------
@@ -202,20 +206,17 @@ def test_pixels_are_standardised_by_all_official_training_images(test: str, clas
 # Turned ones --------------------------------------------------------------------------------------
 
 
-def test_turned_images_are_own_ones_standardised_alike(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("standardise", ["none", "channel"])
+def test_turned_images_are_own_ones_standardised_alike(standardise: str) -> None:
     before = IMAGES.copy()
-    for standardise in ("none", "channel"):
-        with subtests.test(standardise=standardise):
-            plain, made_of = (task(rotated, standardise=standardise) for rotated in (0, 4))
-            for name in made_of.clients:
-                for ours, theirs in zip(made_of.splits(name), plain.splits(name), strict=True):
-                    (images, labels) = everything(ours)
-                    (upright, same) = everything(theirs)
-                    assert torch.equal(labels, same)
-                    torch.testing.assert_close(
-                        images, torch.rot90(upright, dims=(2, 3)), rtol=0, atol=0
-                    )
-                    assert images.is_contiguous()
+    plain, made_of = (task(rotated, standardise=standardise) for rotated in (0, 4))
+    for name in made_of.clients:
+        for ours, theirs in zip(made_of.splits(name), plain.splits(name), strict=True):
+            (images, labels) = everything(ours)
+            (upright, same) = everything(theirs)
+            assert torch.equal(labels, same)
+            torch.testing.assert_close(images, torch.rot90(upright, dims=(2, 3)), rtol=0, atol=0)
+            assert images.is_contiguous()
     np.testing.assert_array_equal(IMAGES, before)
 
 
@@ -396,32 +397,31 @@ def test_cinic10s_validation_images_are_for_training(
     tmp_path: Path, test: str, counts: list[int]
 ) -> None:
     made.cinic10(tmp_path, count=10)
-    task = load(
+    splits = load(
         "cinic10",
         tmp_path,
         cinic10__test=test,
         clients=1,
         partition="iid",
         cinic10__standardise="none",
-    )
-    splits = task.splits("client-0")
+    ).splits("client-0")
     assert [len(split) for split in splits] == counts
     own = torch.cat([everything(split)[0] for split in splits])
-    expected = {
+    assert {(image * 255).round().to(torch.uint8).numpy().tobytes() for image in own} == {
         image.tobytes()
         for seed in ((0, 1) if test == "train" else (0, 1, 2))
         for image in made.pictures(made.balanced(10, 10), (3, 32, 32), seed)
     }
-    assert {(image * 255).round().to(torch.uint8).numpy().tobytes() for image in own} == expected
 
 
 @pytest.mark.parametrize("channels", [1, 4])
 def test_grey_and_transparent_images_are_coloured_ones(tmp_path: Path, channels: int) -> None:
     """CINIC-10 has some thousand images of ImageNet that are grey."""
     made.cinic10(tmp_path, count=10)
-    path = tmp_path / TASKS["cinic10"].files[2].path
     made.hub_parquet(
-        path, np.full((10, channels, 32, 32), 255, np.uint8), label=made.balanced(10, 10)
+        tmp_path / TASKS["cinic10"].files[2].path,
+        np.full((10, channels, 32, 32), 255, np.uint8),
+        label=made.balanced(10, 10),
     )
     task = load(
         "cinic10",

@@ -101,8 +101,9 @@ def test_the_originals_hdf5_is_written_as_the_parquet(
     monkeypatch.setattr(stackoverflow, "BATCH", 5)
     made.stackoverflow(tmp_path, {})
     (path,) = tmp_path.rglob("*.parquet")
-    users = {u: {"tokens": [text.encode() for text in texts]} for u, texts in TEXTS.items()}
-    stackoverflow.convert(users, path)
+    stackoverflow.convert(
+        {u: {"tokens": [text.encode() for text in texts]} for u, texts in TEXTS.items()}, path
+    )
     written = pandas.concat(read_sentences(path)).groupby("client_id")["tokens"].agg(list)
     assert written.to_dict() == TEXTS
     assert load("stackoverflow", tmp_path).clients == ("u1", "u2")

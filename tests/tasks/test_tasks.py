@@ -146,21 +146,24 @@ def test_a_folder_that_the_task_does_not_read_is_refused() -> None:
         load_task({**config(), "data-dir": "/data"})
 
 
-def test_a_missing_folder_matters_only_to_its_readers(
+@pytest.mark.parametrize(
+    ("folder", "words"), [("", "by --data-dir, or"), ("/no/such", "'/no/such'")]
+)
+def test_a_missing_folder_matters_only_to_its_readers(folder: str, words: str) -> None:
+    chosen = config(task="files", **{"data-dir": folder})
+    task = load_task(chosen)
+    assert task.model().weight.shape == (1, 1)
+    for refuse in (lambda: check_data(RunSettings.of(chosen)), lambda: task.splits("0")):
+        with pytest.raises(FairbloomError, match=words):
+            refuse()
+    assert not opened
+
+
+def test_a_folder_may_be_named_by_its_home(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    subtests: pytest.Subtests,
 ) -> None:
     """A server needs the model alone, and the folders of deployed clients lie on their devices."""
-    for folder, words in (("", "by --data-dir, or"), ("/no/such", "'/no/such'")):
-        with subtests.test(folder=folder, words=words):
-            chosen = config(task="files", **{"data-dir": folder})
-            task = load_task(chosen)
-            assert task.model().weight.shape == (1, 1)
-            for refuse in (lambda: check_data(RunSettings.of(chosen)), lambda: task.splits("0")):  # noqa: B023
-                with pytest.raises(FairbloomError, match=words):
-                    refuse()
-            assert not opened
     there = config(task="files", **{"data-dir": str(tmp_path)})
     check_data(RunSettings.of(there))
     assert len(load_task(there).splits("2").train) == 3
@@ -172,20 +175,28 @@ def test_a_missing_folder_matters_only_to_its_readers(
 # Examples -----------------------------------------------------------------------------------------
 
 
-def test_a_server_without_data_knows_clients_and_model(
-    tmp_path: Path, subtests: pytest.Subtests
-) -> None:
-    hospitals = ("cleveland", "hungarian", "switzerland", "long-beach")
-    for name, partition, clients, shapes in (
+@pytest.mark.parametrize(
+    ("name", "partition", "clients", "shapes"),
+    [
         ("adult", "phd", ("phd", "non-phd"), [(2, 99), (2,)]),
         ("adult", "education", CATEGORIES["education"], [(2, 99), (2,)]),
-        ("heart-disease", "hospital", hospitals, [(2, 13), (2,)]),
+        (
+            *("heart-disease", "hospital"),
+            ("cleveland", "hungarian", "switzerland", "long-beach"),
+            [(2, 13), (2,)],
+        ),
         ("femnist", "dirichlet", tuple(f"client-{k:02}" for k in range(100)), [(62, 784), (62,)]),
-    ):
-        with subtests.test(name=name, partition=partition):
-            task = made.load(name, tmp_path / "nowhere", partition=partition, model="logistic")
-            assert task.clients == clients
-            assert [tuple(value.shape) for value in task.model().state_dict().values()] == shapes
+    ],
+)
+def test_a_server_without_data_knows_clients_and_model(
+    tmp_path: Path, name: str, partition: str, clients: tuple[str, ...], shapes: list[Any]
+) -> None:
+    task = made.load(name, tmp_path / "nowhere", partition=partition, model="logistic")
+    assert task.clients == clients
+    assert [tuple(value.shape) for value in task.model().state_dict().values()] == shapes
+
+
+def test_the_scores_of_hospitals_are_known_without_data() -> None:
     assert [score.name for score in load_task({"task": "heart-disease"}).scores] == [
         "accuracy",
         "auc",
@@ -226,8 +237,9 @@ def test_what_clients_share_is_moved_once() -> None:
 
 
 def test_sizes_of_splits_are_shown_by_default() -> None:
-    expected = [{"client": str(k), "train": k + 1, "test": 1} for k in range(3)]
-    assert describe_data(RunSettings.of(config(task="ones"))) == {"clients": expected}
+    assert describe_data(RunSettings.of(config(task="ones"))) == {
+        "clients": [{"client": str(k), "train": k + 1, "test": 1} for k in range(3)]
+    }
 
 
 @pytest.mark.parametrize("info", TASKS.values())

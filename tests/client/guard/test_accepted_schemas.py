@@ -182,8 +182,9 @@ def test_each_other_way_to_count_rows_is_said(
 def test_a_new_column_that_drops_rows_is_said(schemas: Schemas) -> None:
     dropping = SCHEMA.replace('missing = "fill"', 'missing = "drop"')
     schemas.accept(dropping)
-    more = dropping + '\n[fields.weight]\ntype = "number"\n'
-    (_, said, _) = describe_acceptance(schemas, more, also=False)
+    (_, said, _) = describe_acceptance(
+        schemas, dropping + '\n[fields.weight]\ntype = "number"\n', also=False
+    )
     assert "columns that drop rows: [] there, ['weight'] here" in said
 
 
@@ -247,8 +248,9 @@ def test_a_disk_that_is_full_for_a_while_keeps_no_run_out(
             raise OSError(errno.ESTALE, "Stale file handle")
         write(path, content)
 
-    clock = SimpleNamespace(monotonic=lambda: sum(waits), sleep=waits.append)
-    monkeypatch.setattr(retry, "time", clock)
+    monkeypatch.setattr(
+        retry, "time", SimpleNamespace(monotonic=lambda: sum(waits), sleep=waits.append)
+    )
     monkeypatch.setattr(accepted_schemas, "write_private", refuse)
     digest = accepted_schemas.digest_of("target = 'x'")
     with pytest.raises(OSError, match="Stale"):

@@ -147,8 +147,9 @@ def test_a_first_model_in_bfloat16_may_differ_by_one_unit(
     node: Node, units: int, fits: bool
 ) -> None:
     config = Settings.of({**RUN, "model": "mlp"}).run_config()
-    here = {**config, "data-dir": str(node.state.parent / "data")}
-    local = guarded(LocalClient.of(here, 0, "lund"), 5)
+    local = guarded(
+        LocalClient.of({**config, "data-dir": str(node.state.parent / "data")}, 0, "lund"), 5
+    )
     bits = {name: narrow(each.numpy()) for name, each in seeds(model="mlp").items()}
     name = next(iter(bits))
     bits[name].reshape(-1)[0] += units

@@ -81,8 +81,9 @@ def test_impossible_limits_are_refused(key: str, value: object) -> None:
 
 def test_a_damaged_count_is_named_with_its_remedy(tmp_path: Path) -> None:
     (tmp_path / questions.FILE).write_bytes(b"nonsense" * 1000)
-    reason = refused(Limits(), tmp_path, "train 1")
-    assert "questions.sqlite in this client's state-dir cannot be used" in reason
+    assert "questions.sqlite in this client's state-dir cannot be used" in refused(
+        Limits(), tmp_path, "train 1"
+    )
     (tmp_path / questions.FILE).unlink()
     assert not refused(Limits(), tmp_path, "train 1")
 

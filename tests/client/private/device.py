@@ -96,8 +96,9 @@ class Device:
         weights: Mapping[str, torch.Tensor] | None = None,
     ) -> Message:
         arrays = ArrayRecord(dict(weights or self.model().state_dict()))
-        config = ConfigRecord({"server-round": 1, **(terms or {})})
-        content = RecordDict({"arrays": arrays, "config": config})
+        content = RecordDict(
+            {"arrays": arrays, "config": ConfigRecord({"server-round": 1, **(terms or {})})}
+        )
         if kind == MessageType.QUERY:
             content = RecordDict()
         return Message(content, dst_node_id=2, message_type=kind, ttl=5.0)

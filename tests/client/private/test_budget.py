@@ -30,8 +30,9 @@ def test_a_replaced_row_costs_twice_mu(epsilon: float, twice: float) -> None:
 
 @pytest.mark.parametrize(("count", "epsilon"), [(2, 4.46), (3, 5.66), (5, 7.67)])
 def test_accounts_add(count: int, epsilon: float) -> None:
-    several = math.sqrt(count) * mu_of(3.0, DELTA)
-    assert epsilon_of(several, DELTA) == pytest.approx(epsilon, abs=6e-3)
+    assert epsilon_of(math.sqrt(count) * mu_of(3.0, DELTA), DELTA) == pytest.approx(
+        epsilon, abs=6e-3
+    )
 
 
 def test_steps_of_noise_five() -> None:

@@ -283,8 +283,9 @@ def test_many_rows_need_no_delta_of_the_owner(tmp_path: Path) -> None:
     assert account.delta == pytest.approx(1 / 104_000)
     config = {"task": "csv", "data-dir": str(device.data), "schema": SCHEMA, "batch-size": 0}
     client = LocalClient.of(config, None, "site")
-    private = {**config, "privacy.mode": "simulated", "privacy.epsilon": "3"}
-    _, simulated = with_account(client, RunSettings.of(private))
+    _, simulated = with_account(
+        client, RunSettings.of({**config, "privacy.mode": "simulated", "privacy.epsilon": "3"})
+    )
     assert simulated.delta == account.delta
 
 

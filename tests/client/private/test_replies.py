@@ -80,8 +80,9 @@ def test_a_reply_has_nothing_but_what_is_allowed(
 def test_the_noise_is_of_the_devices_system(tmp_path: Path) -> None:
     """Equal data, seeds and questions get other noise."""
     one, two = (arrays(opened(tmp_path / name).ask()) for name in ("one", "two"))
-    spread = float((one - two).std())
-    assert spread == pytest.approx(math.sqrt(2.0) * 0.1 * Budget(3.0, 1e-5).sigma / 30, rel=0.9)
+    assert float((one - two).std()) == pytest.approx(
+        math.sqrt(2.0) * 0.1 * Budget(3.0, 1e-5).sigma / 30, rel=0.9
+    )
 
 
 TERMS = {

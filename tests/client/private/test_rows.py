@@ -69,8 +69,10 @@ def model(request: pytest.FixtureRequest) -> nn.Module:
 
 def examples(count: int = 12, seed: int = 0) -> Examples:
     random = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(count, 1, 2, 3, generator=random) * 4.0
-    return Examples(inputs, torch.randint(0, CLASSES, (count,), generator=random))
+    return Examples(
+        torch.randn(count, 1, 2, 3, generator=random) * 4.0,
+        torch.randint(0, CLASSES, (count,), generator=random),
+    )
 
 
 def planted(value: float) -> Examples:

@@ -305,8 +305,10 @@ def app_of(*, keeps: bool = True) -> ClientApp:
         number = count(context, "train")
         weights = message.content["arrays"]["w"].numpy() + np.float32(number)
         metrics = MetricRecord({"num-examples": 10, "times": number})
-        arrays = ArrayRecord({"w": Array(weights)})
-        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+        return Message(
+            RecordDict({"arrays": ArrayRecord({"w": Array(weights)}), "metrics": metrics}),
+            reply_to=message,
+        )
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:

@@ -185,9 +185,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, file: File[Any])
     assert "(--out)" in str(refusal.value)
 
 
-def test_a_run_writes_exactly_its_declared_files(
-    finished: Path,
-) -> None:
+def test_a_run_writes_exactly_its_declared_files(finished: Path) -> None:
     declared = {entry.name for entry in ENTRIES}
     there = {str(path.relative_to(finished)) for path in finished.iterdir()}
     assert there <= declared
@@ -311,8 +309,9 @@ NAMES = st.text(
 @example(names=["a", "b"], reason="| ends with |")
 def test_no_name_of_those_who_were_absent_is_lost(names: list[str], reason: str) -> None:
     """Whatever a client calls itself, or writes as the reason of its error."""
-    finished = a_round(1, missing=names, offline=names[:1], refused=dict.fromkeys(names, reason))
-    row = format_round(finished, 0.0)
+    row = format_round(
+        a_round(1, missing=names, offline=names[:1], refused=dict.fromkeys(names, reason)), 0.0
+    )
     assert parse_names(str(row["missing"])) == names
     assert parse_names(str(row["offline"])) == names[:1]
     assert [name for name, _ in parse_refusals(str(row["refused"]))] == names

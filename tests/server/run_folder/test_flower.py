@@ -83,8 +83,9 @@ def test_each_client_and_round_is_recorded_in_the_named_score(tmp_path: Path) ->
     assert all(0 < float(row["test_eval_acc_of_global_model"]) < 100 for row in rows)
     assert sum(row["participated"] == "1" for row in rows) == 2 * ROUNDS
     last = table(tmp_path / "run" / "rounds.csv")[-1]
-    scores = [float(row["test_eval_acc_of_global_model"]) for row in rows[-4:]]
-    assert float(last["test_eval_acc_of_global_model_worst"]) == min(scores)
+    assert float(last["test_eval_acc_of_global_model_worst"]) == min(
+        [float(row["test_eval_acc_of_global_model"]) for row in rows[-4:]]
+    )
     assert json.loads((tmp_path / "run" / "scores.json").read_text())[0]["name"] == "eval_acc"
     np.testing.assert_array_equal(
         load_file(tmp_path / "run" / "model.safetensors")["w"], result.arrays["w"].numpy()
@@ -259,9 +260,7 @@ def test_a_folder_of_another_run_is_refused_with_what_differs(
         start(tmp_path / "run", strategy, rounds=2, **given)
 
 
-def test_the_error_for_a_missing_score_names_the_replied_metrics(
-    tmp_path: Path,
-) -> None:
+def test_the_error_for_a_missing_score_names_the_replied_metrics(tmp_path: Path) -> None:
     with pytest.raises(
         FairbloomError,
         match=r"reply eval_acc, eval_loss, num-examples, and not 'accuracy'.*RunFolder",
@@ -283,8 +282,9 @@ def test_only_chosen_settings_are_shown(tmp_path: Path) -> None:
     "score", ["eval_acc", "roc_auc", "f1_score", "R2", "eval_loss", "val-rmse"]
 )
 def test_the_name_of_a_score_says_which_way_is_better(tmp_path: Path, score: str) -> None:
-    higher = score not in ("eval_loss", "val-rmse")
-    assert RunFolder(tmp_path, score=score).score == Score(score, higher_is_better=higher)
+    assert RunFolder(tmp_path, score=score).score == Score(
+        score, higher_is_better=score not in ("eval_loss", "val-rmse")
+    )
 
 
 def test_a_score_of_unknown_direction_asks_for_it(tmp_path: Path) -> None:

@@ -41,8 +41,10 @@ def train(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    metrics = MetricRecord({"num-examples": 5, "loss": 1.0, "accuracy": 0.5})
-    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+    return Message(
+        RecordDict({"metrics": MetricRecord({"num-examples": 5, "loss": 1.0, "accuracy": 0.5})}),
+        reply_to=message,
+    )
 
 
 def start(folder: Path, strategy: FedFV | FedAvg, rounds: int = 2, **arrays: Any) -> dict[str, Any]:

@@ -121,8 +121,10 @@ falling = ClientApp()
 @falling.train()
 def train(message: Message, context: Context) -> Message:
     arrays = ArrayRecord({"w": Array(message.content["arrays"]["w"].numpy() + np.float32(1.0))})
-    metrics = MetricRecord({"num-examples": 1})
-    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+    return Message(
+        RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 1})}),
+        reply_to=message,
+    )
 
 
 @falling.evaluate()
@@ -197,8 +199,9 @@ def test_the_run_config_chooses_the_measure_and_the_patience(tmp_path: Path) -> 
 
 def test_rounds_csv_has_the_mean_that_chooses(tmp_path: Path) -> None:
     start(tmp_path / "run", early_stopping=0)
-    found = [float(row[COLUMN]) for row in table(tmp_path / "run" / "rounds.csv")]
-    assert found == pytest.approx(VALIDATION)
+    assert [float(row[COLUMN]) for row in table(tmp_path / "run" / "rounds.csv")] == pytest.approx(
+        VALIDATION
+    )
     start(tmp_path / "plain", early_stopping=0, best_model="")
     assert COLUMN not in table(tmp_path / "plain" / "rounds.csv")[0]
 

@@ -33,8 +33,9 @@ def start(
     folder: Path, strategy: Strategy, rounds: int = ROUNDS, client: ClientApp = app, **given: Any
 ) -> Result:
     arrays = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
-    run_folder = RunFolder(folder, score="eval_acc", wait=False)
-    return run_folder.start(strategy, InProcessGrid(client, {}, CLIENTS), arrays, rounds, **given)
+    return RunFolder(folder, score="eval_acc", wait=False).start(
+        strategy, InProcessGrid(client, {}, CLIENTS), arrays, rounds, **given
+    )
 
 
 def model(folder: Path) -> bytes:
@@ -162,9 +163,7 @@ def failing(rounds: Iterable[int]) -> ClientApp:
     return changed
 
 
-def test_a_round_skipped_by_a_wrapper_is_recorded_with_reasons(
-    tmp_path: Path,
-) -> None:
+def test_a_round_skipped_by_a_wrapper_is_recorded_with_reasons(tmp_path: Path) -> None:
     """Flower's wrappers pass no replies on where one is an error."""
     seen: list[Round] = []
     start(
@@ -348,9 +347,7 @@ def evaluate_and_stop(number: int, arrays: ArrayRecord) -> MetricRecord:
     return central(number, arrays)
 
 
-def test_a_run_stopped_by_on_round_stays_finished(
-    tmp_path: Path,
-) -> None:
+def test_a_run_stopped_by_on_round_stays_finished(tmp_path: Path) -> None:
     strategy = WithLogin
     seen: list[Round] = []
     changed(tmp_path / "whole", strategy(), on_round=seen.append)

@@ -14,13 +14,17 @@ def train(message, context):
     context.state["counts"] = MetricRecord({"train": times})
     weights = message.content["arrays"]["w"].numpy() + np.float32(times)
     metrics = MetricRecord({"num-examples": 10, "times": times})
-    arrays = ArrayRecord({"w": Array(weights)})
-    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+    return Message(
+        RecordDict({"arrays": ArrayRecord({"w": Array(weights)}), "metrics": metrics}),
+        reply_to=message,
+    )
 
 
 def evaluate(message, context):
-    metrics = MetricRecord({"num-examples": 2, "eval_acc": 0.5})
-    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+    return Message(
+        RecordDict({"metrics": MetricRecord({"num-examples": 2, "eval_acc": 0.5})}),
+        reply_to=message,
+    )
 
 
 app = fair(lambda model, loader: None, lambda model, loader: (0.0, 0.0))
