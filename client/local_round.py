@@ -338,9 +338,8 @@ class _SingleRound(ClientRound):
 
     def reply(self) -> None:
         client = self._client
-        terms = self._terms
 
-        if wire.INEXACTNESS in terms.measure:
+        if wire.INEXACTNESS in self._terms.measure:
             # Without a slope at first, the client began at its minimum.
             with fix_parameters(client.model, self._own):
                 self._scores[0][wire.INEXACTNESS] = self._measure_slope() / (self._slope or 1.0)
@@ -362,7 +361,7 @@ class _SingleRound(ClientRound):
                 second = {name: each for name, each in made.items() if name not in self._own}
         trained = client.model.state_dict()
         if self._own:
-            client.keep_personal(terms.server_round, trained, self._own)
+            client.keep_personal(self._terms.server_round, trained, self._own)
         self.update = Update(
             {name: tensor for name, tensor in trained.items() if name not in self._own},
             self._metrics(0, lambda: done),

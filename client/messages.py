@@ -63,8 +63,9 @@ def is_deployed(context: Context) -> bool:
 
     Flower's simulation runs on one machine. It numbers its clients, and gives them no folders.
     """
-    node = context.node_config
-    return "num-partitions" not in node or any(node.get(key) for key in PLACES)
+    return "num-partitions" not in context.node_config or any(
+        context.node_config.get(key) for key in PLACES
+    )
 
 
 def min_rows_in(context: Context) -> int:

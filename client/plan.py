@@ -61,11 +61,10 @@ def epochs_in_time(settings: RunSettings, number: int, client: str) -> int:
     Source: Li et al., MLSys 2020 (FedProx), section 5.2: systems heterogeneity.
     """
     epochs = settings.local_epochs
-    share = settings.stragglers
-    if share == 0.0:
+    if settings.stragglers == 0.0:
         return epochs
     random = generator(settings.seed, "stragglers", number, client)
-    if random.random() >= share:
+    if random.random() >= settings.stragglers:
         return epochs
     if settings.drop_stragglers:
         raise ReportableError(

@@ -71,12 +71,11 @@ def baseline_epoch(client: LocalClient, epoch: int) -> LocalWork:
     It has no pull, and neither a time budget nor a straggler's share ends it early. The optimizer's
     state is new in each epoch, as in a round.
     """
-    settings = client.settings
-    work = run_work(settings, 1)
+    work = run_work(client.settings, 1)
     return replace(
         work,
         epochs=1,
-        learning_rate=settings.learning_rate,
+        learning_rate=client.settings.learning_rate,
         time_budget=math.inf,
         smallest_batch=client.smallest_batch(work),
         random=batch_order(client.order, epoch, client.key, "lonely"),

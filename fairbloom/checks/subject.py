@@ -231,10 +231,9 @@ class Seen(NamedTuple):
 
         Infinite where a run takes none.
         """
-        cohort = self.cohort
         try:
             after, _ = self.updates.model_after(
-                coefficients, self.vectors, cohort.prior, cohort.counts
+                coefficients, self.vectors, self.cohort.prior, self.cohort.counts
             )
         except ValueError:
             return np.full(self.vectors.size, np.inf)
@@ -341,8 +340,9 @@ class MethodUnderTest(Subject):
                 probed = dict(zip(cohort.names, losses, strict=False))
                 weighting = Weighting(decision.coefficients, decision, cohort)
                 memory, rows = remember(method, weighting, seen.vectors, probed)
-            state = method.run_state
-            method.enter(state.stepped(number, memory, rows, None, state.norms))
+            method.enter(
+                method.run_state.stepped(number, memory, rows, None, method.run_state.norms)
+            )
 
 
 def as_arrays(flat: FloatArray) -> Model:

@@ -367,8 +367,7 @@ def aggregate(
     # From here on, the step is taken.
     losses = _probe(method, replies, weighting, evaluate_probe)
     memory, kept = remember(method, weighting, rows.vectors, losses)
-    state = method.run_state
-    history = state.norms.plus(cohort.round, norms / norm_bounds.allowances, step_norm)
+    history = method.run_state.norms.plus(cohort.round, norms / norm_bounds.allowances, step_norm)
     mixing_matrix = weighting.mixing_matrix
     of_clients = average_over_arrays(cohort, coefficients)[: cohort.size]
     step = Step(
@@ -378,7 +377,7 @@ def aggregate(
         cosines=measure_cosines(method, cohort.round, replies.updates),
         left_out=defence.left_out(cohort.names, mixing_matrix, of_clients) if defence else (),
     )
-    return model, step, state.stepped(cohort.round, memory, kept, moments, history)
+    return model, step, method.run_state.stepped(cohort.round, memory, kept, moments, history)
 
 
 def remember(
@@ -512,8 +511,11 @@ def _probe(
     Snapshots are mixed as the updates are. Unusable answers are refused.
     """
     cohort = weighting.cohort
-    decision = weighting.decision
-    mix = None if decision is None else method.probe(cohort, decision.coefficients)
+    mix = (
+        None
+        if weighting.decision is None
+        else method.probe(cohort, weighting.decision.coefficients)
+    )
     snapshots = replies.second if method.second == SNAPSHOT else None
     if mix is None or snapshots is None:
         return {}

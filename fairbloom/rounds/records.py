@@ -183,7 +183,6 @@ def read_second(content: RecordDict, record: str, into: Updates | None, codec: C
     """
     if into is None:
         return {}
-    layout = into.layout
     is_snapshot = record == SNAPSHOT
     if record not in content.array_records:
         which = text_if(is_snapshot, ", the model after `snapshot-step` of the `local-steps` steps")
@@ -191,10 +190,10 @@ def read_second(content: RecordDict, record: str, into: Updates | None, codec: C
     used = {
         name: array
         for name, array in content.array_records[record].items()
-        if is_snapshot or name_of(name) in layout.arrays
+        if is_snapshot or name_of(name) in into.layout.arrays
     }
     try:
-        return _read_model(used, layout, codec)
+        return _read_model(used, into.layout, codec)
     except ValueError as error:
         raise ValueError(f"ArrayRecord {record!r}: {error}") from error
 

@@ -374,12 +374,11 @@ def usable_sizes(
     if method.weighted_by_key != NUM_EXAMPLES:
         return {}
     first = method.run_state.first_counts
-    enrolled = method.enrolled_sizes
     return {
         name: size
         for name, size in sizes.items()
-        if size <= enrolled.get(name, math.inf)
-        and (name in enrolled or not beyond_others(name, size, first, first_limit))
+        if size <= method.enrolled_sizes.get(name, math.inf)
+        and (name in method.enrolled_sizes or not beyond_others(name, size, first, first_limit))
     }
 
 

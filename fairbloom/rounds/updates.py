@@ -227,8 +227,9 @@ class Updates:
 
     def buffer_changes(self) -> FloatArray:
         """Return the distance of each reply's buffers to the global model's, shape (m,)."""
-        layout = self.layout
-        return np.array([layout.distance(model, layout.buffers) for model in self._buffers])
+        return np.array(
+            [self.layout.distance(model, self.layout.buffers) for model in self._buffers]
+        )
 
     @property
     def vectors(self) -> Vectors:

@@ -169,11 +169,10 @@ def dirichlet(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
 def sizes(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
     """Split the examples at random into parts of sizes drawn from Dirichlet(α)."""
     random = generator(setup.seed, "sizes")
-    clients = setup.clients
-    ends = np.cumsum(random.dirichlet(np.full(clients, setup.dirichlet_alpha)))
+    ends = np.cumsum(random.dirichlet(np.full(setup.clients, setup.dirichlet_alpha)))
     first, *others = [
         np.split(random.permutation(len(labels)), (ends * len(labels)).round().astype(int))[
-            :clients
+            : setup.clients
         ]
         for labels in sets
     ]

@@ -25,16 +25,15 @@ def format_metrics(finished: Round) -> list[MetricRow]:
     The phases are train and evaluate, which clients report, and server, the metrics of
     `evaluate_fn`.
     """
-    number = finished.number
     rows = list[MetricRow]()
     for phase, together, by_client in (
         ("train", finished.metrics, finished.train_metrics),
         ("evaluate", finished.evaluation_metrics, finished.evaluations),
         ("server", finished.server_metrics, {}),
     ):
-        rows += format_phase(number, phase, "", together)
+        rows += format_phase(finished.number, phase, "", together)
         for client, metrics in sorted(by_client.items()):
-            rows += format_phase(number, phase, client, _bounded(client, metrics))
+            rows += format_phase(finished.number, phase, client, _bounded(client, metrics))
     return rows
 
 

@@ -137,8 +137,9 @@ def _rows_charts(done: Reproduction) -> Charts:
                 rows, charts.PRINTED_AND_MEASURED, names, title, of="row"
             )
             panels.append(Chart(f"rows-{slug(measure)}", title.capitalize(), said, spec))
-    series = charts.PRINTED_AND_MEASURED
-    return Charts(panels, series if done.printed else series[1:])
+    return Charts(
+        panels, charts.PRINTED_AND_MEASURED if done.printed else charts.PRINTED_AND_MEASURED[1:]
+    )
 
 
 def _rounds_charts(done: Reproduction) -> Charts:

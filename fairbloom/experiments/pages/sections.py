@@ -123,22 +123,22 @@ def lines_charts(
     draw: Callable[..., Spec],
 ) -> Charts:
     """Return one chart of all lines, or one of each line and the baseline if many."""
-    name = caption.name
     title = caption.title
-    axis = caption.axis
     if len(series) <= TOGETHER:
         described = f"{title}. {caption.said}"
-        return Charts([Chart(name, title, described, draw(rows, series, axis))], series)
+        return Charts(
+            [Chart(caption.name, title, described, draw(rows, series, caption.axis))], series
+        )
     base, *others = series
     panels = []
     for place, other in enumerate(others, 1):
         shown = [row for row in rows if row["method"] in (base.label, other.label)]
         panels.append(
             Chart(
-                f"{name}-{place}",
+                f"{caption.name}-{place}",
                 f"{other.label}{caption.panel}",
                 f"{title} under {other.label} and {base.label}.",
-                {**draw(shown, [base, other], axis, rows), "height": 200},
+                {**draw(shown, [base, other], caption.axis, rows), "height": 200},
             )
         )
     return Charts(panels, [base], narrow=True)

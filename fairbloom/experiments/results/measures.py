@@ -127,9 +127,8 @@ def _percentile(percent: int) -> Callable[[ClientScores], float]:
 
 def _uniform(served: ClientScores) -> float:
     """Return the mean over all examples."""
-    examples = served.examples
-    total = sum(examples[name] * value for name, value in served.values.items())
-    return total / sum(examples[name] for name in served.values)
+    total = sum(served.examples[name] * value for name, value in served.values.items())
+    return total / sum(served.examples[name] for name in served.values)
 
 
 def _against(name: str) -> Callable[[ClientScores], float]:

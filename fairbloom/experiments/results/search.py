@@ -249,15 +249,14 @@ class Search(Shown):
         """Which arm is best, its gain, and the notes."""
         if not self.best:
             return ("Nothing is chosen yet: the same command continues.", *self.notes)
-        measure = self.measure
-        title = measure.title(self.comparison.client_count if self.comparison else 0)
+        title = self.measure.title(self.comparison.client_count if self.comparison else 0)
         sentence = f"{self.best} is best by the {title} on validation examples"
         found = self.difference(self.best)
         if found is None:
             if self.best != self.baseline:
                 sentence += ": it is not tested yet"
             return (f"{sentence}.", *self.notes)
-        unit = text_if(measure.unit and self.score.unit, f" {self.score.unit}")
+        unit = text_if(self.measure.unit and self.score.unit, f" {self.score.unit}")
         differs = "does not clearly differ from"
         if found.low > 0.0 or found.high < 0.0:
             verb = "loses" if found.mean < 0.0 else "gains"

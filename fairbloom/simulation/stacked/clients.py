@@ -398,9 +398,10 @@ class _RoundTraining:
     def train_alone(self, member: StackedClient) -> None:
         """Train one client by itself."""
         name = member.local.name
-        trained = self.trained
         update = train_client(member.local, self.received, self.terms.of_client(name), self.sent)
-        self.replies[name] = store_reply(trained.updates, trained.second, member.place, update)
+        self.replies[name] = store_reply(
+            self.trained.updates, self.trained.second, member.place, update
+        )
 
 
 class _BlockRound(ClientRound):
