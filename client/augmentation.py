@@ -48,8 +48,9 @@ def make_augmentation(work: LocalWork) -> Augment | None:
 
         def change(inputs: Inputs) -> Inputs:
             images = _images_of(name, inputs)
-            draws = torch.from_numpy(random.random((len(images), DRAWS)))
-            return change_images(name, images, draws)
+            return change_images(
+                name, images, torch.from_numpy(random.random((len(images), DRAWS)))
+            )
 
         return change
     return partial(

@@ -136,8 +136,11 @@ class LocalClient:
     def measured(self, measurement: Measurement, terms: Terms) -> dict[str, float]:
         """Measure the current model; return what this client reports of it."""
         smallest_group = self.smallest_group * measurement.by_group
-        scores = measure(self.model, self.task, measurement.of(self.splits), smallest_group)
-        return self.report(measurement, scores, terms)
+        return self.report(
+            measurement,
+            measure(self.model, self.task, measurement.of(self.splits), smallest_group),
+            terms,
+        )
 
     @property
     def smallest_group(self) -> int:

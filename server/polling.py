@@ -210,8 +210,11 @@ class PollingGrid(Grid):
                     deadline = replace(deadline, seconds=longest)
                     may_expire = True  # messages expire with the deadline
             if pending:
-                pause = min(deadline.left, LONGEST_SECONDS, max(SHORTEST_SECONDS, elapsed / 20))
-                self._wait(pending, wanted, pause)
+                self._wait(
+                    pending,
+                    wanted,
+                    min(deadline.left, LONGEST_SECONDS, max(SHORTEST_SECONDS, elapsed / 20)),
+                )
         return replies
 
     def _wait(self, pending: Collection[str], number: float, seconds: float) -> None:

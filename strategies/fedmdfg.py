@@ -100,8 +100,9 @@ class FedMDFG(CommonDescent):
         """Return c; vectors are rows of coefficients, and inner products go through G."""
         G = cohort.gram
         v = self._scaled(cohort)
-        rows = np.vstack([v[live], self._guidance_row(cohort, v), v[cohort.size :]])
-        shortest = shortest_combination(rows, G)
+        shortest = shortest_combination(
+            np.vstack([v[live], self._guidance_row(cohort, v), v[cohort.size :]]), G
+        )
         mean = v[live].mean(axis=0)
         squared_norm = shortest @ G @ shortest
         if squared_norm <= (NOTHING_COMMON * self._mean_norm(cohort)) ** 2:

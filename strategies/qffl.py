@@ -125,8 +125,9 @@ class QFedSGD(QFedAvg):
             squares = np.minimum(
                 (np.sqrt(cohort.squared_norms) / eta) ** 2, np.finfo(np.float64).max
             )
-            c = _weights(cohort, squares, self.q, self.lipschitz) / eta
-            return np.minimum(c, LARGEST_COEFFICIENT)
+            return np.minimum(
+                _weights(cohort, squares, self.q, self.lipschitz) / eta, LARGEST_COEFFICIENT
+            )
 
 
 def _weights(cohort: Cohort, squared_norms: FloatArray, q: float, L: float) -> FloatArray:

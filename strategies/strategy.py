@@ -457,8 +457,9 @@ class _HookedSteps:
         session.trained = (None, None)
         try:
             session.clients.timeout = timeout_of(self.timeout, number)
-            messages = session.outer.configure_train(number, arrays, self.train_config, self.grid)
-            replies = session.clients.deliver(messages)
+            replies = session.clients.deliver(
+                session.outer.configure_train(number, arrays, self.train_config, self.grid)
+            )
             session.trained = session.outer.aggregate_train(number, replies)
             strategy._note_skipped(number, replies)
         except StopRun as stop:
@@ -479,8 +480,9 @@ class _HookedSteps:
         outer = session.outer
         session.evaluated = None
         with self.stopping():
-            messages = outer.configure_evaluate(number, arrays, self.evaluate_config, self.grid)
-            replies = session.clients.deliver(messages)
+            replies = session.clients.deliver(
+                outer.configure_evaluate(number, arrays, self.evaluate_config, self.grid)
+            )
             try:
                 session.evaluated = outer.aggregate_evaluate(number, replies)
             except StopRun:

@@ -338,8 +338,9 @@ class MethodUnderTest(Subject):
                 asked = method.probe(cohort, decision.coefficients) is not None
                 losses = np.linspace(0.5, 1.5, cohort.size).tolist() if asked else ()
                 probed = dict(zip(cohort.names, losses, strict=False))
-                weighting = Weighting(decision.coefficients, decision, cohort)
-                memory, rows = remember(method, weighting, seen.vectors, probed)
+                memory, rows = remember(
+                    method, Weighting(decision.coefficients, decision, cohort), seen.vectors, probed
+                )
             method.enter(
                 method.run_state.stepped(number, memory, rows, None, method.run_state.norms)
             )

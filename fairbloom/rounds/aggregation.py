@@ -483,8 +483,9 @@ def measure_cosines(method: Method, server_round: int, updates: Updates) -> dict
     """
     if not reports_cosines(method, server_round):
         return {}
-    moving = np.flatnonzero(updates.norms).tolist()
-    drawn = sample(moving, COSINE_UPDATES, method.seed, "cosines", server_round)
+    drawn = sample(
+        np.flatnonzero(updates.norms).tolist(), COSINE_UPDATES, method.seed, "cosines", server_round
+    )
     if len(drawn) < 2:
         return {}
     if len(updates) <= COSINE_UPDATES:  # the products of the screening

@@ -383,14 +383,18 @@ class FlowerClients:
                 if terms.codec.rounds_updates:
                     check_rounded(report)
                 second = read_second(content, method.second, trained.second, terms.codec)
-                arrays = read_arrays(
-                    content,
-                    method.arrayrecord_key,
-                    self._layout,
-                    terms.codec,
-                    method.second,
+                trained.add(
+                    name,
+                    report,
+                    read_arrays(
+                        content,
+                        method.arrayrecord_key,
+                        self._layout,
+                        terms.codec,
+                        method.second,
+                    ),
+                    second,
                 )
-                trained.add(name, report, arrays, second)
             except ValueError as reason:
                 refused.add(name, reason)
         screen_updates(method, trained, terms.server_round)
@@ -642,8 +646,7 @@ class Exchange:
             else:
                 self.answered.add(name)
                 if reply.has_error():
-                    error = read_error(reply.error.reason, f"error {reply.error.code}: ")
-                    refused.add(name, error)
+                    refused.add(name, read_error(reply.error.reason, f"error {reply.error.code}: "))
                 else:
                     contents[name] = reply.content
         return sorted(contents.items())

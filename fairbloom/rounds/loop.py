@@ -184,8 +184,9 @@ class Rounds:
             method.enter(method.run_state.drawn(sizes))
         state = method.run_state
         current.offline = tuple(sorted(self._offline))
-        wanted = share(method.fraction_train, len(free), method.min_train_nodes)
-        current.draws = self._choose(free, wanted, number)
+        current.draws = self._choose(
+            free, share(method.fraction_train, len(free), method.min_train_nodes), number
+        )
         self._has_asked |= bool(current.draws)
         current.terms = replace(
             method.terms(number),
@@ -255,8 +256,9 @@ class Rounds:
             )
         self._watcher.check_step(number, skip_reason)
         self._watcher.check_unchanged(current, unchanged)
-        asked = len(current.draws) * current.is_answered
-        metrics = replies.summarize(asked, method.weighted_by_key)
+        metrics = replies.summarize(
+            len(current.draws) * current.is_answered, method.weighted_by_key
+        )
         if model is None:
             return None, metrics
         return model, metrics | current.step.metrics
@@ -398,8 +400,13 @@ class Rounds:
             return ()
         all_evaluate = number == self.num_rounds and self._all_evaluate_last
         fraction = max(float(all_evaluate), method.fraction_evaluate)
-        wanted = share(fraction, len(free), method.min_evaluate_nodes)
-        return sample(free, wanted, method.seed, "evaluate", number)
+        return sample(
+            free,
+            share(fraction, len(free), method.min_evaluate_nodes),
+            method.seed,
+            "evaluate",
+            number,
+        )
 
     def _ask_evaluators_only(self, current: RoundInProgress) -> None:
         """Clients that will not evaluate report only the metrics that the method needs.
@@ -478,8 +485,9 @@ class Rounds:
     def _evaluate_probe(self, current: RoundInProgress, model: Model) -> Replies:
         """Make a second sample of the training clients report their loss at a model."""
         free = self._select_training(self.clients.free())
-        wanted = min(current.draws.total(), len(free))
-        names = sample(free, wanted, self._method.seed, "losses", current.number)
+        names = sample(
+            free, min(current.draws.total(), len(free)), self._method.seed, "losses", current.number
+        )
         terms = Terms(
             server_round=current.number,
             measure=(TRAIN_LOSS,),

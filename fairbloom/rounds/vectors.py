@@ -74,8 +74,10 @@ class Vectors:
         """Return the vectors of several objects, one after the other."""
         if len(parts) == 1:
             return parts[0]
-        blocks = tuple(block for part in parts for block in part.blocks)
-        return cls(blocks, any(part.needs_float64 for part in parts))
+        return cls(
+            tuple(block for part in parts for block in part.blocks),
+            any(part.needs_float64 for part in parts),
+        )
 
     def __getitem__(self, place: int) -> Vectors:
         """Return the vector at a place as the only one."""
@@ -413,5 +415,7 @@ def combine(coefficients: FloatArray, vectors: Vectors) -> Vectors:
         if not isinstance(row, np.memmap | Borrowed):
             row = np.array(row[:, :])
         return Vectors((row,), vectors.needs_float64)
-    combined = weighted_sum(coefficients, vectors, vectors.blocks[0].dtype)
-    return Vectors.of(combined, needs_float64=vectors.needs_float64)
+    return Vectors.of(
+        weighted_sum(coefficients, vectors, vectors.blocks[0].dtype),
+        needs_float64=vectors.needs_float64,
+    )

@@ -334,8 +334,12 @@ class LocalClients:
         def train(row: int, name: str) -> StoredReply:
             self.on_trained(row, len(names))
             client = self.local(name)
-            update = self._accounts[name].train(client, received, terms.of_client(name), vectors)
-            return store_reply(trained.updates, trained.second, row, update)
+            return store_reply(
+                trained.updates,
+                trained.second,
+                row,
+                self._accounts[name].train(client, received, terms.of_client(name), vectors),
+            )
 
         answers = {name: self._answer(train, row, name) for row, name in enumerate(names)}
         self.collect(trained, refuse_failed(answers, trained.refused), terms)
@@ -359,8 +363,13 @@ class LocalClients:
             client = self.local(name)
             return self._accounts[name].evaluate(client, received, own)
 
-        reports = refuse_failed({name: self._answer(evaluate, name) for name in names}, refused)
-        return self.evaluated(reports, refused, names, model, terms)
+        return self.evaluated(
+            refuse_failed({name: self._answer(evaluate, name) for name in names}, refused),
+            refused,
+            names,
+            model,
+            terms,
+        )
 
     def evaluated(
         self,

@@ -205,8 +205,12 @@ class Workers:
         local = replace(self._find_client(job.name), states=ClientStates(in_memory=states))
         if work == "evaluate":
             return StoredReply(job.row, evaluate_client(local, received, job.terms), {}, {})
-        update = train_client(local, received, job.terms, vectors)
-        reply = store_reply(self.buffers.updates, self.buffers.second, job.row, update)
+        reply = store_reply(
+            self.buffers.updates,
+            self.buffers.second,
+            job.row,
+            train_client(local, received, job.terms, vectors),
+        )
         made = local.states.made_in(job.terms.server_round)
         return reply._replace(
             made={name: (origin, arrays_of(state)) for name, (origin, state) in made.items()}
@@ -336,8 +340,11 @@ class WorkerClients(LocalClients):
         if self.workers is None or not self.workers.buffers.fit(model, rows):
             self.close()
             layout = self.method.layout_of(model)
-            buffers = SharedBuffers(layout, self.matrices(layout, rows), second=self.method.second)
-            self.workers = Workers(self._count, buffers, self.local)
+            self.workers = Workers(
+                self._count,
+                SharedBuffers(layout, self.matrices(layout, rows), second=self.method.second),
+                self.local,
+            )
         return self.workers
 
     def _read_ahead(self) -> None:

@@ -67,8 +67,11 @@ def infer(
     width, height = (size, size) if size else _most_common_size(files)
     lines = [f"classes = [{', '.join(map(quote, named))}]"]
     if len(named) == 2:
-        counts = [sum(len(each.get(name, ())) for each in found) for name in named]
-        positive, reason = choose_positive(named, counts, POSITIVE_WORDS)
+        positive, reason = choose_positive(
+            named,
+            [sum(len(each.get(name, ())) for each in found) for name in named],
+            POSITIVE_WORDS,
+        )
         lines.append(f"positive = {quote(positive)}  {ask_about_positive(reason)}")
     lines.append(f"size = [{width}, {height}]  # width and height in pixels")
     if grey:

@@ -285,5 +285,6 @@ def _hold_out(
         schema = info.infer_schema(setup, dict(parameters), held_out)
         task = info.load(setup.model_copy(update={"schema_": schema}), dict(parameters))
     apart = frozenset(held_out)
-    training = tuple(name for name in task.clients if name not in apart)
-    return replace(task, clients=training, held_out=held_out)
+    return replace(
+        task, clients=tuple(name for name in task.clients if name not in apart), held_out=held_out
+    )

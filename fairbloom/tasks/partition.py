@@ -43,8 +43,9 @@ def deal(labels: Labels, setup: Setup, tested: Labels | None = None) -> list[Dea
     clients = setup.clients
     if setup.partition != "shards":  # shards checks their number first
         _check_enough(len(labels) // clients, clients, len(labels))
-    sets = (labels, np.empty(0, np.int64) if tested is None else tested)
-    parts = PARTITIONS.get(setup.partition, by_function)(sets, setup)
+    parts = PARTITIONS.get(setup.partition, by_function)(
+        (labels, np.empty(0, np.int64) if tested is None else tested), setup
+    )
     _check_enough(min(map(len, parts[0])), clients, len(labels))
     if tested is not None:
         parts[1] = _fill_up(parts[1], 1, setup.seed)

@@ -134,9 +134,13 @@ class TaskInfo:
                     f"task = {name!r}: its parameter {each.argument} needs a default"
                 )
         summary = (inspect.getdoc(maker) or "").partition("\n\n")[0]
-        owner = maker.__name__.lower()
         return cls(
-            owner, " ".join(summary.split()), name, name, settings=settings, is_user_defined=True
+            maker.__name__.lower(),
+            " ".join(summary.split()),
+            name,
+            name,
+            settings=settings,
+            is_user_defined=True,
         )
 
     @property

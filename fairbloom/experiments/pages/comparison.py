@@ -269,8 +269,11 @@ def method_table(comparison: Comparison) -> Table:
 
 def sorted_charts(comparison: Comparison) -> Charts:
     """Return a chart with a line for each method over its ordered clients, or one per method."""
-    finals = {label: comparison.values[label] for label in comparison.shown}
-    return ordered_charts(finals, _series(comparison), comparison.score)
+    return ordered_charts(
+        {label: comparison.values[label] for label in comparison.shown},
+        _series(comparison),
+        comparison.score,
+    )
 
 
 def contributions_section(comparison: Comparison) -> Section | None:

@@ -101,8 +101,12 @@ def ordered_charts(finals: Finals, series: Sequence[Series], score: Score) -> Ch
         f"{row['method']} {score.written(row['value'])}" for row in rows if row["rank"] == 1
     )
     said = f"The worst served: {worst}."
-    caption = Caption("clients", "All clients in order", said, axis_title(score))
-    return lines_charts(caption, rows, series, charts.sorted_clients)
+    return lines_charts(
+        Caption("clients", "All clients in order", said, axis_title(score)),
+        rows,
+        series,
+        charts.sorted_clients,
+    )
 
 
 @dataclass(frozen=True)

@@ -64,8 +64,15 @@ class Group:
             name: {group.client: group.count for group in groups if name not in group.values}
             for name in overs
         }
-        without = {name: clients for name, clients in lacking.items() if clients}
-        return cls(ALL, groups[0].grouping, groups[0].group, count, overs, values, without)
+        return cls(
+            ALL,
+            groups[0].grouping,
+            groups[0].group,
+            count,
+            overs,
+            values,
+            {name: clients for name, clients in lacking.items() if clients},
+        )
 
 
 def _count_in(row: Mapping[str, Any], column: str) -> int:

@@ -102,8 +102,12 @@ class StepBatch:
         if count == len(self.targets):
             return self
         counts = None if self.counts is None else self.counts[:count]
-        inputs = map_inputs(self.inputs, lambda tensor: tensor[:count])
-        return StepBatch(inputs, self.targets[:count], self.sizes[:count], counts)
+        return StepBatch(
+            map_inputs(self.inputs, lambda tensor: tensor[:count]),
+            self.targets[:count],
+            self.sizes[:count],
+            counts,
+        )
 
 
 def divide_into_blocks(

@@ -653,7 +653,8 @@ def measure_trained(
     measured: list[Measures] = []
     for some, counts in split_into_passes(parts):
         step = full_batch(some)
-        weights = [array[len(measured) : len(measured) + len(some)] for array in rows.arrays]
-        outputs = program(weights, step.inputs)
+        outputs = program(
+            [array[len(measured) : len(measured) + len(some)] for array in rows.arrays], step.inputs
+        )
         measured += score_clients(task, step.own(outputs), step.own(step.targets), counts)
     return measured

@@ -360,8 +360,9 @@ def _draws_alike(program: Program, model: nn.Module, task: Task, examples: Examp
     inputs, _ = examples[slice(0, min(3, len(examples)))]
     size = len(tensors_of(inputs)[0])
     device = device_of(inputs)
-    generators = [torch.Generator(device).manual_seed(seed) for seed in (1, 2)]
-    masks = draw_masks(program.drops, generators, [size, size])
+    masks = draw_masks(
+        program.drops, [torch.Generator(device).manual_seed(seed) for seed in (1, 2)], [size, size]
+    )
     weights = [torch.stack([parameter, parameter]) for parameter in _trainable(model).values()]
     together = program(weights, combine_inputs([inputs, inputs], torch.stack), masks)
     model.train()

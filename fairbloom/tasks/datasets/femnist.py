@@ -64,8 +64,12 @@ def load(setup: Setup) -> Task:
     @cache
     def rows() -> dict[str, Indices]:
         if setup.partition == WRITER:
-            of_writers = group_rows(characters().writers)
-            return draw_clients(of_writers, setup, "writers", lambda count: count >= MIN_EXAMPLES)
+            return draw_clients(
+                group_rows(characters().writers),
+                setup,
+                "writers",
+                lambda count: count >= MIN_EXAMPLES,
+            )
         dealt = [part.examples for part in deal(characters().labels, setup)]
         return dict(zip(number_clients(setup.clients), dealt, strict=True))
 

@@ -92,8 +92,12 @@ def load(setup: Setup, *, split: int, group: str) -> Task:
         patients = read_patients(path)
         inputs, targets = encode_patients(patients)
         parts = parts_of(targets, setup, client, split)
-        scaled = torch.from_numpy(standardise(inputs, parts.train))
-        return splits_of(scaled, torch.from_numpy(targets), parts, encode_groups(schema, patients))
+        return splits_of(
+            torch.from_numpy(standardise(inputs, parts.train)),
+            torch.from_numpy(targets),
+            parts,
+            encode_groups(schema, patients),
+        )
 
     return replace(
         classify(setup, name_clients(setup, HOSPITALS), (INPUTS,), numbered(2), splits),

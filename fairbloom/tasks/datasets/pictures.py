@@ -222,8 +222,10 @@ def deal_pictures(
 
     white = info.white * (standardise == "none")
     outputs = [*class_names, *(f"unused-{k}" for k in range(len(kept), model_outputs))]
-    task = classify(setup, names, info.shape, outputs, splits, rows_of, white=white)
-    return replace(task, marks=dict.fromkeys(turned, "rotated"))
+    return replace(
+        classify(setup, names, info.shape, outputs, splits, rows_of, white=white),
+        marks=dict.fromkeys(turned, "rotated"),
+    )
 
 
 def _keep_classes(
