@@ -121,19 +121,20 @@ def make_run(
             lower_is_better=not score.higher_is_better,
         )
         count = int(drawn.sum())
-        about = {
-            "round": number,
-            "participants": count,
-            "replies_used": count,
-            "seconds": round(draws.random(), 6),
-            "bytes_sent": 8192 * len(clients),
-            "bytes_received": 8192 * count,
-        }
         round_rows.append(
-            about | {f"{score.column()}_{measure}": value for measure, value in spread.items()}
+            {
+                "round": number,
+                "participants": count,
+                "replies_used": count,
+                "seconds": round(draws.random(), 6),
+                "bytes_sent": 8192 * len(clients),
+                "bytes_received": 8192 * count,
+            }
+            | {f"{score.column()}_{measure}": value for measure, value in spread.items()}
         )
-    columns = round_columns(find_method(method)(), score)
-    ROUNDS.path_in(folder).write_text(format_csv(columns, round_rows), encoding="utf-8")
+    ROUNDS.path_in(folder).write_text(
+        format_csv(round_columns(find_method(method)(), score), round_rows), encoding="utf-8"
+    )
     CLIENTS.path_in(folder).write_text(
         format_csv(ClientRows([score]).columns, client_rows), encoding="utf-8"
     )

@@ -56,8 +56,9 @@ def test_the_page_names_what_methods_may_differ_in() -> None:
     section = text[
         text.index("## Methods and variants") : text.index("| `--set learning-rate=0.05`")
     ]
-    shared = {key for key in COMMON if not key.startswith("server-optimizer")}
-    assert shared - set(re.findall(r"`([\w.-]+)`", section)) == set()
+    assert {key for key in COMMON if not key.startswith("server-optimizer")} - set(
+        re.findall(r"`([\w.-]+)`", section)
+    ) == set()
 
 
 @pytest.mark.parametrize("name", METHODS)

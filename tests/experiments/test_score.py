@@ -183,8 +183,9 @@ def test_all_runs_of_a_study_go_by_one_score(tmp_path: Path) -> None:
     """All rows decide, and not a seed's test rows, of which more or less may be in one class."""
     write_site(tmp_path / "sites", "a", 40, 40)
     write_site(tmp_path / "sites", "b", 66, 34)
-    scores = {run_sites(tmp_path / "sites", tmp_path / f"{s}", seed=s).score.name for s in range(2)}
-    assert scores == {"accuracy"}
+    assert {
+        run_sites(tmp_path / "sites", tmp_path / f"{s}", seed=s).score.name for s in range(2)
+    } == {"accuracy"}
     compare_sites(tmp_path / "sites", tmp_path / "cmp", 2)
     settings = [
         tomllib.loads(path.read_text())
@@ -252,8 +253,7 @@ def test_a_device_says_nothing_of_a_class_with_few_examples(
         "schema": SCHEMA.read(tmp_path / "run"),
         "state-dir": "",
     }
-    settings = RunSettings.of(config)
-    here = LocalClient.of(settings, 1, "b")
+    here = LocalClient.of(RunSettings.of(config), 1, "b")
     deployed = guarded(here, 20)
     smaller, _ = count_classes(here.splits.test) or (0, 0)
     assert smaller < 5

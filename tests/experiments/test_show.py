@@ -77,8 +77,9 @@ def test_a_run_as_json_has_its_measures_settings_and_clients(
 def test_the_engine_that_computed_a_run_is_told_with_the_reason(
     there: Path, capsys: pytest.CaptureFixture[str], processes: int, words: str
 ) -> None:
-    chosen = json.loads((there / "runs" / "a" / "engine.json").read_text())
-    assert as_json(capsys, "show", "runs/a")["engine"] == chosen
+    assert as_json(capsys, "show", "runs/a")["engine"] == json.loads(
+        (there / "runs" / "a" / "engine.json").read_text()
+    )
     file = there / "runs" / "a" / "engine.json"
     file.write_text(
         json.dumps({"engine": "loop", "reason": "it was asked for [by me]", "workers": processes})

@@ -86,8 +86,9 @@ def test_a_client_without_a_score_leaves_the_others_there() -> None:
 @pytest.mark.parametrize("count", [2, TOGETHER + 1])
 def test_the_same_figure_twice_is_the_same_file(tmp_path: Path, count: int) -> None:
     for name in ("one", "two"):
-        files = [tmp_path / f"{name}.v1.png", tmp_path / f"{name}.v1.svg"]
-        write_figure(compared_at_random(count), *files)
+        write_figure(
+            compared_at_random(count), tmp_path / f"{name}.v1.png", tmp_path / f"{name}.v1.svg"
+        )
     assert [
         ending
         for ending in ("png", "svg")

@@ -159,10 +159,11 @@ def test_names_are_text_wherever_they_stand(tmp_path: Path) -> None:
     assert {name for name in EVIL if name in page.text} == set(EVIL)
     run = tmp_path / "runs" / "fedavg-seed0"
     config = (run / "config.toml").read_text()
-    evil = config.replace('method = "fedavg"', "method = '<script>alert(3)</script>'").replace(
-        '"digits"', "'<b>x</b>'"
+    (run / "config.toml").write_text(
+        config.replace('method = "fedavg"', "method = '<script>alert(3)</script>'").replace(
+            '"digits"', "'<b>x</b>'"
+        )
     )
-    (run / "config.toml").write_text(evil)
     page = page_of(run)
     assert len(page.scripts) == 2
     assert "b" not in {tag for tag, _ in page.tags}
@@ -236,8 +237,9 @@ def test_curves_are_means_over_the_seeds_within_what_these_span(
                 for each in rows_of(hospitals, "qfedavg", seed, ROUNDS.name)
                 if int(each["round"]) == row["round"]
             ]
-            expected = (statistics.fmean(values), min(values), max(values))
-            assert (row["value"], row["low"], row["high"]) == pytest.approx(expected, rel=1e-4)
+            assert (row["value"], row["low"], row["high"]) == pytest.approx(
+                (statistics.fmean(values), min(values), max(values)), rel=1e-4
+            )
 
 
 @pytest.mark.parametrize(
@@ -369,8 +371,9 @@ def test_where_lower_is_better_the_worst_has_the_highest(tmp_path: Path) -> None
 
 def test_a_run_with_personal_models(hospitals: Path) -> None:
     page = page_of(hospitals / "runs" / "fedfv-seed0")
-    rows = page.rows("clients")
-    assert {row["client"]: float(row["FedFV (personal)"]) for row in rows} == pytest.approx(
+    assert {
+        row["client"]: float(row["FedFV (personal)"]) for row in page.rows("clients")
+    } == pytest.approx(
         finals_of(hospitals, "fedfv", 0, "test_accuracy_of_personal_model"), abs=0.051
     )
     assert "one seed" in page.text

@@ -101,15 +101,18 @@ def test_each_part_of_a_wide_table_has_all_keys(
     parts = tables_within(table, width)
     assert len(parts) > 1
     for part in parts:
-        shown = [str(next(iter(column.cells))) for column in part.columns[:4]]
-        assert shown == [each.text for each in keys]
+        assert [str(next(iter(column.cells))) for column in part.columns[:4]] == [
+            each.text for each in keys
+        ]
     assert max(map(cell_len, printed(table, monkeypatch).splitlines())) <= width
 
 
 def test_hidden_clients_are_counted_as_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 58 clients a page has 30, of which a terminal shows nine."""
-    values = {f"client-{k:02}": float(k) for k in range(58)}
-    text = printed(client_table(compared_by_hand(FedAvg=[values])), monkeypatch)
+    text = printed(
+        client_table(compared_by_hand(FedAvg=[{f"client-{k:02}": float(k) for k in range(58)}])),
+        monkeypatch,
+    )
     assert "… 49 more clients" in text
     assert "rows" not in text
 
@@ -147,8 +150,9 @@ def test_significant_gains_are_green_and_losses_red(score: Score, tone: str) -> 
 
 def test_a_single_seed_has_no_colours_and_no_intervals() -> None:
     comparison = compared_by_hand(FedAvg=[{"a": 1.0, "b": 2.0}], FedFV=[{"a": 9.0, "b": 8.0}])
-    cells = [*method_table(comparison).rows[1], *client_table(comparison).rows[1]]
-    assert not {cell.tone for cell in cells} & {"better", "worse"}
+    assert not {
+        cell.tone for cell in [*method_table(comparison).rows[1], *client_table(comparison).rows[1]]
+    } & {"better", "worse"}
     assert method_table(comparison).rows[1][5].text == "+7.0"
     assert "interval" not in method_table(comparison).note
 

@@ -244,8 +244,9 @@ def printed_numbers(name: str) -> list[float]:
     """Return the printed numbers of a recipe's rows, and the numbers after their ±."""
     recipe = load_recipe(name)
     printed = [number for row in recipe.rows for number in recipe.published(row).values()]
-    spreads = [number.spread for number in printed if number.spread is not None]
-    return [number.mean for number in printed] + spreads
+    return [number.mean for number in printed] + [
+        number.spread for number in printed if number.spread is not None
+    ]
 
 
 @pytest.mark.parametrize("name", names())

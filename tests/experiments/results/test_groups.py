@@ -102,8 +102,9 @@ def test_gaps_over_all_clients_and_of_each_are_fairlearns(
     }
     gaps = {gap.score.name: gap for gap in report.gaps(ALL) if gap.grouping == "sex"}
     assert {name: gap.size / 100 for name, gap in gaps.items()} == pytest.approx(expected, rel=1e-9)
-    counts = {each.group: each.count for each in report.of(ALL, "sex")}
-    assert counts == {sex: int((seen["sex"] == sex).sum()) for sex in "FM"}
+    assert {each.group: each.count for each in report.of(ALL, "sex")} == {
+        sex: int((seen["sex"] == sex).sum()) for sex in "FM"
+    }
     assert (
         report.left_out("sex")
         == f"all {len(seen['sex'])} test examples are in groups that are reported"
@@ -134,8 +135,9 @@ def test_groups_over_all_clients_are_sums(here: Path, subtests: pytest.Subtests)
         with subtests.test(each=each):
             mine = [row for row in rows if row["group"] == each.group]
             assert each.count == sum(int(row["count"]) for row in mine)
-            right = sum(int(row["count"]) * float(row["accuracy"]) for row in mine)
-            assert each.values["accuracy"] == pytest.approx(right / each.count)
+            assert each.values["accuracy"] == pytest.approx(
+                sum(int(row["count"]) * float(row["accuracy"]) for row in mine) / each.count
+            )
             with_rate = [row for row in mine if row["true_positive_rate"]]
             if with_rate:
                 positives = sum(int(row["positives"]) for row in with_rate)
@@ -269,8 +271,9 @@ def test_a_comparison_has_gaps_by_method_and_files_of_them(
     personal = api.load(out / "runs" / "ditto-seed0").by_group("personal")
     assert personal is not None
     found = comparison.gap_rows()
-    mine = [row["gap"] for row in found if (row["method"], row["seed"]) == ("Ditto (personal)", 0)]
-    assert mine == [row["gap"] for row in personal.gap_rows()]
+    assert [
+        row["gap"] for row in found if (row["method"], row["seed"]) == ("Ditto (personal)", 0)
+    ] == [row["gap"] for row in personal.gap_rows()]
     assert [row["gap"] for row in table(out / "gaps.csv")] == [str(row["gap"]) for row in found]
     assert len(table(out / "groups.csv")) == len(comparison.group_rows())
     page = Parsed.of((out / REPORT).read_text(encoding="utf-8"))

@@ -55,11 +55,12 @@ def compared_measures(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 def test_improved_is_the_mean_over_rounds(compared_measures: Comparison) -> None:
     rows = table(compared_measures.folder / "comparison.csv")
     runs = itertools.chain(*compared_measures.runs.values())
-    means = [
-        statistics.fmean(float(each["percent_of_participants_improved"]) for each in of_run)
-        for of_run in [table(run.folder / "rounds.csv") for run in runs]
-    ]
-    assert [float(row["improved"]) for row in rows] == pytest.approx(means)
+    assert [float(row["improved"]) for row in rows] == pytest.approx(
+        [
+            statistics.fmean(float(each["percent_of_participants_improved"]) for each in of_run)
+            for of_run in [table(run.folder / "rounds.csv") for run in runs]
+        ]
+    )
 
 
 def test_measures_of_training_are_those_of_the_tables(compared_measures: Comparison) -> None:
@@ -70,8 +71,10 @@ def test_measures_of_training_are_those_of_the_tables(compared_measures: Compari
         changed = replace(run)
         changed.rounds["percent_of_participants_improved"] = [10.0, 20.0, 60.0]
         found = measures_of(changed, ["improved", "improved_last_third", "train_loss"], "global")
-        expected = {"improved": 30.0, "improved_last_third": 60.0}
-        assert found == pytest.approx(expected | {"train_loss": statistics.fmean(losses)})
+        assert found == pytest.approx(
+            {"improved": 30.0, "improved_last_third": 60.0}
+            | {"train_loss": statistics.fmean(losses)}
+        )
 
 
 def test_shares_of_suffering_clients_are_counted_by_hand(compared_measures: Comparison) -> None:
@@ -105,8 +108,9 @@ def test_methods_with_inner_products_record_conflicts(compared_measures: Compari
 def test_changes_against_a_baseline_by_hand(lower: bool) -> None:
     sign = -1.0 if lower else 1.0
     base = {"a": sign * 10.0, "b": sign * 20.0, "c": sign * 60.0}
-    after = {"a": sign * 15.0, "b": sign * 19.0, "c": sign * 50.0}
-    assert against_baseline(after, base, lower_is_better=lower) == pytest.approx(
+    assert against_baseline(
+        {"a": sign * 15.0, "b": sign * 19.0, "c": sign * 50.0}, base, lower_is_better=lower
+    ) == pytest.approx(
         {
             "suffering_share": 50.0,
             "suffering_change": 2.0,
@@ -125,11 +129,11 @@ def test_equally_served_clients_do_not_suffer() -> None:
 
 @pytest.mark.parametrize("m", [2, 3, 6])
 def test_conflicts_and_stationarity_by_a_general_solver(m: int) -> None:
-    rng = np.random.default_rng(3)
-    updates = rng.normal(size=(m, 8))
+    updates = np.random.default_rng(3).normal(size=(m, 8))
     found = measure_conflicts(updates @ updates.T)
-    pairs = [a @ b < 0 for a, b in itertools.combinations(updates, 2)]
-    assert found["conflicts"] == pytest.approx(np.mean(pairs))
+    assert found["conflicts"] == pytest.approx(
+        np.mean([a @ b < 0 for a, b in itertools.combinations(updates, 2)])
+    )
     solved = minimize(
         lambda x, updates=updates: float(np.sum((x @ updates) ** 2)),
         np.full(m, 1 / m),
@@ -137,8 +141,9 @@ def test_conflicts_and_stationarity_by_a_general_solver(m: int) -> None:
         constraints={"type": "eq", "fun": lambda x: x.sum() - 1},
         tol=1e-14,
     )
-    mean_norm = np.linalg.norm(updates, axis=1).mean()
-    assert found["stationarity"] == pytest.approx(np.sqrt(solved.fun) / mean_norm, abs=1e-5)
+    assert found["stationarity"] == pytest.approx(
+        np.sqrt(solved.fun) / np.linalg.norm(updates, axis=1).mean(), abs=1e-5
+    )
 
 
 def test_opposite_updates_are_stationary() -> None:
@@ -281,8 +286,10 @@ def test_scores_that_agree_and_losses_are_no_contradiction(first: Score) -> None
 
 
 def test_where_lower_is_better_a_fall_is_a_gain() -> None:
-    gains = {"loss": {"long-beach": -0.1}, "auc": {"long-beach": -0.2}}
-    said, *_ = find_contradictions(compared((LOSS_SCORE, AUC), gains), ["Local"])
+    said, *_ = find_contradictions(
+        compared((LOSS_SCORE, AUC), {"loss": {"long-beach": -0.1}, "auc": {"long-beach": -0.2}}),
+        ["Local"],
+    )
     assert said == "long-beach gains 0.1 of loss under Local, but loses 0.2 of AUC."
 
 
@@ -382,8 +389,9 @@ def test_a_narrower_gap_is_better_with_the_interval_of_others(method: str, each:
         (each < 0).sum(),
         3,
     )
-    expected = (mean, error, mean - T * error, mean + T * error)
-    assert [row[key] for key in ("mean", "error", "low", "high")] == pytest.approx(expected)
+    assert [row[key] for key in ("mean", "error", "low", "high")] == pytest.approx(
+        (mean, error, mean - T * error, mean + T * error)
+    )
     assert row["p_value"] is None  # the one family of tests is of the worst served and the mean
     assert rows["FairFed", "group-gap:selection-rate:a"]["mean"] == pytest.approx(
         NARROWER["FairFed"].mean()
@@ -464,5 +472,6 @@ def test_without_groups_or_methods_no_gaps_are_compared() -> None:
     without = dataclasses.replace(BY_HAND, by_group={})
     assert gap_rows(without) == []
     assert without.verdict == BY_HAND.verdict
-    rows = [row for row in BY_HAND.difference_rows() if not row["measure"].startswith("group-gap:")]
-    assert without.difference_rows() == rows
+    assert without.difference_rows() == [
+        row for row in BY_HAND.difference_rows() if not row["measure"].startswith("group-gap:")
+    ]

@@ -93,8 +93,9 @@ def test_a_cell_that_is_no_number_is_refused(folder: Path, tmp_path: Path) -> No
     assert text.count(value) == 1
     for wrong in ("-1", "inf", "1e308"):  # no score, so it is left out
         content = text.replace(value, wrong)
-        other = Run(written(tmp_path, content, finished=False), run.settings, run.scores)
-        assert other.final().keys() == run.final().keys() - {"NA"}
+        assert Run(
+            written(tmp_path, content, finished=False), run.settings, run.scores
+        ).final().keys() == run.final().keys() - {"NA"}
     content = text.replace(value, "many")
     with pytest.raises(
         RunFolderError, match=r"clients.csv .*has 'many', which is not a number.*estore it"
@@ -192,8 +193,9 @@ def test_a_column_that_gives_the_target_away_is_named(
     (tmp_path / "sites").mkdir()
     for site in ("north", "south"):
         rows = [f"{50 + k % 31},{'AB'[k % 2]},{k % 2}" for k in range(100)]
-        table = "\n".join(["age,discharge_code,target", *rows])
-        (tmp_path / "sites" / f"{site}.csv").write_text(table)
+        (tmp_path / "sites" / f"{site}.csv").write_text(
+            "\n".join(["age,discharge_code,target", *rows])
+        )
     said = (
         "Every client is at 100.0 %, and discharge_code determines the target: is it known"
         " only after the outcome?"

@@ -388,8 +388,9 @@ def test_runs_that_failed_are_tried_again(out: Path) -> None:
     assert api.load(out).failed["FedFV"] == "failed with 1 of 2 seeds"
     assert fairbloom(*WORDS, "--baseline", "fedavg", "--out", out) == 0
     assert set(api.load(out).failed) == {FAILING}
-    kept = {path: time for path, time in before.items() if "1e+30" not in str(path)}
-    assert kept.items() <= times_in(out / "runs").items()
+    assert {
+        path: time for path, time in before.items() if "1e+30" not in str(path)
+    }.items() <= times_in(out / "runs").items()
 
 
 def test_seeds_that_the_baseline_failed_with_are_left_out(out: Path) -> None:
@@ -405,8 +406,9 @@ def test_seeds_that_the_baseline_failed_with_are_left_out(out: Path) -> None:
 def test_a_method_that_lacks_a_client_is_left_out_by_name(out: Path) -> None:
     clients = out / "runs" / "fedfv-seed0" / "clients.csv"
     header, *rows = clients.read_text().splitlines()
-    kept = [row for row in rows if not row.startswith("2,client-3,")]
-    clients.write_text("\n".join([header, *kept]) + "\n")
+    clients.write_text(
+        "\n".join([header, *[row for row in rows if not row.startswith("2,client-3,")]]) + "\n"
+    )
     found = api.load(out)
     assert found.methods == ("FedAvg",)
     assert found.failed["FedFV"] == "has no test accuracy of client-3 with seed 0"
@@ -419,8 +421,9 @@ def test_a_method_that_lacks_a_client_is_left_out_by_name(out: Path) -> None:
 def test_a_method_that_failed_with_one_seed_is_not_compared() -> None:
     arms = [Arm("FedAvg", "fedavg"), Arm("FedFV", "fedfv"), Arm("TERM", "term")]
     study = Study("compare", arms, [3, 4], "FedAvg")
-    some = replace(study, failed={"runs/fedfv-seed4": "broken"})
-    assert [arm.label for arm in some.finished.arms] == ["FedAvg", "TERM"]
+    assert [
+        arm.label for arm in replace(study, failed={"runs/fedfv-seed4": "broken"}).finished.arms
+    ] == ["FedAvg", "TERM"]
     with_base = replace(study, failed={"runs/fedfv-seed4": "", "runs/fedavg-seed4": ""})
     assert (with_base.finished.seeds, len(with_base.finished.arms)) == ([3], 3)
     with pytest.raises(

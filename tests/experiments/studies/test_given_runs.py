@@ -58,8 +58,9 @@ def test_runs_are_compared_by_their_recorded_method_and_seed(here: Path) -> None
     for seed in range(3):
         assert compared.values["FedFV (alpha=0.25)"][seed] == load(f"runs/fedfv-{seed}").final()
     assert set(compared.verdict.sentences)
-    files = {path.name for path in Path("runs/all").iterdir() if not path.name.startswith(".")}
-    assert {"study.json", "comparison.csv", "differences.csv", "report.html"} <= files
+    assert {"study.json", "comparison.csv", "differences.csv", "report.html"} <= {
+        path.name for path in Path("runs/all").iterdir() if not path.name.startswith(".")
+    }
 
 
 @pytest.mark.parametrize("words", ["runs/fed*", ["runs/fedavg-*", "{here}/runs/fedfv-*"]])
@@ -123,8 +124,9 @@ def test_what_is_left_out_is_named(here: Path) -> None:
 def test_settings_in_which_runs_differ_are_part_of_their_names(here: Path) -> None:
     start(here / "runs/longer", FedAvg(fraction_train=0.5), rounds=8)
     start(here / "runs/all-clients", FedAvg())
-    compared = compare(runs=folders("[afl]*-0") + folders("[al][lo]*"), out="all", progress=False)
-    assert set(compared.methods) == {
+    assert set(
+        compare(runs=folders("[afl]*-0") + folders("[al][lo]*"), out="all", progress=False).methods
+    ) == {
         "FedAvg (num-rounds=6, fraction-train=0.5)",
         "FedFV (num-rounds=6, fraction-train=0.5, alpha=0.25)",
         "FedAvg (num-rounds=8, fraction-train=0.5)",
@@ -171,8 +173,9 @@ def test_other_clients_scores_or_data_are_refused_by_name(
     here: Path, change: Callable[[Path], None], said: str
 ) -> None:
     change(here / "runs/fedfv-0")
-    words = f"runs/fedfv-0 and runs/fedavg-0 cannot be compared: {said}"
-    with pytest.raises(FairbloomError, match=words):
+    with pytest.raises(
+        FairbloomError, match=f"runs/fedfv-0 and runs/fedavg-0 cannot be compared: {said}"
+    ):
         compare(runs=folders("fed*"), out="runs/all", progress=False)
     assert not Path("runs/all").exists()
 

@@ -196,8 +196,9 @@ def test_the_measures_are_those_of_the_runs_tables(
     values = values_of(done, 0)
     own = [summarize(each) for each in values]
     row = by_row["FedAvg"]
-    percentiles = [np.percentile([*each.values()], 5) for each in values]
-    assert row["measured"]["percentile_5"] == pytest.approx(statistics.fmean(percentiles))
+    assert row["measured"]["percentile_5"] == pytest.approx(
+        statistics.fmean([np.percentile([*each.values()], 5) for each in values])
+    )
     for measure in ("mean", "std", "worst_10"):
         with subtests.test(measure=measure):
             assert row["measured"][measure] == pytest.approx(
@@ -533,8 +534,9 @@ def test_rows_share_runs_and_a_failed_one_loses_no_other(
     scores = run.final(hostile=True)
     examples = run.test_examples(hostile=True)
     assert "client-1" in scores.keys() - run.final().keys()
-    expected = sum(scores[name] * examples[name] for name in scores) / sum(examples.values())
-    assert attacked.measured["uniform"][0] == pytest.approx(expected)
+    assert attacked.measured["uniform"][0] == pytest.approx(
+        sum(scores[name] * examples[name] for name in scores) / sum(examples.values())
+    )
 
 
 def test_a_grid_is_searched_with_its_seeds_and_criterion(tmp_path: Path) -> None:
