@@ -6,15 +6,16 @@ An error names the file, the line and the remedy.
 import codecs
 import csv
 import importlib.util
+import posixpath
 import re
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from io import StringIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any, Literal
-from xml.parsers import expat
+from xml.etree.ElementTree import Element, ParseError, iterparse
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
@@ -70,7 +71,7 @@ XML_CHUNK_BYTES = 2**20
 # Elements inside each other; a workbook has about ten.
 MAX_XML_DEPTH = 100
 
-# Elements that are all in memory: formats of cells, of which Excel has at most 65,490, and sheets.
+# Elements in one that are all in memory: formats of cells, of which Excel has at most 65,490.
 MAX_ELEMENTS = 100_000
 
 # Texts and fillers in a format of numbers; and the formats of every workbook that show per cent.
@@ -83,9 +84,8 @@ POINT = re.compile(r"[+-]?[0-9]*\.[0-9]+([eE][+-]?[0-9]+)?")
 # A number with a decimal comma, unless its commas can separate thousands.
 COMMA = re.compile(r"(?![+-]?[0-9]{1,3}(,[0-9]{3})+$)[+-]?[0-9]*,[0-9]+")
 
-# The attribute of a hidden row or column, and the last column of any sheet.
+# The attribute of a hidden row or column.
 TRUE = ("1", "true")
-MAX_COLUMN = 2**14
 
 LINE_END, QUOTE = b'\n"'
 
@@ -609,7 +609,7 @@ def _read_workbook(path: Path, file: SchemaFile) -> ReadTable:
         OSError,
         EOFError,
         LookupError,
-        expat.ExpatError,
+        ParseError,
         ValueError,
         RuntimeError,
         zlib.error,
@@ -645,7 +645,7 @@ def _read_workbook(path: Path, file: SchemaFile) -> ReadTable:
         )
     decimal = file.decimalChar or "."
     ((name, sheet_rows),) = sheets.items()
-    about = notes_of.get(name, SheetNotes(path))
+    about = notes_of.get(name, SheetNotes())
 
     def as_text(row: int, column: int, cell: Any) -> str:
         if isinstance(cell, int | float) and not isinstance(cell, bool):
@@ -666,7 +666,7 @@ def _read_workbook(path: Path, file: SchemaFile) -> ReadTable:
     remarks = [
         (names[place], "it is hidden in the sheet, and read: show it, or put it in ignore")
         for place in kept
-        if place + starts[name] in about.hidden_columns
+        if any(place + starts[name] in group for group in about.hidden_columns)
     ]
     if hidden := [number for number in lines.tolist() if number in about.hidden_rows]:
         remarks.append(
@@ -685,120 +685,47 @@ def _read_workbook(path: Path, file: SchemaFile) -> ReadTable:
 class SheetNotes:
     """What calamine does not tell of a sheet; its rows and columns are counted from 1.
 
-    `begin`, `add_text` and `end` note it while the sheet is parsed: a tree of a hostile one would
-    take more memory than there is.
-
     Attributes
     ----------
-    path
-        The workbook, which an error names.
-    per_cent_formats
-        The numbers of the formats of cells that are shown as per cent.
     uncomputed
         The first cell that has a formula without a result, or "".
     per_cent
         The (row, column) of each cell that is shown as per cent.
     hidden_rows, hidden_columns
-        The numbers of the hidden ones.
-    last_row, last_column
-        The last ones with a cell.
+        The numbers of the hidden ones, of columns a range for each group.
     """
 
-    path: Path
-    per_cent_formats: Collection[str] = ()
     uncomputed: str = ""
     per_cent: set[tuple[int, int]] = field(default_factory=set)
     hidden_rows: set[int] = field(default_factory=set)
-    hidden_columns: set[int] = field(default_factory=set)
-    last_row: int = 0
-    last_column: int = 0
-    # the cell that was begun last
-    row: int = 0
-    column: int = 0
-    cell: Mapping[str, str] = field(default_factory=dict)
-    # whether one had a formula, and the last of these a result, or a text since
-    has_formula: bool = False
-    has_result: bool = False
-
-    def begin(self, path: Sequence[str], about: Mapping[str, str]) -> None:
-        """Note the beginning of a row, of a cell, or of columns with the same width."""
-        match path[-1]:
-            case "c":
-                self.cell = about
-                self._place(about.get("r", ""))
-                if about.get("s") in self.per_cent_formats:
-                    self.per_cent.add((self.row, self.column))
-            case "row":
-                self.row = int(about.get("r", self.row + 1))
-                self.column = 0
-                if about.get("hidden") in TRUE:
-                    self.hidden_rows.add(self.row)
-            case "col" if about.get("hidden") in TRUE:
-                last = min(int(about["max"]), MAX_COLUMN)
-                self.hidden_columns.update(range(int(about["min"]), last + 1))
-
-    def _place(self, reference: str) -> None:
-        """Find the place of a cell: A is column 1, Z is 26, AA is 27.
-
-        Raise DataError if a sheet is too large: a stray last cell stands for billions.
-        """
-        found = CELL_REFERENCE.fullmatch(reference)
-        self.column += 1
-        if found is not None:
-            self.row = int(found[2])
-            self.column = 0
-            for letter in found[1].upper():
-                self.column = 26 * self.column + ord(letter) - ord("A") + 1
-        elif reference:
-            raise ValueError(f"{shorten(reference)!r} is no cell")
-        self.last_row = max(self.row, self.last_row)
-        self.last_column = max(self.column, self.last_column)
-        if self.last_row * self.last_column > MAX_SHEET_CELLS:
-            raise DataError(
-                f"{self.path} has values as far as row {self.last_row:,} and column"
-                f" {self.last_column:,}: {SHRINK}"
-            )
-
-    def add_text(self, text: str) -> None:
-        """Note a text of a cell."""
-        self.has_result = self.has_result or not text.isspace()
-
-    def end(self, name: str) -> None:
-        """Note the end of a formula, or of a cell."""
-        if name == "f":
-            self.has_formula = True
-            self.has_result = self.cell.get("t") == "str"  # an empty text is a result
-        elif name == "c" and self.has_formula and not self.has_result:
-            place = f"{self.column} of row {self.row}"
-            self.uncomputed = self.uncomputed or self.cell.get("r", place)
+    hidden_columns: list[range] = field(default_factory=list)
 
 
 def _check_sheets(path: Path) -> list[SheetNotes]:
     """Return notes on each sheet; raise DataError if a workbook needs too much memory."""
-    found: dict[str, SheetNotes] = {}
     with ZipFile(path) as archive:
         if sum(entry.file_size for entry in archive.infolist()) > MAX_UNPACKED:
             raise DataError(f"{path} unpacks to more than {MAX_UNPACKED:,} bytes: {SHRINK}")
         per_cent = _find_per_cent_formats(archive)
-        for name in archive.namelist():
-            if name.startswith("xl/worksheets/") and name.endswith(".xml"):
-                notes = found[name] = SheetNotes(path, per_cent)
-                _parse_xml(archive, name, notes.begin, notes.add_text, notes.end)
-        return [found.get(name, SheetNotes(path)) for name in _files_of_sheets(archive)]
+        found = {
+            name: _read_notes(path, archive, name, per_cent)
+            for name in archive.namelist()
+            if name.startswith("xl/worksheets/") and name.endswith(".xml")
+        }
+        return [found.get(name, SheetNotes()) for name in _files_of_sheets(archive)]
 
 
 def _files_of_sheets(archive: ZipFile) -> list[str]:
     """Return the file of each sheet, in the workbook's order."""
-    targets: dict[str, str] = {}
-    relations = "xl/_rels/workbook.xml.rels"
-    for about in _find_elements(archive, relations, "Relationships", "Relationship"):
-        target = about.get("Target", "")
-        targets[about.get("Id", "")] = target[1:] if target.startswith("/") else f"xl/{target}"
+    targets = {
+        about.get("Id"): posixpath.join("/xl", about.get("Target", "")).removeprefix("/")
+        for about in _find_elements(archive, "xl/_rels/workbook.xml.rels", "Relationships")
+    }
     return [
         targets.get(key, "")
-        for about in _find_elements(archive, "xl/workbook.xml", "sheets", "sheet")
+        for about in _find_elements(archive, "xl/workbook.xml", "sheets")
         for name, key in about.items()
-        if name.endswith(":id")
+        if name.endswith("}id")
     ]
 
 
@@ -809,65 +736,110 @@ def _find_per_cent_formats(archive: ZipFile) -> set[str]:
         return set()
     shown = PER_CENT_FORMATS.union(
         about.get("numFmtId", "")
-        for about in _find_elements(archive, styles, "numFmts", "numFmt")
+        for about in _find_elements(archive, styles, "numFmts")
         if "%" in FORMAT_TEXTS.sub("", about.get("formatCode", ""))
     )
-    of_cells = _find_elements(archive, styles, "cellXfs", "xf")
-    return {str(place) for place, about in enumerate(of_cells) if about.get("numFmtId") in shown}
+    return {
+        str(place)
+        for place, about in enumerate(_find_elements(archive, styles, "cellXfs"))
+        if about.get("numFmtId") in shown
+    }
 
 
-def _find_elements(
-    archive: ZipFile, file: str, parent: str, name: str
-) -> Sequence[Mapping[str, str]]:
-    """Return the attributes of the elements with a name inside of those with another one."""
-    found: list[Mapping[str, str]] = []
-
-    def begin(path: Sequence[str], about: Mapping[str, str]) -> None:
-        if path[-2:] == [parent, name]:
-            found.append(about)
-        if len(found) > MAX_ELEMENTS:
-            raise ValueError(f"it has more than {MAX_ELEMENTS:,} elements {name}")
-
-    _parse_xml(archive, file, begin)
-    return found
+def _find_elements(archive: ZipFile, file: str, parent: str) -> list[dict[str, str]]:
+    """Return the attributes of the elements inside of those with a name."""
+    return [
+        child.attrib
+        for event, name, element in _parse_xml(archive, file, parent)
+        if (event, name) == ("end", parent)
+        for child in element
+    ]
 
 
-def _parse_xml(
-    archive: ZipFile,
-    file: str,
-    begin: Callable[[Sequence[str], Mapping[str, str]], None],
-    add_text: Callable[[str], None] | None = None,
-    finish: Callable[[str], None] | None = None,
-) -> None:
-    """Parse a file of a workbook; `begin` gets the names of an element and of those around it.
+def _read_notes(
+    path: Path, archive: ZipFile, file: str, per_cent_formats: Collection[str]
+) -> SheetNotes:
+    """Return notes on a sheet, given the numbers of the formats that show per cent.
 
-    A document type is refused: its entities expand a few bytes to billions, or name other files,
-    and no program writes one into a workbook. ElementTree's iterparse could not refuse it in time,
-    and takes three times as long.
+    Raise DataError if it is too large: a stray last cell stands for billions.
     """
-    path: list[str] = []
+    notes = SheetNotes()
+    row = 0
+    column = 0
+    last_row = 0
+    last_column = 0
+    for event, name, element in _parse_xml(archive, file, "c"):
+        match event, name:
+            case "start", "col" if element.get("hidden") in TRUE:
+                notes.hidden_columns.append(
+                    range(int(element.attrib["min"]), int(element.attrib["max"]) + 1)
+                )
+            case "start", "row":
+                row = int(element.get("r", row + 1))
+                column = 0
+                if element.get("hidden") in TRUE:
+                    notes.hidden_rows.add(row)
+            case "end", "c":
+                column += 1
+                if reference := element.get("r"):
+                    found = CELL_REFERENCE.fullmatch(reference)
+                    if found is None:
+                        raise ValueError(f"{shorten(reference)!r} is no cell")
+                    row = int(found[2])
+                    column = sum(
+                        26**place * (ord(letter) - ord("@"))  # A is 1, Z is 26, AA is 27
+                        for place, letter in enumerate(reversed(found[1].upper()))
+                    )
+                last_row = max(row, last_row)
+                last_column = max(column, last_column)
+                if last_row * last_column > MAX_SHEET_CELLS:
+                    raise DataError(
+                        f"{path} has values as far as row {last_row:,} and column"
+                        f" {last_column:,}: {SHRINK}"
+                    )
+                if element.get("s") in per_cent_formats:
+                    notes.per_cent.add((row, column))
+                texts = {child.tag.rpartition("}")[2]: child.text or "" for child in element}
+                # A text in "is" is a result, and so is an empty one of type "str".
+                if (
+                    "f" in texts
+                    and "is" not in texts
+                    and not texts.get("v", "").strip()
+                    and element.get("t") != "str"
+                ):
+                    notes.uncomputed = notes.uncomputed or reference or f"{column} of row {row}"
+    return notes
 
-    def start(tag: str, about: Mapping[str, str]) -> None:
-        path.append(tag.rpartition(":")[2])
-        if len(path) > MAX_XML_DEPTH:
-            raise ValueError(f"it has more than {MAX_XML_DEPTH} elements inside each other")
-        begin(path, about)
 
-    def end(_: str) -> None:
-        name = path.pop()
-        if finish is not None:
-            finish(name)
+def _parse_xml(archive: ZipFile, file: str, kept: str) -> Iterator[tuple[str, str, Element]]:
+    """Yield "start" or "end" of each element of a workbook's file, its name and the element.
 
-    def refuse(*_: object) -> None:
+    An element that has ended is freed, or else with the one around it if that is called `kept`: a
+    tree of a hostile file would take more memory than there is. A document type is refused: its
+    entities expand a few bytes to millions, and no program writes one into a workbook.
+    """
+    content = archive.read(file)
+    # Expat reads encodings that extend ASCII, and UTF-16, which adds zero bytes.
+    if b"<!DOCTYPE" in content.replace(b"\0", b""):
         raise ValueError("it has a document type, which no workbook has")
+    around = [Element("")]
+    for event, element in iterparse(_InChunks(content), ("start", "end")):  # noqa: S314 (no entities)
+        name = element.tag.rpartition("}")[2]
+        if event == "start":
+            around.append(element)
+            if len(around) > MAX_XML_DEPTH + 1:
+                raise ValueError(f"it has more than {MAX_XML_DEPTH} elements inside each other")
+        else:
+            around.pop()
+            if around[-1].tag.rpartition("}")[2] != kept:
+                del around[-1][:]
+            elif len(around[-1]) > MAX_ELEMENTS:
+                raise ValueError(f"it has more than {MAX_ELEMENTS:,} elements {name}")
+        yield event, name, element
 
-    parser = expat.ParserCreate()
-    parser.buffer_text = True
-    parser.StartElementHandler = start
-    parser.CharacterDataHandler = add_text
-    parser.EndElementHandler = end
-    parser.StartDoctypeDeclHandler = refuse
-    with archive.open(file) as content:
-        while chunk := content.read(XML_CHUNK_BYTES):
-            parser.Parse(chunk)
-    parser.Parse(b"", True)
+
+class _InChunks(BytesIO):
+    """A file that is read in chunks of one size, whichever is asked for."""
+
+    def read(self, _: int | None = None) -> bytes:
+        return super().read(XML_CHUNK_BYTES)
