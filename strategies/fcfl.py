@@ -164,8 +164,9 @@ class FCFL(FairStrategy):
         """Return the temperatures after a round; `squares` are those of their gradients times η."""
         norms = np.sqrt(np.maximum(squares, 0.0))
         decays = (deltas > self.delta_min) & (self.delta_factor * norms <= deltas * eta)
-        lower = np.maximum(self.delta_decay * deltas, np.finfo(np.float64).tiny)
-        return np.where(decays, lower, deltas)
+        return np.where(
+            decays, np.maximum(self.delta_decay * deltas, np.finfo(np.float64).tiny), deltas
+        )
 
     def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
         """Return the number of clients that exceed their budgets, and the updates' conflicts."""

@@ -18,29 +18,29 @@ import pytest
 from tests.checkout import ROOT
 
 ROOMS: Mapping[str, int] = {
-    "fairbloom/checks": 697,
+    "fairbloom/checks": 695,
     "fairbloom/cli": 699,
-    "client": 1_973,
-    "client/guard": 885,
-    "client/private": 947,
-    "client/rules": 666,
+    "client": 2_030,
+    "client/guard": 795,
+    "client/private": 853,
+    "client/rules": 696,
     "deploy/fleet": 2_594,
-    "fairbloom/experiments": 859,
-    "fairbloom/experiments/pages": 1_191,
-    "fairbloom/experiments/results": 1_960,
-    "fairbloom/experiments/studies": 943,
+    "fairbloom/experiments": 856,
+    "fairbloom/experiments/pages": 1_067,
+    "fairbloom/experiments/results": 1_976,
+    "fairbloom/experiments/studies": 945,
     "fairbloom/prediction": 874,
-    "fairbloom": 724,
-    "fairbloom/protocol": 1_021,
-    "fairbloom/rounds": 3_289,
-    "server": 936,
-    "server/run_folder": 1_390,
-    "fairbloom/simulation": 1_193,
-    "fairbloom/simulation/stacked": 1_057,
-    "strategies": 2_172,
-    "fairbloom/tables": 3_001,
-    "fairbloom/tasks": 1_997,
-    "fairbloom/tasks/datasets": 728,
+    "fairbloom": 728,
+    "fairbloom/protocol": 1_042,
+    "fairbloom/rounds": 3_383,
+    "server": 933,
+    "server/run_folder": 1_394,
+    "fairbloom/simulation": 1_222,
+    "fairbloom/simulation/stacked": 1_028,
+    "strategies": 2_204,
+    "fairbloom/tables": 2_998,
+    "fairbloom/tasks": 2_020,
+    "fairbloom/tasks/datasets": 736,
 }
 """The statements of Python in each package and subpackage that is larger than SMALL_ROOM."""
 
@@ -50,7 +50,7 @@ SMALL_ROOM = 600
 SLACK = 1.03
 """A room may exceed its budget by this factor, so that a line more fails no test."""
 
-WHOLE = 34_897
+WHOLE = 34_900
 """The most statements in all packages."""
 
 TESTS = 41_700

@@ -92,7 +92,7 @@ def arrays(structure: Structure) -> bytes:
 # What readers take --------------------------------------------------------------------------------
 
 
-def in_json(file: files.SchemaFile[Any]) -> Callable[[Path], Structure]:
+def in_json(file: files.File[Any]) -> Callable[[Path], Structure]:
     """Return the reader of a run folder's file: it reads the file and writes the result again."""
     return lambda path: json.loads(file.encode(file.read(path.parent)))
 

@@ -166,8 +166,10 @@ class Gate(OpenGate):
         leaving = dict[str, int | float]()
         for name, number in numbers.items():
             rounded = number if isinstance(number, int) else float(f"{number:.3g}")
-            key = f"{work} {name} {len(self._splits.train)} {len(self._splits.test)}"
-            first = reported.setdefault(key, torch.tensor(rounded, dtype=torch.float64))
+            first = reported.setdefault(
+                f"{work} {name} {len(self._splits.train)} {len(self._splits.test)}",
+                torch.tensor(rounded, dtype=torch.float64),
+            )
             if float(first) == rounded:
                 leaving[name] = rounded
             else:

@@ -34,6 +34,10 @@ def round_updates(
     """
     last = states.find(ROUNDING_STATE, before=terms.server_round) or Version(0, {})
     sent, left = terms.codec.send_update(received, trained, arrays_of(last.state))
-    errors = {name: torch.from_numpy(bits) for name, bits in left.items()}
-    states.keep(ROUNDING_STATE, terms.server_round, errors, last.made)
+    states.keep(
+        ROUNDING_STATE,
+        terms.server_round,
+        {name: torch.from_numpy(bits) for name, bits in left.items()},
+        last.made,
+    )
     return sent

@@ -51,11 +51,15 @@ class Arm:
         It depends only on the arm. A digest distinguishes it from others if characters were
         replaced, or if it has upper case, which some file systems ignore.
         """
-        words = [
-            self.method,
-            *(f"{short_key(key)}={format_value(value)}" for key, value in self.settings.items()),
-        ]
-        exact = "-".join(words)
+        exact = "-".join(
+            (
+                self.method,
+                *(
+                    f"{short_key(key)}={format_value(value)}"
+                    for key, value in self.settings.items()
+                ),
+            )
+        )
         plain = exact.replace(":", "-", 1)
         texts = [value for value in self.settings.values() if isinstance(value, str)]
         odd = any(re.search(r"[^\w.]|[A-Z]", text, re.ASCII) for text in texts)

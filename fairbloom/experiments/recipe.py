@@ -303,11 +303,12 @@ def count_printed(recipes: Iterable[Recipe]) -> tuple[int, int]:
 
 def names() -> list[str]:
     """Return the names of the library's recipes, in which Table 8 comes before Table 10."""
-
-    def words_and_numbers(name: str) -> list[tuple[str, int]]:
-        return [(word, int(number or 0)) for word, number in re.findall(r"(\D+)(\d*)", name)]
-
-    return sorted((path.stem for path in FOLDER.glob("*.toml")), key=words_and_numbers)
+    return sorted(
+        (path.stem for path in FOLDER.glob("*.toml")),
+        key=lambda name: [
+            (word, int(number or 0)) for word, number in re.findall(r"(\D+)(\d*)", name)
+        ],
+    )
 
 
 def load_recipe(name: str) -> Recipe:

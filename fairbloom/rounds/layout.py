@@ -162,7 +162,12 @@ class Layout:
         """
         for name, array in self.arrays.items():
             if name in self.frozen:
-                if name in arrays and not _is_equal(arrays[name], array):
+                # NaN counts as equal to NaN
+                if name in arrays and not np.array_equal(
+                    arrays[name],
+                    array,
+                    equal_nan=arrays[name].dtype.kind == array.dtype.kind == "f",
+                ):
                     return (
                         f"array {name!r} is frozen, and the reply holds other values of it:"
                         f" {UNFROZEN}"
@@ -179,8 +184,3 @@ class Layout:
             if name not in self.arrays:
                 return f"array {name!r} is not in the model"
         return None
-
-
-def _is_equal(replied: NDArray[Any], array: NDArray[Any]) -> bool:
-    """Return whether two arrays are equal; NaN counts as equal to NaN."""
-    return np.array_equal(replied, array, equal_nan=replied.dtype.kind == array.dtype.kind == "f")

@@ -172,8 +172,13 @@ class RunState:
         if not new and not self.roster:
             return self
         first = {**self.first_counts, **new}
-        roster = {name: size or float(first.get(name, 0.0)) for name, size in self.roster.items()}
-        return replace(self, first_counts=first, roster=roster)
+        return replace(
+            self,
+            first_counts=first,
+            roster={
+                name: size or float(first.get(name, 0.0)) for name, size in self.roster.items()
+            },
+        )
 
     def without(self, spent: Collection[str]) -> Self:
         """Return the state of a run that asks these clients no more: their budgets are spent."""

@@ -43,11 +43,11 @@ def draw_svg(spec: Spec) -> bytes:
     svg: str = vl_convert.vegalite_to_svg(spec)
     # Vega numbers gradients and clips over all charts of a process.
     numbers: dict[str, str] = {}
-
-    def renumber(name: re.Match[str]) -> str:
-        return name[1] + numbers.setdefault(name[2], str(len(numbers)))
-
-    return re.sub(r'((?:id="|url\(#)(?:gradient_|clip))(\d+)', renumber, svg).encode()
+    return re.sub(
+        r'((?:id="|url\(#)(?:gradient_|clip))(\d+)',
+        lambda name: name[1] + numbers.setdefault(name[2], str(len(numbers))),
+        svg,
+    ).encode()
 
 
 def draw_pdf(spec: Spec) -> bytes:

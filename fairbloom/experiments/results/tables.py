@@ -63,14 +63,17 @@ def _parse(content: bytes, needed: Sequence[str], *, finished: bool) -> "pyarrow
     if not content:
         return pyarrow.table({name: pyarrow.array([], pyarrow.string()) for name in needed})
 
-    def handle_invalid(line: Any) -> str:
-        return "error" if finished or line.actual_columns > line.expected_columns else "skip"
-
     table = pyarrow.csv.read_csv(
         pyarrow.BufferReader(content),
         # a single block, so that a type is inferred from the whole column
         pyarrow.csv.ReadOptions(block_size=len(content) + 1, use_threads=False),
-        pyarrow.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=handle_invalid),
+        pyarrow.csv.ParseOptions(
+            newlines_in_values=True,
+            # the last line of a table that is being written may end early
+            invalid_row_handler=lambda line: (
+                "error" if finished or line.actual_columns > line.expected_columns else "skip"
+            ),
+        ),
         pyarrow.csv.ConvertOptions(
             column_types=dict.fromkeys(WORDS, pyarrow.string()), null_values=[""]
         ),
@@ -100,7 +103,8 @@ def _to_frame(table: "pyarrow.Table") -> "pandas.DataFrame":
         if name in WORDS:
             words = column.to_pandas()
             if words.str.startswith("'").any():
-                words = words.map(_unescape_formula)
+                # the quote keeps spreadsheets from computing the cell
+                words = words.str.replace(f"^'(?={FORMULA.pattern})", "", regex=True)
             columns[name] = words
         elif pyarrow.types.is_null(column.type) or not len(column):
             columns[name] = np.full(len(column), np.nan)
@@ -113,8 +117,3 @@ def _to_frame(table: "pyarrow.Table") -> "pandas.DataFrame":
                 f"its column {name} has {next(iter(wrong), cells.iloc[0])!r}, which is not a number"
             )
     return pandas.DataFrame(columns)
-
-
-def _unescape_formula(cell: str) -> str:
-    """Return a cell without the quote that keeps spreadsheets from computing it."""
-    return cell[1:] if cell[:1] == "'" and FORMULA.match(cell) else cell

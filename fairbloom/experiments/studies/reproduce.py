@@ -146,8 +146,11 @@ def study_of(
     shared = {**recipe.settings, **overrides}
     if quick:
         shared = {**_shorten(shared), **overrides}
-    arms = [arm for row in rows for arm in _arms(recipe, row, overrides, quick=quick, grid=grid)]
-    study = replace(plan, arms=arms, settings=shared)
+    study = replace(
+        plan,
+        arms=[arm for row in rows for arm in _arms(recipe, row, overrides, quick=quick, grid=grid)],
+        settings=shared,
+    )
     settings = dict[str, Settings]()
     for arm in study.arms:
         try:
