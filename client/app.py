@@ -6,7 +6,7 @@ may start a new process for every message.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -109,7 +109,8 @@ def train(message: Message, context: Context) -> Message:
 
         def record(state: StateDict, states: ClientStates) -> ArrayRecord:
             if rounds_updates:
-                return _rounded_record(local, received, terms, wanted, state, states)
+                sent = {name: array for name, array in state.items() if name in wanted}
+                return _rounded_record(local, received, terms, sent, states)
             return record_of(state, wanted)
 
         content = RecordDict({wire.ARRAYS: record(update.arrays, local.states)})
@@ -216,24 +217,22 @@ def _rounded_record(
     local: LocalClient,
     received: StateDict,
     terms: Terms,
-    names: Set[str],
     state: StateDict,
     states: ClientStates,
 ) -> ArrayRecord:
-    """Return the arrays with these names; those that are trained as updates in bfloat16."""
+    """Return the arrays of `state`; those that are trained as updates in bfloat16."""
     from fairbloom.tasks.models import arrays_of
 
     from .rules.rounded import round_updates
 
     parameters = local.model.named_parameters(remove_duplicate=False)
-    sent = names & state.keys()  # the order of the model, not of a set
-    trained = [name for name, parameter in parameters if parameter.requires_grad and name in sent]
+    trained = [name for name, parameter in parameters if parameter.requires_grad and name in state]
     bits = round_updates(
         states,
         terms,
         arrays_of({name: received[name] for name in trained}),
         arrays_of({name: state[name] for name in trained}),
     )
-    record = record_of(state, names - set(trained))
+    record = record_of(state, state.keys() - set(trained))
     record.update({f"{name}{ENDING}": Array(each) for name, each in bits.items()})
     return record

@@ -388,7 +388,7 @@ class FindObstacle(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorc
         tensors = [each for each in given if isinstance(each, Tensor)]
         obstacle = len({tensor.device for tensor in tensors if tensor.dim()}) > 1
         obstacle |= WAITS in func.tags
-        names = [each.name for each in func._schema.arguments]
+        names = [argument.name for argument in func._schema.arguments]
         # Attention draws only with dropout, 0 where it is not given; its seed is on the processor.
         draws = "dropout_p" not in names or dict(zip(names, args, strict=False)).get("dropout_p")
         if draws and torch.Tag.nondeterministic_seeded in func.tags:

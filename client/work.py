@@ -339,7 +339,7 @@ def descend(
         torch._foreach_add_(directions, away, alpha=work.pull)
     if work.gradient_clip > 0.0:
         clip_norms(
-            directions if stacked else [each.unsqueeze(0) for each in directions],
+            directions if stacked else [direction.unsqueeze(0) for direction in directions],
             work.gradient_clip,
         )
     if optimizer is not None:

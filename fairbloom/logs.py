@@ -25,7 +25,7 @@ def escape_unprintable(words: str, *, but: str = "") -> str:
         if not (each.isprintable() or each in but)
     }
     return "".join(
-        shown.get(each, each) if each not in "\n\r\t" or each in but else " " for each in words
+        shown.get(char, char) if char not in "\n\r\t" or char in but else " " for char in words
     )
 
 
@@ -78,9 +78,9 @@ def follow_stderr() -> Iterator[None]:
 
 def _flowers_handlers() -> list[Any]:
     return [
-        each
-        for each in logging.getLogger("flwr").handlers
-        if isinstance(each, logging.StreamHandler) and hasattr(each, "colored")
+        handler
+        for handler in logging.getLogger("flwr").handlers
+        if isinstance(handler, logging.StreamHandler) and hasattr(handler, "colored")
     ]
 
 

@@ -283,12 +283,11 @@ def federate(
         check_arrays(module)
         declare_arrays(method, module)
         log_kept_parts(method, module)
-        known: tuple[str, ...] = record_known(path, clients.online(1)).known if deployed else ()
         rounds = Rounds(
             method,
             clients,
             settings.num_rounds,
-            drop_revoked(known),
+            drop_revoked(record_known(path, clients.online(1)).known if deployed else ()),
             # Only real devices report their own counts.
             first_limit=MOST_TIMES if os.environ.get(CLIENTS_FOLDER) else math.inf,
             scores=(*task.group_scores, *task.scores),

@@ -263,7 +263,9 @@ class FairStrategy(Method, Strategy):
         if server_round == 1:
             # In Flower's own loop, only the calls show which strategies are around this one.
             callers = [call.frame.f_locals.get("self") for call in inspect.stack(context=0)]
-            has_scalars = any(not each.shape and "float" in each.dtype for each in arrays.values())
+            has_scalars = any(
+                not array.shape and "float" in array.dtype for array in arrays.values()
+            )
             for caller in {id(each): each for each in callers}.values():
                 check_noise(self, caller, has_scalars)
         session = self._session

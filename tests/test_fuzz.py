@@ -150,7 +150,7 @@ def read_client(path: Path) -> Structure:
 
 def read_enrolled(path: Path) -> Structure:
     members = Members(path.parent)
-    members.look()  # it logs files that cannot be used
+    members.refresh()  # it logs files that cannot be used
     if not members.by_name:
         raise FairbloomError(f"{path} cannot be used")
     return [asdict(member) for member in members.by_name.values()]

@@ -254,17 +254,17 @@ def describe_acceptance(schemas: Schemas, text: str, *, also: bool) -> Iterator[
     digest = digest_of(text)
     others = [schema for schema in schemas.known() if schema.digest != digest]
     yield from (
-        f"This ends schema {each.label}: runs that began with it keep it, later ones are"
+        f"This ends schema {other.label}: runs that began with it keep it, later ones are"
         " refused. --also keeps both"
-        for each in others
-        if each.state == State.ACCEPTED and not also
+        for other in others
+        if other.state == State.ACCEPTED and not also
     )
     yield from (
-        f"It counts other rows than schema {each.label}:"
+        f"It counts other rows than schema {other.label}:"
         f" {escape_unprintable('; '.join(found))}. The difference of the two schemas'"
         " numbers shows the people between, and what is known of them"
-        for each in others
-        if (found := list(differing_keys(schemas.text_of(each), text)))
+        for other in others
+        if (found := list(differing_keys(schemas.text_of(other), text)))
     )
     yield WARNING
 

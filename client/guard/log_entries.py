@@ -104,7 +104,7 @@ def describe_entries(entries: Iterable[Entry]) -> Iterator[str]:
         numbers, settings = seen.setdefault(entry.get("schema", ""), (set(), set()))
         numbers.add(entry["run"])
         settings.add(entry.get("settings-digest", ""))
-    lines = [_describe_ends(left, ends), *(_describe_seen(*each) for each in seen.items())]
+    lines = [_describe_ends(left, ends), *(_describe_seen(*item) for item in seen.items())]
     for number, run in runs.items():
         lines.append(f"run {number}, task {run.task}, {run.first} to {run.last}{run.left}")
         for row, times in run.rows.items():

@@ -131,7 +131,7 @@ class Training:
         """Take the steps on the client's model, each by a noisy mean gradient."""
         work = self._work
         parameters = [each for _, each in self._client.trainable()]
-        sizes = [each.numel() for each in parameters]
+        sizes = [parameter.numel() for parameter in parameters]
         started = self._started
         fixed = FixedStep(self._client.model.train(), parameters, work)
         fixed.begin(parameters, work.learning_rate)

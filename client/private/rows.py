@@ -102,7 +102,7 @@ class Rows:
         self._trainable = {
             name: each for name, each in self._model.named_parameters() if each.requires_grad
         }
-        self.width = sum(each.numel() for each in self._trainable.values())
+        self.width = sum(parameter.numel() for parameter in self._trainable.values())
         layers = chain_layers(self._model) or []
         is_flat = self._inputs.dim() == 2 or (bool(layers) and type(layers[0]) is nn.Flatten)
         is_whole = len(self._trainable) == len([*self._model.parameters()])
@@ -166,7 +166,7 @@ class Rows:
             torch.split(self._inputs, size), torch.split(self._targets, size), strict=True
         ):
             gradients, losses = of_rows(weights, rows, targets)
-            flat = torch.cat([each.flatten(1) for each in gradients.values()], dim=1)
+            flat = torch.cat([gradient.flatten(1) for gradient in gradients.values()], dim=1)
             unusable, factors = _factors(flat.square().sum(1), losses, clip)
             total += factors @ flat.masked_fill(unusable, 0.0)
         return total
@@ -205,14 +205,14 @@ def _factors(squares: Tensor, losses: Tensor, clip: float) -> tuple[Tensor, Tens
 def all_rows(splits: Splits) -> Examples:
     """Return a client's training, test and validation rows, in the order of its data."""
     parts = [each for each in (*splits, splits.validation) if each is not None]
-    examples = [each for each in parts if isinstance(each, Examples)]
-    inputs = [each.inputs for each in examples]
+    examples = [part for part in parts if isinstance(part, Examples)]
+    inputs = [example.inputs for example in examples]
     if len(examples) < len(parts) or not all(isinstance(each, Tensor) for each in inputs):
         raise ReportableError("a privacy account needs examples with one tensor of inputs")
-    rows = [each.rows for each in examples if each.rows is not None]
+    rows = [example.rows for example in examples if example.rows is not None]
     if len(rows) == len(parts) and all(each is inputs[0] for each in inputs):
         return Examples(inputs[0], examples[0].targets, torch.unique(torch.cat(rows)))
-    read = [each[slice(0, None)] for each in examples]
+    read = [example[slice(0, None)] for example in examples]
     return Examples(
         torch.cat([each for each, _ in read if isinstance(each, Tensor)]),
         torch.cat([targets for _, targets in read]),

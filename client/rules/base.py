@@ -174,7 +174,7 @@ HOOKS = tuple(
 
 def hooks_of(*methods: Callable[..., Any]) -> frozenset[str]:
     """Return the names of methods of rules, which an engine calls."""
-    return frozenset(each.__name__ for each in methods)
+    return frozenset(method.__name__ for method in methods)
 
 
 class Corrector(Rule):

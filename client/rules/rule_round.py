@@ -69,7 +69,7 @@ class RuleRound:
             self.finished.append((called, replied))
         called = f"{self._rule}: what finish has the client keep"
         if not isinstance(kept, Mapping) or not all(
-            isinstance(each, Tensor) for each in kept.values()
+            isinstance(array, Tensor) for array in kept.values()
         ):
             raise ReportableError(f"{called} must be tensors by name")
         if not all(isinstance(name, str) for name in kept):

@@ -151,7 +151,7 @@ class Admission:
         # How many calls and replies were refused, by kind, and the last reason by client.
         self.refused = Counter({"reply": 0})
         self.reasons: dict[str, str] = {}
-        # The connections to close at the next look.
+        # The connections to close when calls are next checked.
         self._unwelcome: set[str] = set()
         self._faults = Faults(clock)
 
@@ -201,7 +201,7 @@ class Admission:
                 raise asyncio.CancelledError
             await self._abort(context, certificate, call.refusal.code, call.refusal.reason)
 
-    def look(self) -> None:
+    def end_unadmitted(self) -> None:
         """End calls and connections that are no longer admitted; called once a second."""
         now = self._clock()
         close = self._unwelcome
@@ -232,7 +232,7 @@ class Admission:
                 self._members.admit(call.certificate)
             except NotAdmittedError as error:
                 call.end(CallRefusedError(grpc.StatusCode.PERMISSION_DENIED, str(error)))
-                self._unwelcome.add(call.peer)  # closed at the next look, after the last words
+                self._unwelcome.add(call.peer)  # closed at the next check, after the last words
             if call.is_stuck(now):
                 yield call.peer
 

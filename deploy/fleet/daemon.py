@@ -122,8 +122,8 @@ class Daemon:
         A fault in one of these steps keeps no other from its work.
         """
         for name, step in (
-            ("the registry of clients cannot be read", self._members.look),
-            ("connections cannot be checked", self._port.look),
+            ("the registry of clients cannot be read", self._members.refresh),
+            ("connections cannot be checked", self._port.close_unadmitted),
             ("the server's certificate is not renewed", self._renew_identity),
             ("messages do not expire", self._mailbox.expire),
             ("deploy status shows an old state", self._write_now),

@@ -58,7 +58,7 @@ def enroll_all(
             raise DeployError(f"{option} {number}: it is counted from 0")
     with _registry_locked(federation):
         members = {member.name: member for member in federation.members()}
-        taken = {each.partition for each in members.values() if not each.revoked}
+        taken = {member.partition for member in members.values() if not member.revoked}
         for name in names:
             if request is None:
                 made = pki.make_key()

@@ -211,7 +211,7 @@ class Federation:
         """Return all clients that were ever enrolled, sorted by name."""
         members = Members(self.path / "clients")
         try:
-            members.look()
+            members.refresh()
         except OSError as error:
             raise DeployError(
                 f"{members.folder} cannot be read ({error.strerror}): bring it back from a copy, or"
@@ -268,7 +268,7 @@ def read_now(federation: Federation) -> Now:
         return Now()
     numbers = [now.at, now.free, *(each for table in of_numbers for each in table.values())]
     is_whole = all(
-        isinstance(each, int | float) and 0 <= each <= LARGEST_TIME for each in numbers
+        isinstance(number, int | float) and 0 <= number <= LARGEST_TIME for number in numbers
     ) and all(
         isinstance(each, str)
         for each in (now.waiting, now.version, *now.versions.values(), *now.reasons.values())

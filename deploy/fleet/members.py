@@ -39,7 +39,7 @@ class NotAdmittedError(Exception):
 
 
 class Members:
-    """The members by name, from their files at the last `look`.
+    """The members by name, from their files at the last `refresh`.
 
     `clock` gives the time in seconds since 1970, with which certificates' ends are compared.
     """
@@ -56,11 +56,11 @@ class Members:
         # The members' names by node id.
         self.names: dict[int, str] = {}
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Read the files that have changed.
 
         A file that cannot be used keeps its client out and no other. It is logged once, and read
-        again at the next look. Raise OSError if the folder cannot be read.
+        again at the next refresh. Raise OSError if the folder cannot be read.
         """
         found = dict[str, tuple[tuple[int, int, int], Member]]()
         with os.scandir(self.folder) as entries:

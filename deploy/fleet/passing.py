@@ -57,7 +57,7 @@ class Answer:
 
 def send(pipe: Connection, head: object, contents: Sequence[Content] = ()) -> None:
     """Send an object and contents."""
-    pipe.send((head, [None if each.file is not None else each.data for each in contents]))
+    pipe.send((head, [None if content.file is not None else content.data for content in contents]))
     for each in contents:
         if each.file is not None:
             send_handle(pipe, each.file.fileno(), 0)

@@ -166,12 +166,12 @@ class Port:
             if device.online and name in members and not members[name].revoked
         )
 
-    def look(self) -> None:
+    def close_unadmitted(self) -> None:
         """Close calls that are no longer admitted; count connections. Called once a second.
 
         Logs once a minute that all connections are in use.
         """
-        self.admission.look()
+        self.admission.end_unadmitted()
         limit = self._max_connections
         number = min(limit, max(0, count_sockets() - self._own_sockets))
         self.connections = {"open": number, "limit": limit}

@@ -158,7 +158,7 @@ def check_log(state: Path) -> CheckResult:
     """Check that the log of what left a device has the last reply, unless that is an error."""
     head = KeptReply(str(state)).head
     entries = read_entries(state) if (state / SENT).exists() else ()
-    if head.id and not head.code and all(each.get("message") != head.id for each in entries):
+    if head.id and not head.code and all(entry.get("message") != head.id for entry in entries):
         return fault(
             "log",
             f"the last reply, of run {head.run}, is not in {state / SENT}: what left this device is"

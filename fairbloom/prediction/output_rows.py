@@ -26,7 +26,7 @@ def table_of_frame(frame: "pandas.DataFrame", file: SchemaFile) -> ReadTable:
 
     columns: dict[str, Any] = {}
     for place, name in enumerate(map(str, frame.columns)):
-        if name.lower() in {each.lower() for each in columns}:
+        if name.lower() in {column.lower() for column in columns}:
             raise FairbloomError(
                 f"the data frame has two columns called {name!r}: rename or remove one"
             )
@@ -51,7 +51,7 @@ def values_of(table: ReadTable, preprocessing: Preprocessing) -> dict[str, NDArr
             f"{table.path} has no rows below the names of its columns: nothing to predict"
         )
     found, faults = read_columns(table, schema, [*schema.inputs])
-    wrong = [each for each in faults if isinstance(each, CellError)]
+    wrong = [fault for fault in faults if isinstance(fault, CellError)]
     if of_columns := [str(each) for each in wrong if each.rows is None]:
         raise FairbloomError("; ".join(of_columns))
     problems = [(each.line, str(each)) for each in wrong if each.why != "missing"]
@@ -108,7 +108,7 @@ def codes_of(schema: Schema, name: str) -> list[float]:
     markers = (*schema.missingValues, *schema.fields[name].missingValues)
     return sorted(
         each
-        for each in {parse_number(normalise(each)) for each in markers}
+        for each in {parse_number(normalise(marker)) for marker in markers}
         if each is not None and not math.isnan(each)
     )
 

@@ -263,11 +263,13 @@ class Predictor:
                 far.update({name: len(rows) for name, rows in beyond.items()})
         target = preprocessing.target or "target"
         columns = {} if source.truth is None else {f"true_{target}": source.truth}
-        columns[f"predicted_{target}"] = np.concatenate([each.values for each in predictions])
+        columns[f"predicted_{target}"] = np.concatenate(
+            [prediction.values for prediction in predictions]
+        )
         _warn_of_far(far, len(columns[f"predicted_{target}"]))
         if preprocessing.classes:
             names = [f"probability_{name}" for name in preprocessing.classes]
-            probabilities = np.concatenate([each.probabilities for each in predictions])
+            probabilities = np.concatenate([prediction.probabilities for prediction in predictions])
             columns |= dict(zip(names, probabilities.T, strict=True))
         marks = np.concatenate(clipped) if clipped else np.array([])
         if marks.any():

@@ -97,7 +97,7 @@ def evaluate_site(run: Path, data_dir: str, client: str, model: str) -> SiteScor
     if not count:
         raise FairbloomError(f"{name} has no test examples: it needs more rows")
     scores = put_first(local.task.scores, decide_score(local.settings, local.task, deployed=True))
-    values = {each.name: each.shown(found[each.name]) for each in scores if each.name in found}
+    values = {score.name: score.shown(found[score.name]) for score in scores if score.name in found}
     interval = None
     if ACCURACY in scores:
         wilson = binomtest(round(found[ACCURACY.name] * count), count).proportion_ci(

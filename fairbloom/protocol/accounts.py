@@ -25,6 +25,6 @@ class AccountStatus(NamedTuple):
         """Return the status in a reply, None if there is none or it is malformed."""
         if not isinstance(values, list) or len(values) != len(cls._fields):
             return None
-        if not all(isinstance(each, int | float) and each >= 0.0 for each in values):
+        if not all(isinstance(value, int | float) and value >= 0.0 for value in values):
             return None
         return cls(*map(float, values))

@@ -321,12 +321,12 @@ def annotated(
     return Parameter(
         key_of(name),
         kind,
-        next((each.value for each in others if isinstance(each, Default)), default),
-        next((each.sentence for each in others if isinstance(each, Meaning)), description),
-        next((each for each in others if isinstance(each, Range | Choices | Pairs)), None),
-        frozenset(each for each in others if isinstance(each, Mark)),
+        next((other.value for other in others if isinstance(other, Default)), default),
+        next((other.sentence for other in others if isinstance(other, Meaning)), description),
+        next((other for other in others if isinstance(other, Range | Choices | Pairs)), None),
+        frozenset(other for other in others if isinstance(other, Mark)),
         owner,
-        next((each.names for each in others if isinstance(each, Partitions)), ()),
+        next((other.names for other in others if isinstance(other, Partitions)), ()),
     )
 
 
@@ -340,7 +340,11 @@ def arguments_of(function: Callable[..., Any]) -> Mapping[str, Parameter | None]
         arguments = inspect.signature(function, eval_str=True).parameters.values()
     except NameError:
         return {}
-    named = [each for each in arguments if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
+    named = [
+        argument
+        for argument in arguments
+        if argument.kind not in (argument.VAR_KEYWORD, argument.VAR_POSITIONAL)
+    ]
     return {each.name: annotated(each.name, each.annotation, None) for each in named}
 
 

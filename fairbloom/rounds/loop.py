@@ -448,7 +448,7 @@ class Rounds:
             check_names(
                 "prior", tuple(self._method.prior_weights), self._select_training(sorted(known))
             )
-        for name in (each for each in self._method.training_clients if each not in known):
+        for name in (client for client in self._method.training_clients if client not in known):
             near = find_nearest(name, sorted(known))
             log.warning(
                 "training_clients names %s, but no client online has this name%s",

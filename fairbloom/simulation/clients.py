@@ -474,7 +474,7 @@ def screen_reports(
     """
     ends = _find_ends([*records.values()])
     with suppress(ValueError):
-        if ends and all(usable(each, weight) == each for each in ends):
+        if ends and all(usable(end, weight) == end for end in ends):
             return {**records}
     reports: Reports = {}
     for name, record in records.items():

@@ -131,9 +131,8 @@ def read_column(
             )
         )
         return _no_values(field, len(table))
-    missing = _markers_of(schema, name)
     read_values = _read_categories if field.categories else _read_numbers
-    column = read_values(table, values, name, schema, missing, wrong)
+    column = read_values(table, values, name, schema, wrong)
     rows = np.flatnonzero(is_missing(column))
     if schema.missing_of(name) == "error" and len(rows):
         wrong.append(
@@ -166,10 +165,10 @@ def _read_categories(
     values: Values,
     name: str,
     schema: Schema,
-    missing: Collection[str],
     wrong: list[DataError],
 ) -> ColumnValues:
     field = schema.fields[name]
+    missing = _markers_of(schema, name)
     cells, codes = different_cells(values)
     places = []
     for cell in cells:
@@ -180,10 +179,10 @@ def _read_categories(
         places.append(UNKNOWN if place is None else place)
     found = np.array(places, np.int32)[codes]
     for code in np.unique(codes[found == UNKNOWN])[:MAX_FAULTS]:
-        problem, remedy = explain_cell(
+        explained = explain_cell(
             cells[code], name, field, name == schema.target, table.decimal, table.path.name
         )
-        wrong.append(_count_fault(table, name, problem, remedy, "no-category", codes == code))
+        wrong.append(_count_fault(table, name, explained, "no-category", codes == code))
     return found
 
 
@@ -211,9 +210,13 @@ def explain_cell(
 
 
 def _count_fault(
-    table: ReadTable, name: str, problem: str, remedy: str, why: str, rows: NDArray[np.bool_]
+    table: ReadTable, name: str, explained: tuple[str, str], why: str, rows: NDArray[np.bool_]
 ) -> CellError:
-    """Return the fault of these rows: that of the first row, and the number of further rows."""
+    """Return the fault of these rows: that of the first row, and the number of further rows.
+
+    `explained` has the problem and the remedy.
+    """
+    problem, remedy = explained
     more = int(rows.sum()) - 1
     if more:
         problem += plural(more, ", as 1 more row does", f", as {more:,} more rows do")
@@ -228,10 +231,10 @@ def _read_numbers(
     values: Values,
     name: str,
     schema: Schema,
-    missing: Collection[str],
     wrong: list[DataError],
 ) -> ColumnValues:
     field = schema.fields[name]
+    missing = _markers_of(schema, name)
     about = table.file.field(name)
     units = {field.unit, about.unit} - {""}
     surveyed = table.surveyed.pop(fold(table.file.column_name(name)), None)
@@ -246,9 +249,9 @@ def _read_numbers(
         rows = np.flatnonzero(is_wrong)
         cells, codes = different_cells(values.take(rows))
         for code, cell in enumerate(cells[:-1][:MAX_FAULTS]):
-            problem, remedy = explain_number(cell, table.decimal, name, field.unit, table.path.name)
+            explained = explain_number(cell, table.decimal, name, field.unit, table.path.name)
             having = np.isin(np.arange(len(table)), rows[codes == code])
-            wrong.append(_count_fault(table, name, problem, remedy, "no-number", having))
+            wrong.append(_count_fault(table, name, explained, "no-number", having))
     numbers *= about.factor
     numbers[gone] = np.nan
     numbers[is_wrong] = np.inf
@@ -274,7 +277,7 @@ def _read_numbers(
     for is_outside, problem in checks:
         outside = is_outside & are_numbers
         if outside.any():
-            wrong.append(_count_fault(table, name, problem, remedy, "out-of-range", outside))
+            wrong.append(_count_fault(table, name, (problem, remedy), "out-of-range", outside))
     return numbers
 
 

@@ -703,8 +703,8 @@ def _lines(draft: Draft, missing: Missing) -> Iterator[str]:
         for name in draft.units
     )
     count = sum(
-        int((is_missing(each.values) & each.column.is_there[each.column.sites.of_row]).sum())
-        for each in draft.fields.values()
+        int((is_missing(field.values) & field.column.is_there[field.column.sites.of_row]).sum())
+        for field in draft.fields.values()
     )
     comment = ""
     if count:

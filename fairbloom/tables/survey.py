@@ -205,7 +205,7 @@ class Column:
 
     def encode(self, field: Field) -> ColumnValues:
         """Return the column as the field has it, as `read_column` does."""
-        missing = {normalise(each).casefold() for each in field.missingValues}
+        missing = {normalise(marker).casefold() for marker in field.missingValues}
         if field.categories:
             places = np.where(self.is_missing, -1, UNKNOWN).astype(np.int32)
             for entry, text in self.texts.items():

@@ -16,13 +16,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, R
 from fairbloom.client.app import app
 from fairbloom.client.local import LocalClient
 from fairbloom.client.local_round import Update, train_client
+from fairbloom.client.rules.base import Corrector
 from fairbloom.client.rules.registry import RULES
 from fairbloom.client.states import RULE, serialize
 from fairbloom.client.work import descend
 from fairbloom.errors import FairbloomError, ReportableError, reportable
 from fairbloom.protocol.names import MIN_ROWS
 from fairbloom.protocol.settings import RunSettings
-from fairbloom.protocol.terms import Terms
+from fairbloom.protocol.terms import RULES as REQUESTS, Terms
 from fairbloom.server.settings import Settings
 from fairbloom.system import retry
 from fairbloom.system.versions import Point, VersionEntry, Versions
@@ -482,3 +483,14 @@ def test_what_does_not_fit_is_refused_before_round_1(settings: Changes, words: s
 
 def test_at_most_one_rule_changes_the_loss() -> None:
     assert [rule.__name__ for rule in RULES if "loss" in rule.hooks()] == ["PropFairLoss"]
+
+
+def test_each_request_has_a_rule() -> None:
+    assert {rule.reads for rule in RULES} >= {*REQUESTS}
+
+
+def test_only_a_corrector_has_hooks_that_are_called_for_correctors_alone() -> None:
+    hooks = {"start", "correct", "finish"}
+    assert [
+        rule for rule in RULES if rule.hooks() & hooks and not issubclass(rule, Corrector)
+    ] == []

@@ -35,7 +35,7 @@ class Served:
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
         self.members = Members(place / "clients")
-        self.members.look()
+        self.members.refresh()
         self.mailbox = Mailbox(MemoryBudget(place))
         self.mailbox.begin(RUN)
         self.port = self.do(self._make)
@@ -56,8 +56,8 @@ class Served:
 
     def look(self) -> None:
         """Look at the registry and at the open calls, as the daemon does once a second."""
-        self.do(self.members.look)
-        self.do(self.port.look)
+        self.do(self.members.refresh)
+        self.do(self.port.close_unadmitted)
 
     def send(self, id: str, device: str = "a", data: bytes = b"model") -> None:
         def push() -> None:

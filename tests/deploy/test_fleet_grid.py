@@ -740,15 +740,15 @@ def test_a_broken_file_of_a_client_hides_no_revocation(
 ) -> None:
     enroll(federation, "a")
     members = Members(federation.path / "clients")
-    members.look()
+    members.refresh()
     break_file(federation.path / "clients" / "b.toml", how)
-    members.look()
+    members.refresh()
     revoke(federation, "a")
-    members.look()
+    members.refresh()
     assert members.by_name["a"].revoked
     said = [record.getMessage() for record in caplog.records]
     assert sum("b.toml cannot be used" in words for words in said[:1]) == 1
-    members.look()
+    members.refresh()
     broken = federation.path / "clients" / "b.toml"
     if broken.is_dir():
         broken.rmdir()
@@ -756,7 +756,7 @@ def test_a_broken_file_of_a_client_hides_no_revocation(
         broken.unlink()
     caplog.clear()
     enroll(federation, "b")
-    members.look()
+    members.refresh()
     assert not members.by_name["b"].revoked
     assert caplog.text == ""
 
@@ -860,8 +860,8 @@ def test_a_fault_in_one_step_of_a_second_stops_no_other(
 
         return look
 
-    monkeypatch.setattr(daemon._members, "look", fail("members"))
-    monkeypatch.setattr(daemon._port, "look", fail("port"))
+    monkeypatch.setattr(daemon._members, "refresh", fail("members"))
+    monkeypatch.setattr(daemon._port, "close_unadmitted", fail("port"))
     monkeypatch.setattr(daemon._mailbox, "expire", fail("mailbox"))
     for _ in range(3):
         daemon._look()

@@ -298,7 +298,7 @@ def test_without_pinning_any_key_of_an_enrolled_name_works(served: Served) -> No
     old = served.credentials("a")
     enroll(Federation.read(served.place), "a")
     unpinned = Members(served.place / "clients", pin_keys=False)
-    unpinned.look()
+    unpinned.refresh()
     served.port.admission._members = unpinned
     assert refusal(served, old) == grpc.StatusCode.OK
 
@@ -455,7 +455,7 @@ def forget(served: Served, name: str) -> None:
 
 def connections(served: Served) -> int:
     """Have the server look once, and return the number of connections."""
-    served.do(served.port.look)
+    served.do(served.port.close_unadmitted)
     return served.port.connections["open"] // 2  # this process has both ends of each
 
 
@@ -624,7 +624,7 @@ def test_a_connection_that_takes_no_last_words_is_closed(
         closed.append({*peers})
 
     members = Members(bundle.parents[1] / "clients")
-    members.look()
+    members.refresh()
     made = Admission(members, lambda: now[0], close)
 
     async def call() -> None:
@@ -636,12 +636,12 @@ def test_a_connection_that_takes_no_last_words_is_closed(
         task = asyncio.create_task(call())
         await asyncio.sleep(0.01)
         now[0] += seconds
-        made.look()
+        made.end_unadmitted()
         assert closed == []
         now[0] += 0.1
         with pytest.raises(OSError, match="Too many"):
-            made.look()
-        made.look()  # again
+            made.end_unadmitted()
+        made.end_unadmitted()  # again
         assert closed == [{"ipv4:10.0.0.1:5000"}]
         task.cancel()
 

@@ -95,7 +95,7 @@ def subgroups_section(scene: Scene, reports: Reports, *more: Table) -> Section |
     }
     blocks.append(Note(sorted(left_out)))
     intro = "Scores of groups of the clients' test examples under the final models." + text_if(
-        any(len(each) > 1 for each in reports.values()),
+        any(len(report) > 1 for report in reports.values()),
         " Means over the seeds; lines span them from the lowest to the highest.",
     )
     return Section("groups", "Subgroups", intro, blocks)

@@ -219,10 +219,12 @@ def _other_rule(compared: ComparedScores) -> Iterator[str]:
     base, alone = (mean_by_client(compared.values[of]) for of in (compared.baseline, local[0]))
     others = [name for name in compared.clients_compared if name != client]
     most = compared.score.better(alone[client], base[client])
-    rivals = [each for each in others if compared.score.better(alone[each], base[each]) > most / 2]
+    rivals = [
+        other for other in others if compared.score.better(alone[other], base[other]) > most / 2
+    ]
     if min(seeds) <= 0.0 or (clear > most / 10.0).sum() != 1 or rivals:
         return
-    changes = sorted(alone[each] - base[each] for each in others)
+    changes = sorted(alone[other] - base[other] for other in others)
     ends = [round_to(end, compared.gain_decimals, "+") for end in (changes[0], changes[-1])]
     settings = [shlex.quote(f"training-clients={','.join(of)}") for of in ([client], others)]
     yield (

@@ -280,7 +280,7 @@ class StackedClients(LocalClients):
         """Return the step that takes all examples; small ones are cached for the next rounds."""
         names = tuple([member.local.name for member in block])
         if names not in self._full:
-            if sum(each.nbytes for each in self._full.values()) > 2**26:  # bytes
+            if sum(array.nbytes for array in self._full.values()) > 2**26:  # bytes
                 self._full.clear()
             self._full[names] = full_batch(examples_of(block))
         return self._full[names]

@@ -107,7 +107,7 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
     if isinstance(stored, Mapping):
         stored = stored.get("state_dict", stored)
     if not isinstance(stored, Mapping) or not all(
-        isinstance(each, Tensor) for each in stored.values()
+        isinstance(array, Tensor) for array in stored.values()
     ):
         raise FairbloomError(
             f"initial-weights = {str(path)!r} holds a {type(stored).__name__}: it must be"
