@@ -102,16 +102,15 @@ def train(message: Message, context: Context) -> Message:
             check_first_model(local, received, rounded=terms.codec.rounds_model)
         update = train_client(local, received, terms, vectors)
         metrics = MetricRecord({**update.metrics})
-        rounds_updates = terms.codec.rounds_updates
-        if rounds_updates:
+        if terms.codec.rounds_updates:
             metrics[wire.UPDATE_BITS] = BITS_PER_NUMBER
         wanted = wanted_arrays(local, message)
 
         def record(state: StateDict, states: ClientStates) -> ArrayRecord:
-            if rounds_updates:
-                sent = {name: array for name, array in state.items() if name in wanted}
+            sent = {name: array for name, array in state.items() if name in wanted}
+            if terms.codec.rounds_updates:
                 return _rounded_record(local, received, terms, sent, states)
-            return record_of(state, wanted)
+            return record_of(sent)
 
         content = RecordDict({wire.ARRAYS: record(update.arrays, local.states)})
         content[wire.METRICS] = metrics

@@ -489,7 +489,7 @@ def test_each_request_has_a_rule() -> None:
     assert {rule.reads for rule in RULES} >= {*REQUESTS}
 
 
-def test_only_a_corrector_has_hooks_that_are_called_for_correctors_alone() -> None:
+def test_only_a_corrector_starts_corrects_and_finishes() -> None:
     hooks = {"start", "correct", "finish"}
     assert [
         rule for rule in RULES if rule.hooks() & hooks and not issubclass(rule, Corrector)
