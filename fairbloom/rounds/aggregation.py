@@ -83,7 +83,7 @@ def screen_updates(method: Method, replies: TrainReplies, server_round: int) -> 
     replies.screen(gram=True, by_array=GRAM_BY_ARRAY in method.requires, below=[*kept])
 
 
-class KeptRows(NamedTuple):
+class CohortRows(NamedTuple):
     """A cohort, and the vectors of its rows: updates, second updates and kept rows."""
 
     cohort: Cohort
@@ -99,7 +99,7 @@ def build_cohort(
     online: Sequence[str],
     draws: Mapping[str, int],
     sent: Mapping[str, float],
-) -> KeptRows:
+) -> CohortRows:
     """Return the cohort that the method sees, with its rows.
 
     Inner products that are not finite raise NoStepError when the method reads them: no method can
@@ -148,7 +148,7 @@ def build_cohort(
         grams_of=lambda: _check_finite(updates.grams(vectors, exact=exact), replies),
         squared_norms_of=lambda: _check_finite(updates.squared_norms, replies),
     )
-    return KeptRows(cohort, vectors)
+    return CohortRows(cohort, vectors)
 
 
 def recall_rows(method: Method, replies: TrainReplies, server_round: int) -> dict[Kept, Vectors]:
@@ -331,7 +331,7 @@ def aggregate(
     method: Method,
     replies: TrainReplies,
     norm_bounds: NormBounds,
-    rows: KeptRows,
+    rows: CohortRows,
     evaluate_probe: Callable[[Model], Replies],
 ) -> tuple[Model, Step, RunState]:
     """Weigh a round's rows and take the step.
@@ -411,7 +411,7 @@ def remember(
 def _apply_step(
     method: Method,
     replies: TrainReplies,
-    rows: KeptRows,
+    rows: CohortRows,
     coefficients: FloatArray,
     direction: FloatArray | None,
 ) -> tuple[Model, float, Moments | None, Sum | None]:

@@ -1,8 +1,9 @@
 """The state of a run: one frozen value, which only the transitions of this module change.
 
-A round has these: `drawn`, `screened`, `stepped` or `skipped`, `hooked`, `averaged`, `evaluated`,
-and `stopped` for a run that ends before a round. `encode` writes a state for a checkpoint, and
-`decode` reads it: encode(decode(encode(state))) has the same bytes.
+A round has these: `drawn`, `screened`, `without` for spent budgets, `stepped` and `learned` or
+`without_step`, `with_states`, `averaged`, `tested` and `evaluated`. Flower's hooks add `hooked`,
+and `stopped` ends a run before a round. `encode` writes a state for a checkpoint, and `decode`
+reads it: encode(decode(encode(state))) has the same bytes.
 """
 
 import copy

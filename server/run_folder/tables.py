@@ -51,14 +51,8 @@ def read_table(path: Path, columns: Collection[str], *, finished: bool) -> list[
                     )
                 if not torn and not row.get("round", "").isdecimal():
                     raise ValueError(f"the round in line {reader.line_num} is {row.get('round')!r}")
-                if torn:
-                    continue
-                row |= {
-                    column: cell[1:]
-                    for column, cell in row.items()
-                    if cell[:1] == "'" and FORMULA.match(cell)
-                }
-                rows.append(row)
+                if not torn:
+                    rows.append({column: unescape_formula(cell) for column, cell in row.items()})
     return rows
 
 
@@ -97,6 +91,11 @@ def escape_formula(cell: object) -> object:
     except ValueError:
         return f"'{cell}"
     return cell
+
+
+def unescape_formula(cell: str) -> str:
+    """Return a cell as it was before `escape_formula`."""
+    return cell[1:] if cell[:1] == "'" and FORMULA.match(cell) else cell
 
 
 class TableWriter:

@@ -9,7 +9,7 @@ import numpy as np
 from fairbloom.server.run_folder.csv_rows import WORDS
 from fairbloom.server.run_folder.errors import explain_read_errors
 from fairbloom.server.run_folder.files import TableFile, is_finished
-from fairbloom.server.run_folder.tables import FORMULA
+from fairbloom.server.run_folder.tables import unescape_formula
 from fairbloom.text import text_if
 
 if TYPE_CHECKING:
@@ -101,11 +101,9 @@ def _to_frame(table: "pyarrow.Table") -> "pandas.DataFrame":
     columns: dict[str, Any] = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         if name in WORDS:
-            words = column.to_pandas()
-            if words.str.startswith("'").any():
-                # the quote keeps spreadsheets from computing the cell
-                words = words.str.replace(f"^'(?={FORMULA.pattern})", "", regex=True)
-            columns[name] = words
+            columns[name] = column.to_pandas()
+            if columns[name].str.startswith("'").any():
+                columns[name] = columns[name].map(unescape_formula, na_action="ignore")
         elif pyarrow.types.is_null(column.type) or not len(column):
             columns[name] = np.full(len(column), np.nan)
         elif pyarrow.types.is_integer(column.type) or pyarrow.types.is_floating(column.type):
