@@ -44,11 +44,14 @@ class Momentum(Plain):
 class Half(Plain):
     """A rule that replies half of its way, and keeps how many steps there have been."""
 
+    def start(self, received: Arrays, kept: Arrays, sent: dict[str, Arrays]) -> int:
+        return int(kept.get("steps", 0))
+
     def finish(
         self, received: Arrays, trained: Arrays, state: Any, steps: Any
     ) -> tuple[Arrays, Arrays]:
         return {name: 0.5 * (received[name] + trained[name]) for name in trained}, {
-            "steps": torch.tensor(steps.count)
+            "steps": torch.tensor(state + steps.count)
         }
 
 

@@ -372,6 +372,8 @@ def test_its_reply_is_what_it_makes_of_the_trained_model() -> None:
         0.5 * np.linalg.norm(trained - model), rel=1e-12
     )
     assert local.states.at("rule", 1) == {"steps": torch.tensor(2)}
+    reply(local, model, number=2)  # it may keep other arrays than the model's
+    assert local.states.at("rule", 2) == {"steps": torch.tensor(4)}
 
 
 def test_a_rule_that_does_nothing_is_plain_sgd_to_the_bit() -> None:

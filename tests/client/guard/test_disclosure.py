@@ -14,7 +14,7 @@ from hypothesis import example, given, strategies as st
 from torch import nn
 
 from fairbloom.client.app import app
-from fairbloom.client.gate import OpenGate
+from fairbloom.client.gate import NOTED, OpenGate, hold_back
 from fairbloom.client.guard.accepted_settings import SettingRefusedError, accepted_settings
 from fairbloom.client.guard.disclosure import Gate
 from fairbloom.client.guard.log_files import read_entries
@@ -228,3 +228,13 @@ def test_a_device_takes_the_text_of_a_schema_and_no_place(tmp_path: Path) -> Non
     with pytest.raises(FairbloomError, match="needs the text of a schema") as refusal:
         load_task({**context.run_config, "deployed": True})
     assert "root" not in str(refusal.value)
+
+
+def test_a_reply_notes_each_reason_once() -> None:
+    token = NOTED.set({})
+    try:
+        for words in ("a", "b", "a"):
+            hold_back(words)
+        assert NOTED.get() == {"held-back": ["a", "b"]}
+    finally:
+        NOTED.reset(token)
