@@ -73,6 +73,7 @@ from .run_folder.checks import check_folder, check_same_data
 from .run_folder.csv_rows import Validation
 from .run_folder.errors import explain_other_state, name_app_option
 from .run_folder.files import (
+    ABOUT,
     CHECKPOINTS,
     CLIENTS,
     CONFIG,
@@ -303,6 +304,9 @@ def federate(
         }
         if new := {key: names for key, names in found.items() if names}:
             EXAMPLES.write(path, {**EXAMPLES.read(path), **new})
+        if task.schema and not deployed:
+            counts = {name: task.splits(name).count(task.classes or 0) for name in task.clients}
+            ABOUT.write(path, replace(ABOUT.read(path), clients=counts))
     return path
 
 

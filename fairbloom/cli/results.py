@@ -105,7 +105,7 @@ def describe(run: Run) -> dict[str, Any]:
 
 
 @command(folder="FOLDER")
-def report(folder: Path, *, out: Path | None = None, trust: bool = False) -> None:
+def report(folder: Path, *, out: Path | None = None, title: str = "", trust: bool = False) -> None:
     """Write a report with charts and tables as one HTML file.
 
     Studies write their report when they end.
@@ -116,8 +116,11 @@ def report(folder: Path, *, out: Path | None = None, trust: bool = False) -> Non
         The folder of a run or a study.
     out
         The file; by default report.html in the folder.
+    title
+        The title; by default the methods, and what they predict.
     """
-    say(f"report: {write_report(api.load(folder, trust=trust), out or folder / REPORT)}")
+    result = api.load(folder, trust=trust)
+    say(f"report: {write_report(result, out or folder / REPORT, title)}")
 
 
 @command(run="RUN")

@@ -218,6 +218,27 @@ class Splits:
         """Whether the test examples are the training examples, in any order."""
         return len(self.train) == len(self.test) and contents(self.train) == contents(self.test)
 
+    def count(self, classes: int) -> dict[str, Any]:
+        """Return how many examples are for training, and of how many units and each class all are.
+
+        `classes` is the number of classes. For a quantity it is 0, and the test errors of the
+        training targets' mean are added.
+        """
+        import torch
+
+        parts = [part for part in (self.train, self.validation, self.test) if part is not None]
+        counted: dict[str, Any] = {"train": len(self.train), "examples": sum(map(len, parts))}
+        counted["units"] = sum(
+            part.count_units(torch.ones(len(part), dtype=torch.bool)) for part in parts
+        )
+        if classes:
+            targets = torch.cat([part.all_targets for part in parts])
+            counted["classes"] = torch.bincount(targets, minlength=classes).tolist()
+            return counted
+        errors = self.test.all_targets.double() - self.train.all_targets.double().mean()
+        errors_of_mean = {"mae": errors.abs().mean(), "rmse": errors.square().mean().sqrt()}
+        return counted | {name: float(error) for name, error in errors_of_mean.items()}
+
     def map(self, change: Callable[[AnyExamples], AnyExamples]) -> Splits:
         """Return the splits with `change` applied to each of them."""
         return Splits(

@@ -25,7 +25,7 @@ from .errors import explain_read_errors, explain_write_errors
 from .group_rows import GROUP_KEYS, Grouped
 from .metrics import METRIC_COLUMNS
 from .tables import Cells, read_table
-from .values import Known, RecordedSettings, RunStart
+from .values import About, Known, RecordedSettings, RunStart
 
 if TYPE_CHECKING:
     from fairbloom.tasks.split import Split
@@ -148,6 +148,11 @@ def _examples_at(start: RunStart) -> dict[str, Any] | None:
     return {"seeds": start.task.seeds, "trained": {}} if start.is_own else None
 
 
+def _about_at(start: RunStart) -> About:
+    task = start.task
+    return About(task.classes, task.class_names, task.positive)
+
+
 def _preprocessing_at(start: RunStart) -> Preprocessing | None:
     return None if start.task.preprocessing is None else start.task.preprocessing("")
 
@@ -203,6 +208,15 @@ EXAMPLES = File[Mapping[str, Any]](
     default={},
     remedy="Restore it from a copy, or delete it",
     initial=_examples_at,
+)
+
+ABOUT = File[About](
+    name="about.json",
+    encode=lambda about: _encode_json(asdict(about)),
+    decode=lambda content: decode_as(About, json.loads(content)),
+    default=About(),
+    remedy="Restore it from a copy, or delete it",
+    initial=_about_at,
 )
 
 SCHEMA = File[str](

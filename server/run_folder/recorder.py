@@ -6,6 +6,7 @@ import platform
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
@@ -177,6 +178,7 @@ class RunRecorder:
             with explain_write_errors("the run folder", self.path):
                 self._checkpoints.mkdir(parents=True, exist_ok=True)
             about = {
+                "date": f"{date.today():%Y-%m-%d}",
                 "machine": platform.platform(),
                 "processors": os.cpu_count(),
                 "python": platform.python_version(),

@@ -199,23 +199,6 @@ def mean_against_worst(
     return {**_spec(rows, layers), "height": 340}
 
 
-def contribution_against_gain(
-    rows: Sequence[Row], series: Sequence[Series], axes: tuple[str, str]
-) -> Spec:
-    """Return a point for each client and method: contribution (x) and gain (y).
-
-    The rows have `client`, `method`, `contribution` and `gain`.
-    """
-    x = _quantity("contribution", axes[0]) | {"scale": {"zero": False, "padding": 12}}
-    y = _quantity("gain", axes[1])
-    tooltip = _tooltip(
-        ("client", "client"), ("method", "method"), ("contribution", axes[0]), ("gain", axes[1])
-    )
-    common = {**_method(series), "opacity": _emphasis(), "tooltip": tooltip}
-    points = _layer("point", {"x": x, "y": y, "shape": _shape(series), **common}, size=60)
-    return {**_spec(rows, [points]), "height": 300}
-
-
 # How numbers of a reproduction look.
 PRINTED_AND_MEASURED = (Series("printed", "series-0", "square"), Series("measured", "series-1"))
 
@@ -253,18 +236,17 @@ def _bands(rows: Sequence[Row], series: Sequence[Series], x: Spec, y: Spec) -> S
         # The band of a method that is not picked vanishes.
         "fillOpacity": {"condition": {"test": EMPHASISED, "value": 0.16}, "value": 0.0},
     }
-    labels = [look.label for look in series]
-    dashes = _scaled("method", labels, [[5, 3] if look.dashed else [1, 0] for look in series])
     # Where lines coincide, the wider one below shows at both sides of the one above.
-    widths = {
-        **_scaled("method", labels, [max(2.8 - 0.4 * i, 1.4) for i in range(len(series))]),
-        "type": "ordinal",
-    }
+    widths = {look.label: max(2.8 - 0.4 * i, 1.4) for i, look in enumerate(series)}
+    dashed = {look.label: look.dashed for look in series}
+    rows = [
+        {**row, "dashed": dashed[row["method"]], "width": widths[row["method"]]} for row in rows
+    ]
     line = {
         "x": x,
         "y": y,
-        "strokeDash": dashes,
-        "strokeWidth": widths,
+        "strokeDash": _scaled("dashed", [False, True], [[1, 0], [5, 3]]),
+        "strokeWidth": {"field": "width", "type": "quantitative", "scale": None, "legend": None},
         **_method(series),
         "opacity": _emphasis(),
     }
@@ -298,7 +280,7 @@ def _names(field: str, names: Sequence[str]) -> Spec:
     return {"field": field, "type": "nominal", "sort": list(names), "title": None, "axis": NAMES}
 
 
-def _scaled(field: str, domain: Sequence[str], looks: Sequence[Any]) -> Spec:
+def _scaled(field: str, domain: Sequence[object], looks: Sequence[Any]) -> Spec:
     """Return how marks look by a field; the page has the legend."""
     return {
         "field": field,

@@ -1,27 +1,30 @@
 """The page of a comparison: who gains, who loses, and how sure that is."""
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from fairbloom.server.run_folder.participation import CONTRIBUTION
-from fairbloom.text import plural, text_if
+from fairbloom.text import join_first, plural, text_if
 
-from ..render.page import Cell, Chart, Charts, Page, Section, Table, slug
+from ..render.page import Cell, Chart, Charts, Note, Page, Section, Table, slug
 from ..render.theme import Series
 from ..results.compared_scores import SHOWN, personal_label
 from ..results.comparison import Comparison
 from ..results.differences import CLAIMED, FEWEST_SEEDS, MEAN, WORST, mean_by_client
-from ..results.measures import LARGER_CLASS, measure_title
+from ..results.joining import describe_clients, describe_mean
+from ..results.measures import measure_title
 from ..results.presentation import page_of
+from ..results.subject import Subject
 from . import charts
+from .about import about_section, words_section
 from .cells import CLEAR, NONE, Digits, about_worst, mark_significant, tone_of
 from .chart_rows import Line, Scene, mean_and_range, shown_of, worst_first
-from .group_sections import compared_gaps_table, subgroups_section, without_gaps
+from .group_sections import gaps_table, subgroups_section, without_gaps
 from .sections import (
-    ABOUT_CONTRIBUTION,
     LIMITS,
+    about_reference,
     absences_section,
     all_settings_section,
     files_of,
@@ -29,10 +32,21 @@ from .sections import (
     notes_section,
     ordered_charts,
     present,
+    reference_column,
     rounds_section,
     score_columns,
     settings_section,
     table_of_clients,
+)
+
+# The title of the section on whether joining pays.
+JOINING = "Is it worth joining?"
+
+# What its table has.
+ABOUT_JOINING = (
+    "95 % intervals: those of the mean hold together, and each client's alone, so of many clients"
+    " one in twenty differs by chance. Common models only: with validation examples the baseline"
+    " and the best on these, else all, as test scores may choose none."
 )
 
 # The measures of which differences are shown.
@@ -50,19 +64,56 @@ def page_of_comparison(comparison: Comparison) -> Page:
     lines = lines_of(comparison)
     facts: dict[str, object] = {"baseline": comparison.baseline, "clients": comparison.client_count}
     facts |= {"seeds": len(seeds)} | ({"rounds": lines[0].runs[0].rounds_done} if lines else {})
-    task = lines[0].runs[0].on_task if lines else ""
+    about = Subject.of(lines[0].runs[0]).title if lines else ""
     count = len([line for line in lines if not line.same_runs_as]) or len(comparison.methods)
+    brief = brief_sections(comparison)
+    joining = [describe_mean(found, comparison) for found in comparison.joining[:1]]
+    said = [*joining, comparison.verdict.headline, *comparison.verdict.sentences]
     figures = [path for end in ("png", "svg") if (path := folder / f"clients.{end}").exists()]
     return Page(
-        f"{count} method{plural(count, '', 's')} compared{task}",
-        comparison.verdict.headline,
-        comparison.verdict.sentences,
+        f"{count} method{plural(count, '', 's')} compared{about}",
+        said[0],
+        said[1:],
         [(name, str(value)) for name, value in facts.items()],
-        brief_sections(comparison),
-        partial(detailed_sections, comparison, lines),
+        brief,
+        partial(detailed_sections, comparison, lines, brief),
         files_of(folder, "tables and runs", *(("figure", str(path)) for path in figures[:1])),
         partial(sorted_charts, comparison),
+        [about_section(lines[0].runs)] if lines else [],
     )
+
+
+def joining_section(comparison: Comparison) -> Section | None:
+    """Return whether joining pays, against training alone, in the mean and by client."""
+    if not comparison.joining:
+        alone = [label for label in comparison.trained_alone if label in comparison.methods]
+        how = (
+            "Training alone is not among the methods, so it is not known whether joining pays: add"
+            " local to --methods, in the same folder."
+        )
+        return None if alone else notes_section("joining", JOINING, [how])
+    digits = Digits(comparison.gain_decimals)
+    joinings = comparison.joining
+    rows = [["mean over clients", *(digits.difference(joined.mean) for joined in joinings)]]
+    rows += [
+        [
+            comparison.shown_name(client),
+            *(digits.difference(joined.clients[client]) for joined in joinings),
+        ]
+        for client in shown_of(
+            worst_first(by_name(comparison, comparison.baseline), comparison.score)
+        )
+        if client in joinings[0].clients
+    ]
+    table = Table(
+        "joining",
+        f"Gain over training alone: test {comparison.score.title}",
+        ["client", *(joined.method for joined in joinings)],
+        [[Cell(name), *cells] for name, *cells in rows],
+        ABOUT_JOINING,
+        folded=len(rows) > 12,
+    )
+    return Section("joining", JOINING, "", [Note(describe_clients(joinings, comparison)), table])
 
 
 def brief_sections(comparison: Comparison) -> list[Section]:
@@ -87,15 +138,10 @@ def brief_sections(comparison: Comparison) -> list[Section]:
         "clients", "Each client under each method", intro, [drawn, client_table(comparison)]
     )
     reports = {label: by_seed for label, by_seed in comparison.by_group.items() if label in finals}
-    gaps = [compared_gaps_table(reports, comparison.baseline)] if reports else []
-    left_out = [
-        f"Left out with seed {seed} (no test {comparison.score.words} under some method):"
-        f" {', '.join(clients)}."
-        for seed, clients in comparison.left_out.items()
-        if clients
-    ]
+    gaps = [gaps_table(reports, comparison.baseline)] if reports else []
     return present(
         [
+            joining_section(comparison),
             notes_section("findings", "Further findings", comparison.verdict.further),
             _methods_section(comparison),
             clients,
@@ -105,7 +151,7 @@ def brief_sections(comparison: Comparison) -> list[Section]:
                 LIMITS,
                 [
                     *comparison.caveats,
-                    *left_out,
+                    *_left_out(comparison),
                     *without_gaps(comparison.by_group),
                 ],
             ),
@@ -113,21 +159,36 @@ def brief_sections(comparison: Comparison) -> list[Section]:
     )
 
 
-def detailed_sections(comparison: Comparison, lines: Sequence[Line]) -> list[Section]:
+def _left_out(comparison: Comparison) -> list[str]:
+    """Return in a sentence which clients are left out with how many seeds."""
+    counts = Counter(client for names in comparison.left_out.values() for client in names)
+    if not counts:
+        return []
+    seeds = len(comparison.seeds)
+    named = join_first([f"{client} ({count} of {seeds} seeds)" for client, count in counts.items()])
+    return [f"Left out, as some method has no test {comparison.score.words} of them: {named}."]
+
+
+def detailed_sections(
+    comparison: Comparison, lines: Sequence[Line], brief: Sequence[Section]
+) -> list[Section]:
     """Return the sections that only the report of a comparison has."""
     order = shown_of(worst_first(by_name(comparison, comparison.baseline), comparison.score))
     scene = Scene(lines, comparison.score, order, _first_only(comparison), comparison.client_count)
-    return present(
+    found = present(
         [
             _differences_section(comparison),
             rounds_section(scene),
             subgroups_section(scene, comparison.by_group),
-            contributions_section(comparison),
             absences_section(scene.trained),
-            settings_section(scene.trained),
-            all_settings_section(scene.trained),
         ]
     )
+    return [
+        *found,
+        words_section([*brief, *found], [line.runs[0] for line in scene.trained]),
+        settings_section(scene.trained),
+        all_settings_section(scene.trained),
+    ]
 
 
 def lines_of(comparison: Comparison) -> list[Line]:
@@ -232,12 +293,6 @@ def method_table(comparison: Comparison) -> Table:
         [Cell(name), *map(digits.cell, values), *gains.get(name, blank)]
         for name, values in means.items()
     ]
-    if comparison.improved:
-        headings.append("participants improved, %")
-        blank.append(NONE)
-        for row in rows:
-            found_by_seed = comparison.improved.get(row[0].text)
-            row.append(Digits(1).cell(statistics.fmean(found_by_seed)) if found_by_seed else NONE)
     rows += [
         [Cell(f"{method}: {words}"), *[NONE] * len(titles), *blank]
         for method, words in comparison.failed.items()
@@ -276,44 +331,6 @@ def sorted_charts(comparison: Comparison) -> Charts:
     )
 
 
-def contributions_section(comparison: Comparison) -> Section | None:
-    """Return each client's gain over the baseline against its contribution to the method's steps.
-
-    Both are means over the seeds, or of the first seed if each deals the data in its own way.
-    """
-    base = by_name(comparison, comparison.baseline)
-    seeds = 1 if _first_only(comparison) else len(comparison.seeds)
-    rows = []
-    for method, by_seed in comparison.contributions.items():
-        if method not in comparison.shown[1:]:
-            continue
-        values = by_name(comparison, method)
-        contributions = mean_by_client(by_seed[:seeds])
-        rows += [
-            {
-                "client": client,
-                "method": method,
-                "contribution": charts.short(contributions[client]),
-                "gain": charts.short(comparison.score.better(values[client], base[client])),
-            }
-            for client in values
-            if client in base and client in contributions
-        ]
-    if not rows:
-        return None
-    methods = {row["method"] for row in rows}
-    series = [look for look in _series(comparison) if look.label in methods]
-    axes = (CONTRIBUTION, f"gain over {comparison.baseline}, test {comparison.score.title}")
-    spec = charts.contribution_against_gain(rows, series, axes)
-    what = f"Contribution and gain over {comparison.baseline} of each client under each method."
-    return Section(
-        "contributions",
-        "Contribution and gain",
-        ABOUT_CONTRIBUTION,
-        [Charts([Chart("contributions", "", what, spec)], series)],
-    )
-
-
 def client_table(comparison: Comparison) -> Table:
     """Return the score of each client under each method.
 
@@ -324,7 +341,7 @@ def client_table(comparison: Comparison) -> Table:
     first_only = _first_only(comparison)
     values = {method: by_name(comparison, method) for method in comparison.shown}
     order = worst_first(values[base], comparison.score)
-    shares = {} if first_only else comparison.larger_classes
+    references = {} if first_only else comparison.references
     over = (
         ", of the first seed, as each deals the data in its own way"
         if first_only
@@ -333,12 +350,13 @@ def client_table(comparison: Comparison) -> Table:
             f", mean over {text_if(comparison.held_out_measures, 'up to ')}{seeds} seeds",
         )
     )
-    columns = {LARGER_CLASS: (Digits(0), shares)} if shares else {}
+    columns = reference_column(comparison.score, references)
     return table_of_clients(
         f"Each client, the worst served under {base} first: test {comparison.score.title}{over}",
         order,
         columns | score_columns(comparison.score, values),
         comparison.shown_name,
+        text_if(not first_only, about_reference(comparison.score, references, order)),
     )
 
 

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fairbloom.protocol.scores import GroupScore
+from fairbloom.server.run_folder.files import GROUPS
 from fairbloom.text import join_first, text_if
 
 from ..render.page import Block, Cell, Chart, Charts, Note, Section, Table, slug
 from ..results.differences import mean_and_deviation
-from ..results.group_scores import ALL, Gap, Group, GroupReport
+from ..results.group_scores import ALL, Group, GroupReport
 from . import charts
 from .cells import Digits
 from .chart_rows import Scene, mean_and_range
@@ -18,12 +19,10 @@ from .chart_rows import Scene, mean_and_range
 # Marks a score over all clients that some of them leave out.
 LEFT_OUT = " †"
 
-# Scores of groups that a note names, of those that leave clients out.
-MAX_SHOWN = 6
-
+# The mark's meaning.
 PARTIAL = (
     "† without clients whose positive, or other, examples of a group are none, or too few to be"
-    " reported:"
+    f" reported; {GROUPS.name} names them."
 )
 
 # What clients report of groups under each method's final models, a report a seed.
@@ -50,16 +49,8 @@ def subgroups_section(scene: Scene, reports: Reports, *more: Table) -> Section |
         "Over the examples of all clients that report the group; means over the seeds with which"
         " some client does."
     )
-    partial = {
-        f"{grouping}, {sentence}"
-        for by_seed in reports.values()
-        for report in by_seed
-        for grouping in report.grouped.groupings
-        for sentence in report.partial_scores(grouping)
-    }
-    if partial:
-        others = text_if(len(partial) > MAX_SHOWN, f"; and {len(partial) - MAX_SHOWN} more")
-        note += f" {PARTIAL} {'; '.join(sorted(partial)[:MAX_SHOWN])}{others}."
+    if any(LEFT_OUT in cell.text for row in cells for cell in row):
+        note += f" {PARTIAL}"
     blocks.append(
         Table(
             "groups",
@@ -88,12 +79,8 @@ def subgroups_section(scene: Scene, reports: Reports, *more: Table) -> Section |
                 keys=4,
             )
         )
-    left_out = {
-        f"By {grouping}, {report.left_out(grouping)}."
-        for grouping in first.grouped.groupings
-        for report in next(iter(reports.values()))
-    }
-    blocks.append(Note(sorted(left_out)))
+    of_first = next(iter(reports.values()))
+    blocks.append(Note([_left_out(of_first, grouping) for grouping in first.grouped.groupings]))
     intro = "Scores of groups of the clients' test examples under the final models." + text_if(
         any(len(report) > 1 for report in reports.values()),
         " Means over the seeds; lines span them from the lowest to the highest.",
@@ -140,31 +127,24 @@ def _by_name(by_seed: Sequence[GroupReport], client: str, grouping: str) -> dict
     return found
 
 
-def gaps_table(reports: Reports) -> Table:
-    """Return the gaps between groups over all clients, by the label of a run's models."""
-    gaps = [(label, gap) for label, (report,) in reports.items() for gap in report.gaps(ALL)]
-    rows = [
-        [
-            Cell(label),
-            Cell(gap.grouping),
-            Cell(gap.score.title),
-            Digits.of(gap.score, [gap.size]).cell(gap.size),
-            Cell.of(1),
-            Cell(gap.lowest),
-        ]
-        for label, gap in gaps
-    ]
-    return Table(
-        "gaps",
-        "Gaps between groups over all clients",
-        ["method", "grouping", "score", "gap", "seeds", "lowest group"],
-        rows,
-        f"The highest of the groups less the lowest.{_explain_partial(gap for _, gap in gaps)}",
-        keys=3,
+def _left_out(by_seed: Sequence[GroupReport], grouping: str) -> str:
+    """Return how many test examples are in groups that are too small to be reported."""
+    counts = sorted(report.left_out(grouping) for report in by_seed)
+    tested = sorted(sum(report.tested.values()) for report in by_seed)
+    if not counts[-1]:
+        return f"By {grouping}, all test examples are in groups that are reported."
+    return (
+        f"By {grouping}, {_range(counts)} of {_range(tested)} test examples are left out, in groups"
+        " that are too small to be reported."
     )
 
 
-def compared_gaps_table(reports: Reports, baseline: str) -> Table:
+def _range(counts: Sequence[int]) -> str:
+    """Return ascending numbers as text: "12", or "12 to 40"."""
+    return " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
+
+
+def gaps_table(reports: Reports, baseline: str) -> Table:
     """Return the gaps over all clients under the baseline, and the smallest under any method.
 
     A method is compared that has a gap with the same seeds as the baseline.
@@ -191,30 +171,41 @@ def compared_gaps_table(reports: Reports, baseline: str) -> Table:
                 Cell(grouping),
                 Cell(score.title),
                 digits.spread(sizes[baseline][0], sizes[baseline][1] or None),
+                *_ends(reports[baseline], grouping, score),
                 digits.cell(sizes[smallest][0]),
                 Cell(smallest),
             ]
         )
-    every = [gap for by_seed in reports.values() for report in by_seed for gap in report.gaps(ALL)]
     return Table(
         "gaps",
         "Gaps between groups over all clients",
-        ["grouping", "score", f"gap under {baseline}", "smallest gap", "method"],
+        [
+            "grouping",
+            "score",
+            f"gap under {baseline}",
+            "lowest",
+            "highest",
+            "smallest gap",
+            "under",
+        ],
         rows,
-        "The highest of the groups less the lowest; mean ± standard deviation over the seeds that"
-        f" have it. Not tested; gaps.csv and groups.csv have all.{_explain_partial(every)}",
+        "The highest of the groups less the lowest, with the examples of each; mean ± standard"
+        " deviation over the seeds that have it. Not tested; gaps.csv and groups.csv have all.",
         keys=2,
     )
 
 
-def _explain_partial(gaps: Iterable[Gap]) -> str:
-    """Return which clients some of the gaps leave out, and why, "" without such clients."""
-    clients = sorted({client for gap in gaps for client in gap.without})
-    return text_if(
-        clients,
-        f" Some rates are without {join_first(clients)}: the positive, or other, examples of a"
-        " group are none there, or too few to be reported.",
-    )
+def _ends(by_seed: Sequence[GroupReport], grouping: str, score: GroupScore) -> list[Cell]:
+    """Return the lowest and the highest group, with their mean numbers of examples."""
+    values: dict[str, float] = {}
+    counts: dict[str, float] = {}
+    for name, groups in _by_name(by_seed, ALL, grouping).items():
+        with_score = [group for group in groups if score.name in group.values]
+        if with_score:
+            values[name] = statistics.fmean(group.values[score.name] for group in with_score)
+            counts[name] = statistics.fmean(group.overs[score.name] for group in with_score)
+    ends = (min(values, key=lambda name: values[name]), max(values, key=lambda name: values[name]))
+    return [Cell(f"{name} ({counts[name]:.0f} examples)") for name in ends]
 
 
 def without_gaps(reports: Reports) -> list[str]:

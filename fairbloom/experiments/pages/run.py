@@ -4,23 +4,26 @@ from collections.abc import Mapping
 from functools import partial
 
 from fairbloom.errors import MAX_LISTED
-from fairbloom.server.run_folder.csv_rows import PERSONAL_ROUND, SHARE_OF_LARGER_CLASS
+from fairbloom.server.run_folder.csv_rows import PERSONAL_ROUND
 from fairbloom.server.run_folder.participation import CONTRIBUTION
 from fairbloom.text import join_first, text_if
 
 from ..render.page import Cell, Page, Section, Table
 from ..results.caveats import caveats_of_run, describe_same_splits, describe_unscored
 from ..results.compared_scores import SHOWN, personal_label
-from ..results.measures import LARGER_CLASS, measure_title
+from ..results.measures import measure_title
 from ..results.presentation import page_of
 from ..results.run import Run, measures, scores_of, sentences_of
+from ..results.subject import Subject
 from ..results.tables import is_shown
+from .about import about_section, words_section
 from .cells import NONE, Digits
 from .chart_rows import NAMED, Line, Scene, shown_of, worst_first
 from .group_sections import gaps_table, subgroups_section
 from .sections import (
     ABOUT_CONTRIBUTION,
     LIMITS,
+    about_reference,
     absences_section,
     all_settings_section,
     describe_engine,
@@ -30,6 +33,7 @@ from .sections import (
     ordered_charts,
     present,
     privacy_section,
+    reference_column,
     rounds_charts_of_run,
     rounds_section_of_run,
     score_columns,
@@ -73,11 +77,12 @@ def page_of_run(run: Run) -> Page:
     groups = {
         line.label: [report] for line in lines if (report := run.by_group(line.model)) is not None
     }
+    gaps = [gaps_table(groups, run.label)] if run.label in groups else []
     sections = [
         _clients_section(
             scene, dict(zip((line.label for line in lines), (final, personal), strict=False))
         ),
-        subgroups_section(scene, groups, *([gaps_table(groups)] if groups else [])),
+        subgroups_section(scene, groups, *gaps),
         _metrics_section(run),
         privacy_section(run),
         absences_section(lines[:1]),
@@ -97,15 +102,12 @@ def page_of_run(run: Run) -> Page:
     }
 
     def details() -> list[Section]:
-        return present(
-            [
-                rounds_section_of_run(run),
-                all_settings_section(lines[:1]),
-            ]
-        )
+        found = present([rounds_section_of_run(run)])
+        words = words_section([*present(sections), *found], [run])
+        return [*found, words, all_settings_section(lines[:1])]
 
     return Page(
-        f"{run.label}{run.on_task}",
+        f"{run.label}{Subject.of(run).title}",
         headline,
         sentences,
         [(name, str(value)) for name, value in facts.items() if value is not None],
@@ -113,6 +115,7 @@ def page_of_run(run: Run) -> Page:
         details,
         files_of(run.folder, "run folder"),
         partial(rounds_charts_of_run, run) if final else None,
+        [about_section([run])],
     )
 
 
@@ -167,8 +170,8 @@ def _clients_section(scene: Scene, columns: Mapping[str, Values]) -> Section | N
     intro = f"The {scene.score.words} of the final model on each client's own test examples."
     shown = score_columns(run.score, columns)
     shown["test examples"] = (Digits(0), run.test_examples())
-    if shares := run.column(SHARE_OF_LARGER_CLASS):
-        shown[LARGER_CLASS] = (Digits(0), shares)
+    references = Subject.of(run).references(run.score)
+    shown |= reference_column(run.score, references)
     if contributions := run.column(CONTRIBUTION):
         shown[CONTRIBUTION] = (Digits(2), contributions)
         intro += f" {ABOUT_CONTRIBUTION}"
@@ -184,6 +187,7 @@ def _clients_section(scene: Scene, columns: Mapping[str, Values]) -> Section | N
         worst_first(next(iter(columns.values())), run.score),
         shown,
         run.shown_name,
+        about_reference(run.score, references, next(iter(columns.values()))),
     )
     return Section(
         "clients", "How each client is served", intro, [drawn, _measures_table(run), clients]

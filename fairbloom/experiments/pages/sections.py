@@ -20,6 +20,7 @@ from ..render.page import Block, Cell, Chart, Charts, Note, Section, Table, slug
 from ..render.theme import Series, Spec
 from ..results.measures import measure_title
 from ..results.run import REPORT, Run
+from ..results.subject import REFERENCES
 from ..results.tables import is_shown, mean_of
 from . import charts
 from .cells import NONE, Digits
@@ -158,11 +159,31 @@ def score_columns(score: Score, values: Mapping[str, Mapping[str, float]]) -> di
     return {heading: (digits, column) for heading, column in values.items()}
 
 
+def reference_column(score: Score, references: Mapping[str, float]) -> dict[str, Column]:
+    """Return what a model without inputs would score, {} for a score without a reference."""
+    if not references:
+        return {}
+    heading, _ = REFERENCES[score.name]
+    return {heading: (Digits.of(score, references.values()), references)}
+
+
+def about_reference(score: Score, references: Mapping[str, float], clients: Iterable[str]) -> str:
+    """Return why a score, or some client, has no reference beside it; "" if all have one."""
+    if score.name not in REFERENCES or not references:
+        return f"No reference is known for the {score.words} of a model without inputs."
+    lacking = sorted({*clients} - references.keys())
+    return text_if(
+        lacking,
+        f"No reference: {join_first(lacking, MAX_LISTED)}, with one class among the test examples.",
+    )
+
+
 def table_of_clients(
     caption: str,
     order: Sequence[str],
     columns: Mapping[str, Column],
     shown_name: Callable[[str], str],
+    note: str = "",
 ) -> Table:
     """Return numbers by client, in columns by their headings; `order` has the worst served first.
 
@@ -181,7 +202,7 @@ def table_of_clients(
         caption,
         ["client", *columns],
         cells,
-        hidden_in_words(len(order)),
+        " ".join(filter(None, (hidden_in_words(len(order)), note))),
         folded=len(cells) > 12,
         hidden=len(order) - len(shown),
         nouns="clients",

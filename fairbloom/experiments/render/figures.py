@@ -17,6 +17,9 @@ from .theme import COLOURS, CONFIG, PICKED, Spec, colour
 # Most points of a figure with marks on its lines; a report marks the points under the pointer.
 MARKED_POINTS = 240
 
+# The channels of a legend. Dashes and widths of lines would break the outlines of its marks.
+MARKED = ("color", "shape")
+
 # Charts per row.
 COLUMNS = 3
 
@@ -95,7 +98,7 @@ def spec_of(charts: Charts) -> VegaLite:
     parts = []
     for layer in (layer for chart in charts.charts for layer in chart.spec["layer"]):
         for channel, encoded in layer["encoding"].items():
-            if isinstance(encoded, dict) and encoded.get("legend", ...) is None:
+            if channel in MARKED and "scale" in encoded:
                 looks.setdefault(channel, {}).update(
                     zip(encoded["scale"]["domain"], encoded["scale"]["range"], strict=True)
                 )

@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 
 def render(page: Page) -> str:
     """Return the page, with its details, as one HTML file."""
-    sections = [*page.sections, *page.details()]
+    sections = [*page.about, *page.sections, *page.details()]
     groups = [
         block for section in sections for block in section.blocks if isinstance(block, Charts)
     ]

@@ -117,6 +117,8 @@ class Page:
     # where files lie, by what they are; a report does not say it
     files: Sequence[tuple[str, str]] = ()
     figure: Callable[[], Charts] | None = None
+    # only a report has these, before the others
+    about: Sequence[Section] = ()
 
     def make_figure(self) -> Charts:
         """Return the charts of the figure; raise FairbloomError where there is nothing to draw."""

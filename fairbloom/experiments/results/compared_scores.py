@@ -8,14 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
 from fairbloom.server.fairness import against_baseline
-from fairbloom.server.run_folder.csv_rows import SHARE_OF_LARGER_CLASS
 from fairbloom.server.run_folder.files import HELD_OUT
-from fairbloom.server.run_folder.participation import CONTRIBUTION
 from fairbloom.strategies import Local, name_of
 from fairbloom.text import decimals_showing
 
@@ -36,6 +32,7 @@ from .differences import (
 from .group_scores import GroupReport
 from .measures import GAP, ClientScores, find_measure
 from .run import Run, frame, measures
+from .subject import Subject
 from .tables import is_shown
 
 if TYPE_CHECKING:
@@ -233,10 +230,10 @@ class ComparedScores:
         return runs[0].shown_name(client) if runs else client
 
     @cached_property
-    def larger_classes(self) -> Values:
-        """A client's percentage of test examples in the larger class, the mean over seeds."""
+    def references(self) -> Values:
+        """What a model without inputs would score at each client, the mean over seeds."""
         return mean_by_client(
-            run.column(SHARE_OF_LARGER_CLASS) for run in self.runs.get(self.baseline, ())
+            Subject.of(run).references(self.score) for run in self.runs.get(self.baseline, ())
         )
 
     # Measures
@@ -271,10 +268,12 @@ class ComparedScores:
         reports = [by_seed[0] for by_seed in self.by_group.values()]
         return next((grouping for report in reports for grouping in report.grouped.groupings), "")
 
-    def _pairs(self, method: str, measure: str) -> list[tuple[float, float]]:
-        """Return a measure under a method and under the baseline, for each seed that has both."""
+    def _pairs(self, method: str, measure: str, than: str = "") -> list[tuple[float, float]]:
+        """Return a measure under a method and under `than`, for each seed that has both."""
         pairs = zip(
-            self._by_seed(measure, method), self._by_seed(measure, self.baseline), strict=True
+            self._by_seed(measure, method),
+            self._by_seed(measure, than or self.baseline),
+            strict=True,
         )
         return [pair for pair in pairs if all(map(math.isfinite, pair))]
 
@@ -299,33 +298,6 @@ class ComparedScores:
         by_seed = {label: [run.improved for run in runs] for label, runs in self.runs.items()}
         return {label: found for label, found in by_seed.items() if all(map(math.isfinite, found))}
 
-    @cached_property
-    def contributions(self) -> dict[str, list[dict[str, float]]]:
-        """The clients' contributions of each method and seed; only methods with some in each."""
-        by_seed = {
-            label: [run.column(CONTRIBUTION) for run in runs] for label, runs in self.runs.items()
-        }
-        return {label: found for label, found in by_seed.items() if all(found)}
-
-    def contribution_correlations(self, method: str) -> list[float | None]:
-        """Return the correlation of contribution and score over the clients, for each seed.
-
-        It is positive if clients with a high contribution are served well, and None if a seed has
-        fewer than three clients with both, or equal numbers.
-        """
-        found: list[float | None] = []
-        for values, contributions in zip(
-            self.values[method], self.contributions.get(method, [{}] * len(self.seeds)), strict=True
-        ):
-            # Sorted: the last digits depend on the order, and that of a set is another each time.
-            names = sorted(values.keys() & contributions.keys())
-            pairs = np.array(
-                [(contributions[name], self.score.better(values[name], 0.0)) for name in names]
-            )
-            varies = len(names) > 2 and bool(np.ptp(pairs, axis=0).all())
-            found.append(float(np.corrcoef(pairs.T)[0, 1]) if varies else None)
-        return found
-
     def against_baseline(self, method: str, measure: str) -> list[float]:
         """Return a measure of `against_baseline` for each seed in which it is defined."""
         pairs = zip(self.values[method], self.values[self.baseline], strict=True)
@@ -335,8 +307,8 @@ class ComparedScores:
 
     # Differences
 
-    def gains(self, method: str, measure: str) -> list[float]:
-        """Return the gain over the baseline by a measure, for each seed in which both have it.
+    def gains(self, method: str, measure: str, than: str = "") -> list[float]:
+        """Return the gain over another method by a measure, for each seed in which both have it.
 
         Parameters
         ----------
@@ -346,17 +318,21 @@ class ComparedScores:
             One of `fairbloom.server.fairness.summarize`; "client:NAME", the score of one client;
             "group-gap:SCORE", the gap between groups over all clients, and "group-gap:SCORE:NAME",
             the gap within one client; or one of `held_out_measures`.
+        than
+            The other method; by default the baseline.
 
         Raises
         ------
         FairbloomError
             When the method or measure is unknown, or no seed has the measure.
         """
-        if unknown := [name for name in (method, self.baseline) if name not in self.methods]:
+        if unknown := [
+            name for name in (method, than or self.baseline) if name not in self.methods
+        ]:
             raise FairbloomError(
                 f"method = {unknown[0]!r}: this comparison has {', '.join(self.methods)}"
             )
-        pairs = self._pairs(method, measure)
+        pairs = self._pairs(method, measure, than)
         found = find_measure(measure)
         if not pairs:
             raise FairbloomError(f"measure = {measure!r}: no seed has this measure")

@@ -19,6 +19,7 @@ from .caveats import SharedData, caveats_of_comparison
 from .compared_scores import ComparedScores, personal_label, tabulate
 from .differences import difference_of
 from .group_scores import GroupReport
+from .joining import Joined, joining_of
 from .measures import AGAINST_BASELINE, CLIENT
 from .presentation import Shown
 from .run import Run, final_of, frame, load
@@ -191,6 +192,11 @@ class Comparison(ComparedScores, Shown):
         return verdict_of(self)
 
     @cached_property
+    def joining(self) -> list[Joined]:
+        """The common models against training alone, [] if that is not among the methods."""
+        return joining_of(self)
+
+    @cached_property
     def table(self) -> "pandas.DataFrame":
         """A row a method: the mean over the seeds of each measure of fairness."""
         return (
@@ -235,19 +241,16 @@ class Comparison(ComparedScores, Shown):
         unknown = [None] * len(self.seeds)
         rows = list[dict[str, Any]]()
         for method in self.methods:
-            for seed, measured, improved, correlation in zip(
+            for seed, measured, improved in zip(
                 self.seeds,
                 self.measures(method),
                 self.improved.get(method, unknown),
-                self.contribution_correlations(method),
                 strict=True,
             ):
                 row = {"method": method, "seed": seed, "score": self.score.title, **measured}
                 row |= {name: measured.get(name) for name in self.held_out_measures}
                 if self.improved:
                     row["improved"] = improved
-                if self.contributions:
-                    row["contribution_correlation"] = correlation
                 rows.append(row)
         return rows
 

@@ -73,8 +73,12 @@ class Difference:
         return replace(self, p_value=math.nan)
 
 
-def difference_of(differences: Sequence[float], *, test_share: float = 0.0) -> Difference:
+def difference_of(
+    differences: Sequence[float], *, test_share: float = 0.0, family: int = 1
+) -> Difference:
     """Return the mean of differences, one per seed, tested by the paired t test.
+
+    `family` is the number of intervals that hold together with 95 % (Bonferroni).
 
     `test_share` is the ratio of test to training examples if the seeds re-split one data set,
     else 0. Splits of one data set are not independent, so the variance of the mean is
@@ -98,7 +102,7 @@ def difference_of(differences: Sequence[float], *, test_share: float = 0.0) -> D
     from scipy.stats import t
 
     error = float(x.std(ddof=1)) * math.sqrt(1.0 / n + test_share)
-    reach = float(t.isf(LEVEL / 2.0, n - 1)) * error
+    reach = float(t.isf(LEVEL / (2.0 * family), n - 1)) * error
     p_value = float(2.0 * t.sf(abs(mean) / error, n - 1))
     return Difference(mean, error, mean - reach, mean + reach, better, worse, n, p_value)
 

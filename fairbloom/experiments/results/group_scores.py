@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fairbloom.errors import join_names
 from fairbloom.protocol.scores import COUNT, GroupScore
 from fairbloom.rounds.screening import LARGEST_COUNT
 from fairbloom.server.run_folder.errors import explain_read_errors
@@ -176,33 +175,14 @@ class GroupReport:
             if (gap := self.gap(name, grouping, score)) is not None
         ]
 
-    def left_out(self, grouping: str) -> str:
-        """Return as text how many test examples are in groups too small to be reported."""
-        reported = dict.fromkeys(self.tested, 0)
-        for group in self.groups:
-            if group.grouping == grouping and group.client in reported:
-                reported[group.client] += group.count
-        lacking = {client: count - reported[client] for client, count in self.tested.items()}
-        every = sum(self.tested.values())
-        count = sum(lacking.values())
-        if not count:
-            return f"all {every} test examples are in groups that are reported"
-        clients = join_names(sorted(client for client, examples in lacking.items() if examples))
-        return (
-            f"{count} of {every} test examples are left out, in groups that are too small to be"
-            f" reported ({clients})"
+    def left_out(self, grouping: str) -> int:
+        """Return how many test examples are in groups too small to be reported."""
+        reported = sum(
+            group.count
+            for group in self.groups
+            if group.grouping == grouping and group.client in self.tested
         )
-
-    def partial_scores(self, grouping: str) -> list[str]:
-        """Return a sentence on each score over all clients that leaves some of them out."""
-        return [
-            f"{score.words} of {group.group}: without"
-            f" {join_names(sorted(group.without[score.name]))}"
-            f" ({sum(group.without[score.name].values())} of {group.count} examples)"
-            for group in self.of(ALL, grouping)
-            for score in self.scores
-            if score.name in group.without
-        ]
+        return sum(self.tested.values()) - reported
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row a group with counts and scores, over all clients and then by client."""

@@ -27,9 +27,6 @@ GAP = "group-gap:"
 # How errors spell the measures that hold a name.
 NAMED = (f"{CLIENT}NAME", f"{GAP}SCORE", f"{GAP}SCORE:NAME")
 
-# The title of the share of a client's test examples in the larger of two classes.
-LARGER_CLASS = "larger class, %"
-
 
 @dataclass(frozen=True)
 class ClientScores:

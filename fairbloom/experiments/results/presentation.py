@@ -4,6 +4,7 @@ The pages of results lie above them, in `fairbloom.experiments.pages`, which reg
 for each class.
 """
 
+from dataclasses import replace
 from functools import singledispatch
 from pathlib import Path
 
@@ -46,9 +47,10 @@ class Shown:
         return spec_of(page_of(self).make_figure())
 
 
-def write_report(result: object, path: Path) -> Path:
+def write_report(result: object, path: Path, title: str = "") -> Path:
     """Write the report of a result, and return the file; its folder is created."""
-    content = render(page_of(result)).encode()
+    page = page_of(result)
+    content = render(replace(page, title=title or page.title)).encode()
     with explain_write_errors("the report", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content)

@@ -6,13 +6,12 @@ differs, at most 5 % of verdicts claim anything.
 """
 
 import itertools
-import shlex
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fairbloom.protocol.scores import ACCURACY, Score
+from fairbloom.protocol.scores import Score
 from fairbloom.server.fairness import count_of_share
 from fairbloom.text import join_first, plural, round_to, text_if, three_digits
 
@@ -33,8 +32,8 @@ from .differences import (
     half_widths,
     mean_by_client,
 )
-from .measures import CLIENT
 from .run import frame
+from .subject import REFERENCES
 
 if TYPE_CHECKING:
     import pandas
@@ -105,9 +104,7 @@ def verdict_of(compared: ComparedScores) -> Verdict:
     }
     sentences = [
         *_leak(compared),
-        *_other_rule(compared),
         *_claims(compared),
-        *_suggestions(compared),
         *_precision(compared),
         *_equals(compared),
         *find_contradictions(compared, unclaimed)[:3],
@@ -131,11 +128,9 @@ def _headline(compared: ComparedScores) -> str:
     client, in_seeds = _worst_client(compared)
     if client:
         value = mean_by_client(compared.values[compared.baseline])[client]
-        share = _guessing(compared, client)
-        guess = f", below always guessing its larger class ({share:.0f} %)"
         served = (
             f"{compared.baseline} serves {compared.shown_name(client)} worst{in_seeds}: its test"
-            f" {score.words} is {_written(value, compared)}{lower}{text_if(value < share, guess)}"
+            f" {score.words} is {_written(value, compared)}{lower}{_below(value, compared, client)}"
         )
     else:
         clients_have = plural(
@@ -180,9 +175,13 @@ def _worst_client(compared: ComparedScores) -> tuple[str, str]:
     )
 
 
-def _guessing(compared: ComparedScores, client: str) -> float:
-    """Return the accuracy of always guessing a client's larger class; 0 for other scores."""
-    return compared.larger_classes.get(client, 0.0) if compared.score.name == ACCURACY.name else 0.0
+def _below(value: float, compared: ComparedScores, client: str) -> str:
+    """Return that a client's score is worse than that of a model without inputs, else ""."""
+    reference = compared.references.get(client)
+    if reference is None or compared.score.better(value, reference) >= 0.0:
+        return ""
+    _, words = REFERENCES[compared.score.name]
+    return f", worse than {words} ({_written(reference, compared)})"
 
 
 def _leak(compared: ComparedScores) -> Iterator[str]:
@@ -202,38 +201,6 @@ def _limits(compared: ComparedScores) -> Iterator[str]:
 
 
 # The other methods --------------------------------------------------------------------------------
-
-
-def _other_rule(compared: ComparedScores) -> Iterator[str]:
-    """Yield that one client follows another rule: it gains by training alone, and no other does.
-
-    It gains with every seed, and beyond its interval. Others gain less than half as much, and less
-    than a tenth if that is beyond their interval.
-    """
-    local = [method for method in compared.others if method in compared.trained_alone]
-    if not local or len(compared.clients_compared) < 3:
-        return
-    clear = _gains(compared, local[0], compared.score)[compared.clients_compared]
-    client = str(clear.idxmax())
-    seeds = compared.gains(local[0], f"{CLIENT}{client}")
-    base, alone = (mean_by_client(compared.values[of]) for of in (compared.baseline, local[0]))
-    others = [name for name in compared.clients_compared if name != client]
-    most = compared.score.better(alone[client], base[client])
-    rivals = [
-        other for other in others if compared.score.better(alone[other], base[other]) > most / 2
-    ]
-    if min(seeds) <= 0.0 or (clear > most / 10.0).sum() != 1 or rivals:
-        return
-    changes = sorted(alone[other] - base[other] for other in others)
-    ends = [round_to(end, compared.gain_decimals, "+") for end in (changes[0], changes[-1])]
-    settings = [shlex.quote(f"training-clients={','.join(of)}") for of in ([client], others)]
-    yield (
-        f"{compared.shown_name(client)}: alone {_written(alone[client], compared)} against"
-        f" {_written(base[client], compared)} ({len(seeds)} of {len(seeds)} seeds); the others"
-        f" change by {' to '.join(ends)}{text_if(compared.score.percent, ' points')}: let"
-        f" {compared.shown_name(client)} train alone, and federate the others, in two runs:"
-        f" --set {' and --set '.join(settings)}."
-    )
 
 
 def _claims(compared: ComparedScores) -> Iterator[str]:
@@ -265,7 +232,7 @@ def _claims(compared: ComparedScores) -> Iterator[str]:
                 end = f", {every}without a significant loss in the mean"
             if sign > 0 and measure != NEW_MEAN:
                 end += _costs(compared, methods[:MOST_LISTED])
-            yield f"{_list_effects(compared, measure, sign, methods, 'significantly ')}{end}."
+            yield f"{_list_effects(compared, measure, sign, methods)}{end}."
 
 
 def _costs(compared: ComparedScores, methods: Sequence[str]) -> str:
@@ -276,60 +243,30 @@ def _costs(compared: ComparedScores, methods: Sequence[str]) -> str:
         mine = mean_by_client(compared.values[method])
         falls = [
             f"{compared.shown_name(name)} loses {' and '.join(lost)}"
-            for name, lost in _losses(compared, method).items()
+            for name, lost in find_losses(compared, method, compared.baseline).items()
         ]
         below = [
-            f"{compared.shown_name(name)} ({mine[name]:.1f} %, guessing {share:.0f} %)"
+            f"{compared.shown_name(name)} remains at {_written(mine[name], compared)}{worse}"
             for name in compared.clients_compared
-            if base[name] < mine[name] < (share := _guessing(compared, name))
+            if compared.score.better(mine[name], base[name]) > 0.0
+            and (worse := _below(mine[name], compared, name))
         ]
         found = [join_first(clients, MOST_CLIENTS) for clients in (falls, below) if clients]
-        if below:
-            remain = plural(len(below), "remains", "remain")
-            found[-1] += f" {remain} below always guessing the larger class"
         clauses += [f"under {method} {', and '.join(found)}"] if found else []
     return text_if(clauses, f", but {'; '.join(clauses)}")
 
 
-def _suggestions(compared: ComparedScores) -> Iterator[str]:
-    """Yield the differences that only the correction makes insignificant, and where to look."""
-    found = {effect: _methods_with(compared, *effect, corrected=False) for effect in EFFECTS}
-    clauses = [
-        _list_effects(compared, measure, sign, methods)
-        for (measure, sign), methods in found.items()
-        if methods
-    ]
-    gains = {method: compared.claims[method, WORST].mean for method in compared.others}
-    first = max(gains, key=lambda method: gains[method], default="")
-    look = f": look first at {first}, as no method improves the worst served by more"
-    if clauses:
-        yield (
-            f"Before the correction for several comparisons, {'; '.join(clauses)}"
-            f"{text_if(first in found[WORST, 1], look)}."
-        )
-
-
-def _methods_with(
-    compared: ComparedScores, measure: str, sign: int, *, corrected: bool = True
-) -> list[str]:
-    """Return the methods with a significant difference of a sign, the largest difference first.
-
-    Without `corrected`, they are those that only Holm's correction keeps from being significant.
-    """
+def _methods_with(compared: ComparedScores, measure: str, sign: int) -> list[str]:
+    """Return the methods with a significant difference of a sign, the largest difference first."""
     found = {
         method: sign * difference.mean
         for (method, of), difference in compared.claims.items()
-        if of == measure
-        and sign * difference.mean > 0.0
-        and difference.excludes_zero
-        and difference.significant == corrected
+        if of == measure and sign * difference.mean > 0.0 and difference.significant
     }
     return sorted(found, key=lambda method: -found[method])
 
 
-def _list_effects(
-    compared: ComparedScores, measure: str, sign: int, methods: Sequence[str], adverb: str = ""
-) -> str:
+def _list_effects(compared: ComparedScores, measure: str, sign: int, methods: Sequence[str]) -> str:
     """Return the sizes of methods' differences by a measure in words; there must be methods.
 
     The first has its interval. Of many, the last are only counted.
@@ -338,8 +275,8 @@ def _list_effects(
     first = compared.claims[methods[0], measure]
     low, high = sorted((sign * first.low, sign * first.high))
     parts = [
-        f"{methods[0]} {adverb}{VERBS[sign]} {OBJECTS[measure]} by {_points(sizes[0], compared)}"
-        f" ({_number(low, compared)} to {_number(high, compared)})"
+        f"{methods[0]} significantly {VERBS[sign]} {OBJECTS[measure]} by"
+        f" {_points(sizes[0], compared)} ({_number(low, compared)} to {_number(high, compared)})"
     ]
     pairs = list(zip(methods, sizes, strict=True))[1:]
     parts += [f"{method} by {_number(size, compared)}" for method, size in pairs[: MOST_LISTED - 1]]
@@ -408,35 +345,40 @@ def find_contradictions(compared: ComparedScores, methods: Iterable[str]) -> lis
     """
     found = list[tuple[float, str]]()
     for method in methods:
-        gains = _gains(compared, method, compared.score)
+        gains = _gains(compared, method, compared.baseline, compared.score)
         found += [
             (
                 gains[client],
                 f"{compared.shown_name(client)} gains {_size(gains[client], compared.score)} under"
                 f" {method}, but loses {' and '.join(lost)}.",
             )
-            for client, lost in _losses(compared, method).items()
+            for client, lost in find_losses(compared, method, compared.baseline).items()
             if gains.get(client, 0.0) > 0.0
         ]
     return [sentence for _, sentence in sorted(found, key=lambda weighted: -weighted[0])]
 
 
-def _losses(compared: ComparedScores, method: str) -> dict[str, list[str]]:
-    """Return by client how much it loses of other scores, beyond their intervals."""
+def find_losses(compared: ComparedScores, method: str, than: str) -> dict[str, list[str]]:
+    """Return by client how much less of other scores it has under a method than under another.
+
+    The 95 % intervals of the losses exclude zero.
+    """
     found: dict[str, list[str]] = {}
     for score in compared.scores[1:]:
-        gains = _gains(compared, method, score)
+        gains = _gains(compared, method, than, score)
         for client in gains.index[gains < 0.0].intersection(compared.clients_compared):
             found.setdefault(client, []).append(_size(gains[client], score))
     return found
 
 
-def _gains(compared: ComparedScores, method: str, score: Score) -> "pandas.Series[float]":
-    """Return the mean gain of clients by a score, 0 unless its 95 % interval excludes zero."""
+def _gains(
+    compared: ComparedScores, method: str, than: str, score: Score
+) -> "pandas.Series[float]":
+    """Return the clients' mean gain over a method, 0 unless its 95 % interval excludes zero."""
     finals = compared.finals[compared.finals["score"] == score.name]
     values = finals.set_index(["seed", "client"])["value"]
     mine = values[(finals["method"] == method).to_numpy()]
-    base = values[(finals["method"] == compared.baseline).to_numpy()]
+    base = values[(finals["method"] == than).to_numpy()]
     by_client = (score.better(1.0, 0.0) * (mine - base)).dropna().groupby("client")
     mean = by_client.mean()
     reach = half_widths(by_client.std(), by_client.size(), compared.shared.test_share)

@@ -1,0 +1,95 @@
+"""What a report is about, and what its words mean."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+
+from fairbloom.strategies import METHODS
+from fairbloom.strategies.named import title
+
+from ..render.page import Cell, Note, Section, Table
+from ..results.run import Run
+from ..results.subject import Subject, facts_of
+from .cells import Digits
+from .sections import Column, table_of_clients
+
+# What words of a report mean that its readers may not know.
+WORDS: Mapping[str, str] = {
+    "accuracy": "the share of examples that are classified correctly",
+    "balanced accuracy": "the mean over classes of the share that is classified correctly, so that"
+    " rare classes count as much as others",
+    "AUC": "the probability that a positive example ranks above another one; 0.5 is chance",
+    "R²": "the explained share of the variance; 0 is as good as always predicting the mean",
+    "sensitivity": "the share of positive examples that are predicted as positive",
+    "seed": "a number that decides on every random draw; several seeds show what chance does",
+    "round": "clients train on their own data, and the server combines what they learned",
+    "client": "a site or a device with data of its own, which never leave it",
+    "common model": "the model that all clients train together",
+    "personal": "of a model that each client keeps for itself",
+    "interval": "a 95 % interval would hold the true difference in 95 of 100 such comparisons",
+    "Holm": "a correction that keeps chance findings rare, however many methods are compared",
+    "Pareto front": "the methods that no other one beats in both the mean and the worst served",
+    "group": "examples with the same value of a column, such as the same sex",
+    "points": "differences between percentages",
+    "std": "the standard deviation over clients: how unequal they are served",
+}
+
+
+def about_section(runs: Sequence[Run]) -> Section:
+    """Return what runs are about, and the clients' numbers of rows."""
+    facts = [[Cell(name), Cell(value)] for name, value in facts_of(runs).items()]
+    blocks = [Table("about", "The data and the runs", ["what", "value"], facts)]
+    if columns := _counts(Subject.of(runs[0])):
+        clients = sorted(columns["rows"][1])
+        blocks.append(table_of_clients("The clients' rows", clients, columns, runs[0].shown_name))
+    return Section("about", "What this is about", "", blocks)
+
+
+def _counts(subject: Subject) -> dict[str, Column]:
+    """Return the columns of numbers of rows, and of the share of the positive class."""
+    counts = subject.about.clients
+    names = {"rows": "examples", "for training": "train"}
+    if subject.schema is not None and subject.schema.unit:
+        names[f"of different {subject.schema.unit}"] = "units"
+    columns = {
+        heading: (Digits(0), {client: each[key] for client, each in counts.items()})
+        for heading, key in names.items()
+        if counts
+    }
+    place = subject.about.positive
+    if counts and place is not None:
+        columns[f"{subject.about.names[place]}, %"] = (
+            Digits(0),
+            {
+                client: 100.0 * each["classes"][place] / each["examples"]
+                for client, each in counts.items()
+            },
+        )
+    return columns
+
+
+def words_section(sections: Sequence[Section], runs: Sequence[Run]) -> Section:
+    """Return a sentence on the method of each run, and on each of WORDS in these sections."""
+    methods = {title(run.method): METHODS[run.method] for run in runs if run.method in METHODS}
+    rows = {
+        name: " ".join((inspect.getdoc(method) or "").partition("\n\n")[0].split())
+        for name, method in methods.items()
+    }
+    said = _text_of(sections)
+    rows |= {word: meaning for word, meaning in WORDS.items() if word in said}
+    cells = [[Cell(word), Cell(meaning)] for word, meaning in rows.items()]
+    return Section(
+        "words", "Words", "", [Table("words", "What words mean", ["word", "meaning"], cells)]
+    )
+
+
+def _text_of(sections: Sequence[Section]) -> str:
+    """Return all that sections say, without the cells of tables."""
+    parts = list[str]()
+    for section in sections:
+        parts += [section.title, section.intro]
+        for block in section.blocks:
+            if isinstance(block, Table):
+                parts += [block.caption, *block.headings, block.note]
+            elif isinstance(block, Note):
+                parts += block.sentences
+    return " ".join(parts)

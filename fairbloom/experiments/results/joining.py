@@ -1,0 +1,130 @@
+"""Whether joining pays: models that clients train together, against training alone."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fairbloom.text import join_first, plural, round_to, text_if
+
+from .compared_scores import ComparedScores
+from .differences import FEWEST_SEEDS, MEAN, Difference, difference_of
+from .measures import CLIENT
+from .verdict import find_losses
+
+# What joining does to a client, in words.
+GAINS = "gains"
+LOSES = "loses"
+UNCLEAR = "cannot be told"
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A common model against training alone.
+
+    The 95 % intervals of `mean` hold together for all methods that are shown.
+    """
+
+    method: str
+    mean: Difference  # over clients
+    clients: Mapping[str, Difference]  # {} if each seed has other clients
+    # by outcome and client, the sizes of clear changes of other scores the other way
+    against: Mapping[str, Mapping[str, Sequence[str]]]
+
+    def outcome(self, client: str) -> str:
+        """Return whether a client gains, loses, or cannot be told."""
+        found = self.clients[client]
+        if not found.excludes_zero:
+            return UNCLEAR
+        return GAINS if found.mean > 0.0 else LOSES
+
+
+def joining_of(compared: ComparedScores) -> list[Joined]:
+    """Return the common models against training alone; [] if that is not among the methods.
+
+    With validation scores, they are the baseline's and the one with the best mean of these, else
+    all of them: the test scores choose none.
+    """
+    alone = [label for label in compared.trained_alone if label in compared.methods]
+    methods = _chosen(compared)
+    if not alone:
+        return []
+    share = compared.shared.test_share
+    return [
+        Joined(
+            method,
+            difference_of(
+                compared.gains(method, MEAN, alone[0]), test_share=share, family=len(methods)
+            ),
+            {
+                client: difference_of(
+                    compared.gains(method, f"{CLIENT}{client}", alone[0]), test_share=share
+                )
+                for client in compared.clients_compared
+            },
+            {
+                GAINS: find_losses(compared, method, alone[0]),
+                LOSES: find_losses(compared, alone[0], method),
+            },
+        )
+        for method in methods
+    ]
+
+
+def _chosen(compared: ComparedScores) -> list[str]:
+    """Return the baseline and the common model that validation scores choose, else all of them."""
+    apart = {*compared.personal, *compared.trained_alone}
+    common = [method for method in compared.shown if method not in apart]
+    validated = {
+        method: [run.validated("global") for run in compared.runs[method]] for method in common
+    }
+    if not common or not all(all(by_seed) for by_seed in validated.values()):
+        return common
+    means = {
+        method: statistics.fmean(statistics.fmean(values.values()) for values in by_seed)
+        for method, by_seed in validated.items()
+    }
+    best = max(common, key=lambda method: compared.score.better(means[method], 0.0))
+    return [method for method in common if method in (common[0], best)]
+
+
+def describe_mean(joined: Joined, compared: ComparedScores) -> str:
+    """Return in a sentence whether joining is better than training alone, in the mean."""
+    found = joined.mean
+    digits = compared.gain_decimals
+    size = f"{round_to(found.mean, digits, '+')}{text_if(compared.score.percent, ' points')}"
+    of = f" of test {compared.score.words}, mean over clients"
+    if found.seeds < FEWEST_SEEDS:
+        return (
+            f"{plural(found.seeds, 'One seed does', 'Two seeds do')} not show whether joining"
+            f" ({joined.method}) is better than training alone: {size}{of}; use 5 seeds or more."
+        )
+    known = "is not shown to be better"
+    if found.excludes_zero:
+        known = "is better" if found.mean > 0.0 else "is worse"
+    interval = f" ({round_to(found.low, digits)} to {round_to(found.high, digits)})"
+    return (
+        f"Joining ({joined.method}) {known} than training alone: {size}"
+        f"{text_if(found.low == found.low, interval)}{of}."
+    )
+
+
+def describe_clients(joinings: Sequence[Joined], compared: ComparedScores) -> list[str]:
+    """Return which clients gain by joining, which lose, and of which it cannot be told.
+
+    Methods that do the same to all clients share a sentence.
+    """
+    methods: dict[str, list[str]] = {}
+    for joined in joinings:
+        named: dict[str, list[str]] = {GAINS: [], LOSES: [], UNCLEAR: []}
+        for client in joined.clients:
+            outcome = joined.outcome(client)
+            other = joined.against.get(outcome, {}).get(client, [])
+            verb = GAINS if outcome == LOSES else LOSES
+            so = text_if(other, f" (but {verb} {' and '.join(other)})")
+            named[outcome].append(f"{compared.shown_name(client)}{so}")
+        clauses = [f"{outcome}: {join_first(names)}" for outcome, names in named.items() if names]
+        advice = " A client that loses may train alone: training-clients names the others."
+        if clauses:
+            said = f"{'; '.join(clauses)}.{text_if(named[LOSES], advice)}"
+            methods.setdefault(said, []).append(joined.method)
+    return [f"By client under {', '.join(names)}: {said}" for said, names in methods.items()]

@@ -1,0 +1,112 @@
+"""What results are about: what is predicted, of whom, how many, when and by what."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Self
+
+from fairbloom.errors import MAX_LISTED
+from fairbloom.protocol.scores import ACCURACY, Score
+from fairbloom.server.run_folder.csv_rows import SHARE_OF_LARGER_CLASS
+from fairbloom.server.run_folder.files import ABOUT, ENVIRONMENT, SCHEMA
+from fairbloom.server.run_folder.values import About
+from fairbloom.tables.schema import Schema, parse_schema
+from fairbloom.text import join_first, text_if
+
+from .run import Run
+
+# The characters of a schema's digest that are shown.
+SHOWN_DIGITS = 12
+
+# The scores that have a reference, with its heading and its words.
+REFERENCES: Mapping[str, tuple[str, str]] = {
+    "accuracy": ("larger class, %", "always guessing its larger class"),
+    "balanced-accuracy": ("guessing, %", "guessing"),
+    "auc": ("guessing", "guessing"),
+    **dict.fromkeys(("r2", "mae", "rmse"), ("mean as prediction", "predicting the mean")),
+}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a run is about: its task, and the schema of its tables if it has some."""
+
+    run: Run
+    about: About
+    schema: Schema | None
+
+    @classmethod
+    def of(cls, run: Run) -> Self:
+        """Return what a run is about, from its folder alone."""
+        text = SCHEMA.read(run.folder) if run.settings.get("task") == "csv" else ""
+        return cls(run, ABOUT.read(run.folder), parse_schema(text) if text else None)
+
+    @property
+    def folder(self) -> str:
+        """The name of the folder or file of the data, "" if they lie on devices."""
+        return Path(str(self.run.settings.get("data-dir", ""))).name
+
+    @property
+    def title(self) -> str:
+        """The end of a title: ": use, data in districts", or " on digits"; "" for an app."""
+        if self.schema is None:
+            return self.run.on_task
+        return f": {self.schema.target}{text_if(self.folder, f', data in {self.folder}')}"
+
+    def references(self, score: Score) -> dict[str, float]:
+        """Return the score of a model that knows no inputs, by client, in the unit of tables.
+
+        It is that of the larger class, of guessing, or of the mean; see REFERENCES. Clients of
+        which it is not known have none, and neither have those with one class among their tests.
+        """
+        larger = self.run.column(SHARE_OF_LARGER_CLASS)
+        if score.name == ACCURACY.name:
+            return larger
+        tested = self.run.test_examples()
+        if score.name == "r2":
+            return dict.fromkeys(tested, 0.0)
+        if score.name in ("balanced-accuracy", "auc") and self.about.classes:
+            guessed = score.shown(1.0 / self.about.classes)
+            return {name: guessed for name in tested if larger.get(name, 0.0) < 100.0}
+        unit = 1.0 if self.schema is None else self.schema.predicted.scale or 1.0
+        counted = self.about.clients.items()
+        return {name: unit * each[score.name] for name, each in counted if score.name in each}
+
+    @property
+    def predicted(self) -> str:
+        """The target, or the task, with its classes and the positive one."""
+        about = self.about
+        what = str(self.run.settings.get("task", ""))
+        if self.schema is not None:
+            unit = self.schema.predicted.unit
+            what = f"{self.schema.target}{text_if(unit, f', in {unit}')}"
+        names = join_first(about.names, MAX_LISTED)
+        positive = text_if(about.positive is not None, ", of which {} is positive")
+        return f"{what}{text_if(names, f': {names}')}" + positive.format(
+            *about.names[about.positive or 0 :][:1]
+        )
+
+
+def facts_of(runs: Sequence[Run]) -> dict[str, str]:
+    """Return what runs are about, by headings; what is not known is left out."""
+    subject = Subject.of(runs[0])
+    schema = SCHEMA.read(runs[0].folder)
+    unit = text_if(subject.schema, subject.schema.unit if subject.schema else "")
+    tested = runs[0].test_examples()
+    counts = subject.about.clients.values()
+    rows = text_if(counts, f"{sum(each['examples'] for each in counts)}, of which for testing: ")
+    environments = [ENVIRONMENT.read(run.folder) for run in runs]
+    dates = sorted({str(about["date"]) for about in environments if "date" in about})
+    task = runs[0].task
+    facts = {
+        "predicted": subject.predicted,
+        "data": subject.folder if subject.schema or task is None else task.summary,
+        "clients": f"{len(tested)}",
+        "rows": f"{rows}{sum(tested.values())}",
+        "unit": text_if(unit, f"{unit}: all its rows are for training, or all for testing"),
+        "date": " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]])),
+        "schema": text_if(schema, sha256(schema.encode()).hexdigest()[:SHOWN_DIGITS]),
+        "Fairbloom": str(environments[0].get("fairbloom", "")),
+    }
+    return {name: value for name, value in facts.items() if value}
