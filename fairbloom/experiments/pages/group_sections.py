@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fairbloom.protocol.scores import GroupScore
-from fairbloom.server.run_folder.files import GROUPS
 from fairbloom.text import join_first, text_if
 
 from ..render.page import Block, Cell, Chart, Charts, Note, Section, Table, slug
@@ -22,7 +21,7 @@ LEFT_OUT = " †"
 # The mark's meaning.
 PARTIAL = (
     "† without clients whose positive, or other, examples of a group are none, or too few to be"
-    f" reported; {GROUPS.name} names them."
+    " reported"
 )
 
 # What clients report of groups under each method's final models, a report a seed.
@@ -50,7 +49,7 @@ def subgroups_section(scene: Scene, reports: Reports, *more: Table) -> Section |
         " some client does."
     )
     if any(LEFT_OUT in cell.text for row in cells for cell in row):
-        note += f" {PARTIAL}"
+        note += f" {PARTIAL}{_lacking_clients(reports)}."
     blocks.append(
         Table(
             "groups",
@@ -127,6 +126,14 @@ def _by_name(by_seed: Sequence[GroupReport], client: str, grouping: str) -> dict
     return found
 
 
+def _lacking_clients(reports: Reports) -> str:
+    """Return the clients that scores leave out, in brackets; "" if each client is among them."""
+    every = [report for by_seed in reports.values() for report in by_seed]
+    names = {name for report in every for gap in report.gaps(ALL) for name in gap.without}
+    some = names and any(names < {*report.clients} for report in every)
+    return text_if(some, f" ({join_first(sorted(names))})")
+
+
 def _left_out(by_seed: Sequence[GroupReport], grouping: str) -> str:
     """Return how many test examples are in groups that are too small to be reported."""
     counts = sorted(report.left_out(grouping) for report in by_seed)
@@ -150,6 +157,7 @@ def gaps_table(reports: Reports, baseline: str) -> Table:
     A method is compared that has a gap with the same seeds as the baseline.
     """
     rows = []
+    columns = 7 if len(reports) > 1 else 5  # of one method, the smallest gap is its own
     of_baseline = reports[baseline][0]
     for grouping, score in itertools.product(of_baseline.grouped.groupings, of_baseline.scores):
         gaps = {
@@ -174,7 +182,7 @@ def gaps_table(reports: Reports, baseline: str) -> Table:
                 *_ends(reports[baseline], grouping, score),
                 digits.cell(sizes[smallest][0]),
                 Cell(smallest),
-            ]
+            ][:columns]
         )
     return Table(
         "gaps",
@@ -186,8 +194,8 @@ def gaps_table(reports: Reports, baseline: str) -> Table:
             "lowest",
             "highest",
             "smallest gap",
-            "under",
-        ],
+            "method",
+        ][:columns],
         rows,
         "The highest of the groups less the lowest, with the examples of each; mean ± standard"
         " deviation over the seeds that have it. Not tested; gaps.csv and groups.csv have all.",

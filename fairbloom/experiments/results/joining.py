@@ -75,16 +75,17 @@ def _chosen(compared: ComparedScores) -> list[str]:
     apart = {*compared.personal, *compared.trained_alone}
     common = [method for method in compared.shown if method not in apart]
     validated = {
-        method: [run.validated("global") for run in compared.runs[method]] for method in common
+        method: [run.validated("global") for run in compared.runs.get(method, ())]
+        for method in common
     }
-    if not common or not all(all(by_seed) for by_seed in validated.values()):
+    if not all(by_seed and all(by_seed) for by_seed in validated.values()):
         return common
     means = {
         method: statistics.fmean(statistics.fmean(values.values()) for values in by_seed)
         for method, by_seed in validated.items()
     }
-    best = max(common, key=lambda method: compared.score.better(means[method], 0.0))
-    return [method for method in common if method in (common[0], best)]
+    best = max(means, key=lambda method: compared.score.better(means[method], 0.0))
+    return [method for method in common if method in (compared.baseline, best)]
 
 
 def describe_mean(joined: Joined, compared: ComparedScores) -> str:

@@ -181,7 +181,8 @@ def _below(value: float, compared: ComparedScores, client: str) -> str:
     if reference is None or compared.score.better(value, reference) >= 0.0:
         return ""
     _, words = REFERENCES[compared.score.name]
-    return f", worse than {words} ({_written(reference, compared)})"
+    worse = "below" if compared.score.higher_is_better else "worse than"
+    return f", {worse} {words} ({_written(reference, compared)})"
 
 
 def _leak(compared: ComparedScores) -> Iterator[str]:

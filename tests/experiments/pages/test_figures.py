@@ -25,10 +25,21 @@ def panels(spec: Spec) -> list[Spec]:
     return spec.get("concat", [spec])
 
 
-def looks(spec: Spec, channel: str) -> dict[str, object]:
-    """Return how lines look in a channel, by method."""
+def line_of(spec: Spec) -> Spec:
+    """Return the encoding of the lines of a figure's first chart."""
     (line,) = (layer for layer in panels(spec)[0]["layer"] if layer["mark"]["type"] == "line")
-    scale = line["encoding"][channel]["scale"]
+    encoding: Spec = line["encoding"]
+    return encoding
+
+
+def looks(spec: Spec, key: str) -> dict[str, object]:
+    """Return how lines look by a column of the data, by method."""
+    return {row["method"]: row[key] for panel in panels(spec) for row in panel["data"]["values"]}
+
+
+def colours_of(spec: Spec) -> dict[str, object]:
+    """Return the colours of lines, by method."""
+    scale = line_of(spec)["color"]["scale"]
     return dict(zip(scale["domain"], scale["range"], strict=True))
 
 
@@ -39,7 +50,7 @@ def test_every_method_is_named_and_looks_like_no_other(count: int) -> None:
     svg = draw_svg(spec).decode()
     assert "var(" not in svg
     assert all(method in svg for method in comparison.methods)
-    colours = looks(spec, "color")
+    colours = colours_of(spec)
     if count > TOGETHER:
         assert [panel["title"] for panel in panels(spec)] == list(comparison.methods[1:])
         for panel in panels(spec):
@@ -47,7 +58,8 @@ def test_every_method_is_named_and_looks_like_no_other(count: int) -> None:
             assert colours["FedAvg"] != colours[panel["title"]]
     else:
         assert len(set(colours.values())) == count
-        widths = list(looks(spec, "strokeWidth").values())
+        assert line_of(spec)["strokeWidth"]["field"] == "width"
+        widths = list(looks(spec, "width").values())
         assert widths == sorted(widths, reverse=True), (
             "a line shows at both sides of one that covers it"
         )
@@ -58,9 +70,14 @@ def test_every_method_is_named_and_looks_like_no_other(count: int) -> None:
 @pytest.mark.parametrize("count", [4, TOGETHER + 1])
 def test_lines_have_their_look_axis_and_order(count: int) -> None:
     comparison = compared_at_random(count, personal=1)
-    assert [
-        method for method, dash in looks(comparison.chart(), "strokeDash").items() if dash != [1, 0]
-    ] == [comparison.methods[-1]], "personal models alone are dashed"
+    spec = comparison.chart()
+    assert line_of(spec)["strokeDash"]["scale"] == {
+        "domain": [False, True],
+        "range": [[1, 0], [5, 3]],
+    }
+    assert [method for method, dashed in looks(spec, "dashed").items() if dashed] == [
+        comparison.methods[-1]
+    ], "personal models alone are dashed"
     for score, sign, title in (
         (ACCURACY, 1, "higher is better"),
         (MAE, -1, "lower is better"),

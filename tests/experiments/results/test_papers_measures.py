@@ -209,7 +209,7 @@ HEART: Gains = {
 
 
 LOSES = r"under Local long-beach loses 10\.1 points of balanced accuracy and 0\.133 of AUC"
-BELOW = r"long-beach \(\d+\.\d %, guessing 78 %\) remains below always guessing the larger class"
+BELOW = r"long-beach remains at \d+\.\d %, below always guessing its larger class \(78\.0 %\)"
 ONLY_ACCURACY: Gains = {"accuracy": HEART["accuracy"]}
 
 
@@ -224,7 +224,7 @@ ONLY_ACCURACY: Gains = {"accuracy": HEART["accuracy"]}
             (BALANCED_ACCURACY,),
             {BALANCED_ACCURACY.name: HEART["accuracy"]},
             {"hungarian": 78.0},
-            "in the mean",
+            r"in the mean, but under Local hungarian remains at .+, below guessing \(78\.0 %\)",
         ),
         (  # a client that loses has no gain that could remain below; a loss has no costs
             (ACCURACY, AUC),
@@ -244,7 +244,7 @@ def test_a_claimed_gain_says_what_it_costs(
     scores: Sequence[Score], gains: Gains, larger: Mapping[str, float], said: str
 ) -> None:
     comparison = compared(scores, gains)
-    vars(comparison)["larger_classes"] = larger
+    vars(comparison)["references"] = larger
     claims = [
         each
         for each in (*comparison.verdict.sentences, *comparison.verdict.further)
@@ -269,7 +269,7 @@ def test_hospitals_gains_by_accuracy_say_what_they_cost(tmp_path: Path) -> None:
     aucs = found.clients[found.clients["client"] == "long-beach"].set_index("method")["auc"]
     assert stats.ttest_rel(aucs["Local"], aucs["FedAvg"]).confidence_interval(0.95).high < 0.0
     claim = r"Local significantly improves .+ under Local long-beach loses \S+ of AUC and .+ under"
-    below = r" Ditto \(personal\) .*long-beach \(.+, guessing 78 %\).* below always guessing"
+    below = r" Ditto \(personal\) .*long-beach remains at .+, below always guessing .+\(77\.8 %\)"
     assert re.search(claim + below, str(found.verdict))
 
 
@@ -360,8 +360,12 @@ def report(gap: float, score: GroupScore = RATE) -> GroupReport:
     one of them."""
     groups = [Group("a", "sex", "F", 10, {score.name: 10}, {score.name: 40.0})]
     if math.isfinite(gap):
-        groups.append(Group("a", "sex", "M", 10, {score.name: 10}, {score.name: 40.0 + gap}))
-    return GroupReport(Grouped({"sex": ("F", "M")}, (score,)), tuple(groups), {"a": 20})
+        groups.append(Group("a", "sex", "M", 14, {score.name: 12}, {score.name: 40.0 + gap}))
+    return GroupReport(Grouped({"sex": ("F", "M")}, (score,)), tuple(groups), {"a": 24})
+
+
+ENDS = ("F (10 examples)", "M (12 examples)")
+"""The lowest and the highest group of `report`, with the examples of its score."""
 
 
 def compared_gaps(score: GroupScore = RATE, **gaps: Sequence[float]) -> Comparison:
@@ -423,21 +427,25 @@ def gap_rows(comparison: Comparison) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("comparison", "row"),
     [
-        (BY_HAND, ["sex", "selection rate, %", "32.0 ±2.0", "11.7", "FairFed"]),
+        (BY_HAND, ["sex", "selection rate, %", "32.0 ±2.0", *ENDS, "11.7", "FairFed"]),
         (
             compared_gaps(FedAvg=[30.0, 32.0], FairFed=[31.0, 33.0]),
-            ["sex", "selection rate, %", "31.0 ±1.4", "31.0", "FedAvg"],
+            ["sex", "selection rate, %", "31.0 ±1.4", *ENDS, "31.0", "FedAvg"],
         ),
-        (compared_gaps(FedAvg=[30.0]), ["sex", "selection rate, %", "30.0", "30.0", "FedAvg"]),
+        (compared_gaps(FedAvg=[30.0]), ["sex", "selection rate, %", "30.0", *ENDS]),
+        (  # the group that is lowest over the seeds
+            compared_gaps(FedAvg=[30.0, -60.0]),
+            ["sex", "selection rate, %", "45.0 ±21.2", *ENDS[::-1]],
+        ),
         (  # a gap with other seeds than the baseline's is not compared
             compared_gaps(
                 FedAvg=[30.0, math.nan], FairFed=[math.nan, 13.0], FedFV=[29.0, math.nan]
             ),
-            ["sex", "selection rate, %", "30.0", "29.0", "FedFV"],
+            ["sex", "selection rate, %", "30.0", *ENDS, "29.0", "FedFV"],
         ),
         (
             compared_gaps(ERROR, FedAvg=[0.30, 0.32, 0.34], FairFed=[0.10, 0.13, 0.12]),
-            ["sex", ERROR.title, "0.320 ±0.020", "0.117", "FairFed"],
+            ["sex", ERROR.title, "0.320 ±0.020", *ENDS, "0.117", "FairFed"],
         ),
     ],
 )
