@@ -2,7 +2,9 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from fairbloom.server.run_folder.csv_rows import SHARE_OF_LARGER_CLASS
 from fairbloom.strategies import METHODS
 from fairbloom.strategies.named import title
 
@@ -10,6 +12,7 @@ from ..render.page import Cell, Note, Section, Table
 from ..results.run import Run
 from ..results.subject import Subject, facts_of
 from .cells import Digits
+from .chart_rows import worst_first
 from .sections import Column, table_of_clients
 
 # What words of a report mean that its readers may not know.
@@ -37,33 +40,44 @@ WORDS: Mapping[str, str] = {
 def about_section(runs: Sequence[Run]) -> Section:
     """Return what runs are about, and the clients' numbers of rows."""
     facts = [[Cell(name), Cell(value)] for name, value in facts_of(runs).items()]
-    blocks = [Table("about", "The data and the runs", ["what", "value"], facts)]
-    if columns := _counts(Subject.of(runs[0])):
-        clients = sorted(columns["rows"][1])
-        blocks.append(table_of_clients("The clients' rows", clients, columns, runs[0].shown_name))
-    return Section("about", "What this is about", "", blocks)
+    run = runs[0]
+    clients = table_of_clients(
+        "The clients, the worst served first",
+        worst_first(run.final(), run.score),
+        _counts(Subject.of(run)),
+        run.shown_name,
+    )
+    table = Table("about", "The data and the runs", ["what", "value"], facts)
+    return Section(
+        "about", "What this is about", "", [table, replace(clients, name="about-clients")]
+    )
 
 
 def _counts(subject: Subject) -> dict[str, Column]:
-    """Return the columns of numbers of rows, and of the share of the positive class."""
+    """Return the columns of numbers of rows, and of the share of the positive class.
+
+    Of clients on devices, only the test examples and the share of the larger class are known.
+    """
+    run = subject.run
     counts = subject.about.clients
+    if not counts:
+        larger = run.column(SHARE_OF_LARGER_CLASS)
+        known = {"test examples": run.test_examples(), "larger class, %": larger}
+        return {name: (Digits(0), numbers) for name, numbers in known.items() if numbers}
     names = {"rows": "examples", "for training": "train"}
     if subject.schema is not None and subject.schema.unit:
         names[f"of different {subject.schema.unit}"] = "units"
-    columns = {
+    columns: dict[str, Column] = {
         heading: (Digits(0), {client: each[key] for client, each in counts.items()})
         for heading, key in names.items()
-        if counts
     }
     place = subject.about.positive
-    if counts and place is not None:
-        columns[f"{subject.about.names[place]}, %"] = (
-            Digits(0),
-            {
-                client: 100.0 * each["classes"][place] / each["examples"]
-                for client, each in counts.items()
-            },
-        )
+    if place is not None:
+        shares = {
+            client: 100.0 * each["classes"][place] / each["examples"]
+            for client, each in counts.items()
+        }
+        columns[f"{subject.about.names[place]}, %"] = (Digits(0), shares)
     return columns
 
 

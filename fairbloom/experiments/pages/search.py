@@ -40,6 +40,7 @@ def page_of_search(search: Search) -> Page:
         sections=[arms, *compared.sections],
         details=compared.details,
         figure=compared.figure,
+        about=compared.about,
     )
 
 

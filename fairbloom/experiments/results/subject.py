@@ -81,11 +81,11 @@ class Subject:
         if self.schema is not None:
             unit = self.schema.predicted.unit
             what = f"{self.schema.target}{text_if(unit, f', in {unit}')}"
-        names = join_first(about.names, MAX_LISTED)
-        positive = text_if(about.positive is not None, ", of which {} is positive")
-        return f"{what}{text_if(names, f': {names}')}" + positive.format(
-            *about.names[about.positive or 0 :][:1]
-        )
+        names = about.names
+        said = join_first(names, MAX_LISTED) or text_if(about.classes, f"{about.classes} classes")
+        if names and about.positive is not None:
+            said += f", of which {names[about.positive]} is positive"
+        return f"{what}{text_if(said, f': {said}')}"
 
 
 def facts_of(runs: Sequence[Run]) -> dict[str, str]:

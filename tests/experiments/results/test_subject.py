@@ -1,0 +1,229 @@
+"""What a report says that it is about: data, target, clients, rows, date, and references of scores."""
+
+import hashlib
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+
+from fairbloom.experiments import api
+from fairbloom.experiments.pages.about import WORDS
+from fairbloom.experiments.results.presentation import page_of, write_report
+from fairbloom.experiments.results.run import Run, load
+from fairbloom.experiments.results.subject import Subject, facts_of
+from fairbloom.protocol.scores import F1, Score
+from fairbloom.server.run_folder.files import ABOUT, ENVIRONMENT, SCHEMA
+from fairbloom.tasks import TASKS, load_task
+from fairbloom.tasks.measures import AUC, BALANCED_ACCURACY, MAE, R2, RMSE
+
+from ..helpers import captured
+from ..pages.parsed import Parsed
+
+CLASSES = """
+target = "ill"
+positive = "yes"
+unit = "person"
+[fields.x]
+type = "number"
+[fields.ill]
+type = "string"
+categories = ["no", "yes"]
+"""
+
+QUANTITY = """
+target = "days"
+[fields.x]
+type = "number"
+[fields.days]
+type = "number"
+unit = "d"
+center = 5.0
+scale = 2.0
+"""
+
+
+def write_wards(folder: Path) -> dict[str, pandas.DataFrame]:
+    """Write two wards of persons with two rows each; in the second ward all but a few are ill."""
+    draws = np.random.default_rng(0)
+    frames = {}
+    for name, ill in (("north", 0.3), ("south", 0.9)):
+        frame = pandas.DataFrame(
+            {"person": np.repeat(np.arange(40), 2), "x": draws.normal(size=80)}
+        )
+        frame["ill"] = np.where(draws.random(80) < ill, "yes", "no")
+        frame["days"] = (5.0 + 2.0 * frame["x"] + draws.normal(size=80)).round(2)
+        frames[name] = frame
+    folder.mkdir()
+    for name, frame in frames.items():
+        frame.to_csv(folder / f"{name}.csv", index=False)
+    return frames
+
+
+def run_wards(folder: Path, schema: str, score: str = "", ignored: str = "days") -> Run:
+    text = f'ignore = ["{ignored}"]\n{schema}'
+    given = {"score": score} if score else {}
+    return api.run(
+        "csv",
+        data_dir=folder / "wards",
+        schema=text,
+        rounds=2,
+        out=folder / "run",
+        settings=given,
+        progress=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def wards(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, dict[str, pandas.DataFrame]]:
+    folder = tmp_path_factory.mktemp("wards")
+    frames = write_wards(folder / "wards")
+    return run_wards(folder, CLASSES), frames
+
+
+def test_facts_name_what_of_whom_how_many_and_when(
+    wards: tuple[Run, dict[str, pandas.DataFrame]],
+) -> None:
+    run, frames = wards
+    tested = sum(run.test_examples().values())
+    assert facts_of([run]) == {
+        "predicted": "ill: no, yes, of which yes is positive",
+        "data": "wards",
+        "clients": "2",
+        "rows": f"{sum(map(len, frames.values()))}, of which for testing: {tested}",
+        "unit": "person: all its rows are for training, or all for testing",
+        "date": f"{date.today():%Y-%m-%d}",
+        "schema": hashlib.sha256(SCHEMA.read(run.folder).encode()).hexdigest()[:12],
+        "Fairbloom": "0.1.0",
+    }
+    assert page_of(run).title == "FedAvg: ill, data in wards"
+
+
+def test_each_client_has_its_rows_units_and_share(
+    wards: tuple[Run, dict[str, pandas.DataFrame]],
+) -> None:
+    run, frames = wards
+    counts = ABOUT.read(run.folder).clients
+    for name, frame in frames.items():
+        per_class = [int((frame["ill"] == each).sum()) for each in ("no", "yes")]
+        train = len(load_task(run.settings).splits(name).train)
+        assert counts[name] == {"train": train, "examples": 80, "units": 40, "classes": per_class}
+    (about,) = page_of(run).about
+    clients = about.blocks[1]
+    assert list(clients.headings) == [
+        *("client", "rows", "for training", "of different person", "yes, %")
+    ]
+    shares = {row[0].text: row[-1].text for row in clients.rows}
+    assert shares == {
+        name: f"{100 * (frame['ill'] == 'yes').mean():.0f}" for name, frame in frames.items()
+    }
+
+
+def test_a_range_of_dates_and_unknown_facts(
+    wards: tuple[Run, dict[str, pandas.DataFrame]], tmp_path: Path
+) -> None:
+    run, _ = wards
+    runs = []
+    for name, day in (("b", "2026-02-03"), ("a", "2026-02-01"), ("c", "")):
+        folder = tmp_path / name
+        folder.mkdir()
+        for file in run.folder.iterdir():
+            if file.is_file() and file.name not in (ABOUT.name, SCHEMA.name):
+                (folder / file.name).write_bytes(file.read_bytes())
+        about = {"date": day, "fairbloom": "0.2"} if day else {"fairbloom": "0.2"}
+        ENVIRONMENT.write(folder, about)
+        runs.append(load(folder))
+    facts = facts_of(runs)
+    assert facts["date"] == "2026-02-01 to 2026-02-03"
+    assert facts["rows"] == str(sum(run.test_examples().values()))  # a server knows no more
+    assert not {"unit", "schema"} & facts.keys()
+    assert page_of(runs[0]).title == "FedAvg on csv"
+    known = page_of(runs[0]).about[0].blocks[1]
+    assert known.headings == ["client", "test examples", "larger class, %"]
+    tested = run.test_examples()
+    assert {row[0].text: row[1].value for row in known.rows} == tested
+
+
+def test_a_reference_is_that_of_its_score(
+    wards: tuple[Run, dict[str, pandas.DataFrame]],
+) -> None:
+    run, frames = wards
+    subject = Subject.of(run)
+    names = [*frames]
+    assert subject.references(BALANCED_ACCURACY) == dict.fromkeys(names, 50.0)
+    assert subject.references(AUC) == dict.fromkeys(names, 0.5)
+    assert subject.references(F1) == {}
+    assert subject.references(Score("profit")) == {}
+    for name in names:
+        targets = load_task(run.settings).splits(name).test.all_targets.numpy()
+        share = 100.0 * max(targets.mean(), 1.0 - targets.mean())
+        accuracy = Score("accuracy", percent=True)
+        assert subject.references(accuracy)[name] == pytest.approx(share)
+
+
+def test_one_class_among_the_tests_has_no_reference(tmp_path: Path) -> None:
+    folder = tmp_path / "wards"
+    frames = write_wards(folder)
+    frames["south"].assign(ill="yes").to_csv(folder / "south.csv", index=False)
+    run = run_wards(tmp_path, CLASSES, score="balanced-accuracy")
+    assert Subject.of(run).references(BALANCED_ACCURACY) == {"north": 50.0}
+    text = write_report(run, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "No reference: south, with one class among the test examples." in text
+    rows = {row[0]: row for row in Parsed.of(text).tables["clients"]}
+    place = rows["client"].index("guessing, %")
+    assert (rows["north"][place], rows["south"][place]) == ("50.0", "–")
+
+
+def test_an_error_stands_beside_that_of_the_mean(tmp_path: Path) -> None:
+    frames = write_wards(tmp_path / "wards")
+    run = run_wards(tmp_path, QUANTITY, ignored='person", "ill')
+    subject = Subject.of(run)
+    parts = load_task(run.settings).parts
+    for name, frame in frames.items():
+        rows = parts(name)
+        days = frame["days"].to_numpy()
+        errors = days[rows["test"]] - days[rows["train"]].mean()
+        assert subject.references(MAE)[name] == pytest.approx(np.abs(errors).mean(), rel=1e-5)
+        rmse = float(np.sqrt(np.square(errors).mean()))
+        assert subject.references(RMSE)[name] == pytest.approx(rmse, rel=1e-5)
+    assert subject.references(R2) == dict.fromkeys(frames, 0.0)
+    assert facts_of([run])["predicted"] == "days, in d"
+    page = page_of(run)
+    assert "mean as prediction" in page.sections[0].blocks[-1].headings
+
+
+def test_a_title_is_that_of_the_option(
+    wards: tuple[Run, dict[str, pandas.DataFrame]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run, _ = wards
+    file = tmp_path / "r.html"
+    captured(capsys, "report", run.folder, "--out", file, "--title", "Falls <in> two wards")
+    text = file.read_text(encoding="utf-8")
+    assert "<h1>Falls &lt;in&gt; two wards</h1>" in text
+    captured(capsys, "report", run.folder, "--out", file)
+    assert "<h1>FedAvg: ill, data in wards</h1>" in file.read_text(encoding="utf-8")
+
+
+def test_words_are_said_once_and_only_if_they_are_there(tmp_path: Path) -> None:
+    api.compare(
+        "digits",
+        methods="fedavg,ditto,local",
+        seeds=2,
+        rounds=2,
+        clients=4,
+        out=tmp_path,
+        progress=False,
+    )
+    page = Parsed.of((tmp_path / "report.html").read_text(encoding="utf-8"))
+    words = [row[0] for row in page.tables["words"][1:]]
+    assert words[:3] == ["FedAvg", "Ditto", "Local"]
+    assert len(words) == len({*words})
+    assert {"seed", "accuracy", "personal"} <= {*words}
+    assert not {"AUC", "R²", "sensitivity"} & {*words}
+    assert {*words[3:]} <= WORDS.keys()
+    facts = dict(row for row in page.tables["about"][1:])
+    assert facts["predicted"] == "digits: 10 classes"
+    assert facts["data"] == TASKS["digits"].summary
