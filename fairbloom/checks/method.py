@@ -233,7 +233,8 @@ def check_permutation(subject: MethodUnderTest) -> str:
             f"Given {replies.description}, the client with loss {renamed.column(wire.LOSS)[k]:.2g}"
             f" got the coefficient {wanted[row, k]:.3g}; with other names, and so in another order,"
             f" the same replies got it {after[row, k]:.3g}, and the step is another one. Go by what"
-            " clients reply, not by their place in cohort.names: a sort ranks equal values by place."
+            " clients reply, not by their place in cohort.names: a sort gives equal values ranks by"
+            " place."
         )
     return "Clients that are called otherwise, and so come in another order, count as before."
 
