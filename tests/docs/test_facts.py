@@ -42,13 +42,15 @@ from fairbloom.server.run_folder.files import ENTRIES
 from fairbloom.strategies import METHODS, SCAFFOLD, VRed
 from tests.commands import forked
 
-from .pages import ELSEWHERE, PAGES, ROOT, blocks
+from .pages import ELSEWHERE, FENCE, PAGES, ROOT, blocks
 from .reader import follow
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CITATION = (ROOT / "CITATION.cff").read_text()
 DATA = ROOT / "docs" / "data"
 MEASURED, RUNS = ((ROOT / "docs" / name).read_text() for name in ("measured.md", "runs.md"))
+OUTSIDE = [*sorted(page.name for page in ROOT.glob("*.md")), "tests/README.md"]
+TARGETS = {*re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)}
 
 
 # The project --------------------------------------------------------------------------------------
@@ -123,23 +125,30 @@ def test_the_page_names_every_column() -> None:
 # Links that Sphinx does not see -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("page", OUTSIDE)
 def test_linked_files_exist(page: str) -> None:
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)[^)]*\)", (ROOT / page).read_text())
     assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == [], page
 
 
-@pytest.mark.parametrize(
-    ("page", "root"),
-    [
-        ("docs/rooms.md", ""),
-        ("CONTRIBUTING.md", ""),
-        ("tests/README.md", "tests/"),
-    ],
-)
-def test_files_that_pages_name_exist(page: str, root: str) -> None:
-    names = re.findall(r"`((?:[\w]+/)+\w+\.py)`", (ROOT / page).read_text())
-    assert [name for name in names if not (ROOT / root / name).exists()] == [], page
+@pytest.mark.parametrize("page", [*OUTSIDE, "docs/rooms.md"])
+def test_files_and_targets_that_pages_name_exist(page: str) -> None:
+    """A path begins with a folder of the checkout; <name> is any name, and _build is not kept."""
+    text = (ROOT / page).read_text()
+    root = (ROOT / page).parent if page in OUTSIDE else ROOT
+    named = re.findall(r"(?<![\w./:-])[\w.<>-]+(?:/[\w.<>-]*)+(?<!\.)", text)
+    paths = {each for each in named if "_build" not in each} & {
+        each for each in named for folder in (ROOT, root) if (folder / each.split("/")[0]).is_dir()
+    }
+    patterns = {each: re.sub("<.*?>", "*", each) for each in paths}
+    assert [
+        each
+        for each, pattern in patterns.items()
+        if not any([*ROOT.glob(pattern), *root.glob(pattern)])
+    ] == []
+    inline = re.findall(r"`[^`]+`", FENCE.sub("", text))
+    shown = [*inline, *(block.text for block in blocks(page))]
+    assert {*re.findall(r"\bmake\s+([a-z][a-z-]*)", " ".join(shown))} <= TARGETS
 
 
 def test_what_is_linked_in_flowers_reference_is_there_in_flower() -> None:
@@ -210,7 +219,9 @@ def test_another_test_does_what_a_section_says(section: str, test: str) -> None:
     assert callable(getattr(module, name))
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page", [*dict.fromkeys([*PAGES, *OUTSIDE]), "fairbloom/scaffold/template/README.md"]
+)
 def test_commands_have_the_options_that_pages_give_them(page: str) -> None:
     """All commands of ours, those in the midst of a sentence too."""
     inline = re.findall(r"(?<!`)`(fairbloom [a-z][^`]*)`", (ROOT / page).read_text())
