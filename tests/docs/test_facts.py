@@ -136,7 +136,7 @@ def test_files_and_targets_that_pages_name_exist(page: str) -> None:
     """A path begins with a folder of the checkout; <name> is any name, and _build is not kept."""
     text = (ROOT / page).read_text()
     root = (ROOT / page).parent if page in OUTSIDE else ROOT
-    named = re.findall(r"(?<![\w./:-])[\w.<>-]+(?:/[\w.<>-]*)+(?<!\.)", text)
+    named = re.findall(r"(?<![\w./:-])[\w<-][\w.<>-]*(?:/[\w.<>-]*)+(?<!\.)", text)
     paths = {each for each in named if "_build" not in each} & {
         each for each in named for folder in (ROOT, root) if (folder / each.split("/")[0]).is_dir()
     }
@@ -298,12 +298,6 @@ def test_a_figures_numbers_keep_their_digits() -> None:
     assert ">0.12345<" in small
 
 
-inventory = pytest.importorskip("sphinx.util.inventory", reason="make docs installs Sphinx")
-mathml = pytest.importorskip("docs.mathml").mathml
-for package in ("furo", "myst_parser"):
-    pytest.importorskip(package)
-
-
 PUBLIC = ("fairbloom", "fairbloom.strategies", "fairbloom.tasks")
 """What these modules say is theirs has an entry in the reference."""
 
@@ -311,6 +305,8 @@ PUBLIC = ("fairbloom", "fairbloom.strategies", "fairbloom.tasks")
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Everything as a clean checkout has it, and a page of a method that is no more."""
+    for package in ("sphinx", "furo", "myst_parser"):
+        pytest.importorskip(package, reason="make docs installs Sphinx")
     folder = tmp_path_factory.mktemp("checkout")
     copytree(
         ROOT / "docs", folder / "docs", ignore=ignore_patterns("_build", "methods", "__pycache__")
@@ -347,6 +343,7 @@ def test_each_method_has_a_page(built: Path, subtests: pytest.Subtests) -> None:
 @pytest.mark.slow
 def test_every_public_name_is_in_the_reference(built: Path) -> None:
     """A name that several modules export is there once."""
+    inventory = importlib.import_module("sphinx.util.inventory")
     entries = inventory.InventoryFile.loads((built / "objects.inv").read_bytes(), uri="").data
     kinds = ("class", "function", "data", "exception")
     documented = {name.rpartition(".")[2] for kind in kinds for name in entries[f"py:{kind}"]}
@@ -383,6 +380,7 @@ def test_formulas_are_written_as_mathml(built: Path) -> None:
 @pytest.mark.slow
 def test_a_bracket_of_any_size_has_a_side() -> None:
     """Docutils knows no size of a bracket but those that say whether it opens or closes."""
+    mathml = pytest.importorskip("docs.mathml", reason="make docs installs Sphinx").mathml
     assert mathml(r"\big(x\big)", block=False) == mathml(r"\bigl(x\bigr)", block=False)
     assert mathml(r"\Big\lVert x \Big\rVert", block=True) == mathml(
         r"\Bigl\lVert x \Bigr\rVert", block=True
@@ -391,6 +389,7 @@ def test_a_bracket_of_any_size_has_a_side() -> None:
 
 @pytest.mark.slow
 def test_a_command_that_cannot_be_written_is_named() -> None:
+    mathml = pytest.importorskip("docs.mathml", reason="make docs installs Sphinx").mathml
     with pytest.raises(
         Exception, match=r"The formula '\\\\nonsense x' cannot be written as MathML: .*nonsense"
     ):
