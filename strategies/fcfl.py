@@ -102,7 +102,7 @@ class FCFL(FairStrategy):
         *,
         budget: NonNegative = 0.05,
         budgets: Annotated[
-            Mapping[str, float] | str | None, Pairs("site-a=0.02 site-b=0.1")
+            Mapping[str, float] | str | None, Pairs('"site a"=0.02 site-b=0.1')
         ] = None,
         stage1_rounds: Annotated[int, Range("[0, inf)")] = 800,
         delta: Positive = 0.5,

@@ -176,6 +176,16 @@ def test_the_readme_has_the_numbers_of_the_page_on_measurements(subtests: pytest
             assert (agrees == "yes") == (row_agrees == "yes")
 
 
+@pytest.mark.parametrize(
+    ("page", "heading"), [(README, "Reproduce a paper's table"), (MEASURED, "Papers' tables")]
+)
+def test_pages_give_the_recorded_time_of_a_recipe(page: str, heading: str) -> None:
+    hours = {row[0]: row[3] for row in rows_of("recipes")}
+    section = page.partition(f"# {heading}\n")[2].partition("\n## ")[0]
+    said = re.findall(r"\bin (?:about )?([\w ]+ (?:minutes|hours?))\b", section)
+    assert (hours["`fedfv-table3`"], said) == ("0.5", ["half an hour"])
+
+
 def test_the_page_on_measurements_prints_what_the_recipe_has() -> None:
     _, *table = rows_of("fedfv-table3")
     recipe = load_recipe("fedfv-table3")
