@@ -22,7 +22,7 @@ from .compatibility import ROSTER
 from .in_progress import RoundEvaluation, RoundInProgress
 from .learning import Watcher, find_unchanged
 from .method import Method
-from .refusals import NotFiniteMetricError
+from .refusals import NotFiniteMetricError, log_repeated
 from .round import Round, StopRun
 from .run_state import RunState
 from .sampling import sample, share
@@ -87,6 +87,7 @@ class Rounds:
         self._watcher = Watcher(method, num_rounds)
         self._has_asked = False  # whether this process has asked clients to train
         self._has_checked_names = False
+        self._said = Counter[tuple[str, str]]()  # the reasons of refusals that are in the log
 
     def run(
         self, model: Model, *, measure: Callable[[int], Sequence[str]], measure_after: Sequence[str]
@@ -163,6 +164,8 @@ class Rounds:
             self.stopped = stop.reason
             self._method.enter(self._method.run_state.stopped(last))
             return
+        finally:
+            log_repeated(self._said)
         self._watcher.check_learned()
 
     # The four steps -------------------------------------------------------------------------------
@@ -226,7 +229,7 @@ class Rounds:
         current.replies = replies.without_updates()
         current.vectors = NOTHING
         norm_bounds = self._screen(current, replies)
-        replies.refused.log()
+        replies.refused.log(self._said)
         self._leave_out_spent(number, replies)
         state = method.run_state
         model: Model | None = None
@@ -303,7 +306,7 @@ class Rounds:
         method = self._method
         counts = screen_evaluations(method, replies, self._scores, self._first_limit)
         method.enter(method.run_state.tested(counts))
-        replies.refused.log()
+        replies.refused.log(self._said)
         if not current.evaluators:
             return None
         method.enter(method.run_state.evaluated(current.number, usable=bool(replies.names)))

@@ -5,9 +5,11 @@ Impossible evaluations are refused by name; the evaluations of the others are us
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from io import BytesIO
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from fairbloom.rounds.clients import Replies
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.learning import NothingLearnedError
 from fairbloom.rounds.loop import Rounds
-from fairbloom.rounds.refusals import MAX_REASON_CHARACTERS, Refusals, one_line
+from fairbloom.rounds.refusals import MAX_REASON_CHARACTERS, Refusals, log_repeated, one_line
 from fairbloom.rounds.round import Round
 from fairbloom.rounds.screening import screen_evaluations
 from fairbloom.strategies import FedAvg
@@ -372,7 +374,7 @@ def test_a_reason_that_several_clients_share_is_one_line(caplog: pytest.LogCaptu
         refused.add(name, "it has no loss")
     refused.add("d", "its array is not finite")
     assert caplog.messages == []
-    refused.log()
+    refused.log(Counter())
     lines = [line for line in caplog.messages if line.startswith("refused")]
     assert [("(a, b, c)" in line, "client d" in line) for line in lines] == [
         (True, False),
@@ -426,10 +428,49 @@ def test_reasons_with_other_numbers_are_logged_in_one_line(
     refused = Refusals(1)
     for k in range(10):
         refused.add(f"c{k}", reason(k))
-    refused.log()
+    refused.log(Counter())
     (line,) = caplog.messages
     assert joined in line
     assert refused.reasons["c4"] == reason(4)  # tables have each client's own
+
+
+def test_what_was_said_of_a_client_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """In training and evaluation, until its reason changes; the record of each round has all."""
+
+    def refuse(name: str, of: str) -> Any:
+        def reply(message: Message) -> Message:
+            number = message.content.config_records["config"]["server-round"]
+            reason = f"no file of {of}" if number != 3 else "the disk is full"
+            return Message(Error(2, reason), reply_to=message)
+
+        return answering(Quadratic(name), train=reply, evaluate=reply)
+
+    clients = {f"site-{k}": Quadratic(f"site-{k}") for k in range(5)}
+    broken = {name: refuse(name, name) for name in ("site-1", "site-3")}
+    _, finished = run(FedAvg(), {**clients, **broken}, rounds=4)
+    lines = [line for line in caplog.messages if line.startswith("refused")]
+    assert lines == [
+        "refused a reply of client site-1: error 2: no file of site-1",
+        "refused a reply of client site-3: error 2: no file of site-3",
+        "refused the replies of 2 clients (site-1, site-3): error 2: the disk is full",
+        "refused again, for the reasons above: site-1 (6 times), site-3 (6 times)",
+    ]
+    assert [each.refused["site-1"] for each in finished] == [
+        f"error 2: {reason}; evaluation: error 2: {reason}"
+        for reason in (
+            "no file of site-1",
+            "no file of site-1",
+            "the disk is full",
+            "no file of site-1",
+        )
+    ]
+
+
+def test_nothing_is_said_again_of_what_was_refused_once(caplog: pytest.LogCaptureFixture) -> None:
+    said = Counter({("a", "no loss"): 1, ("b", "no loss"): 3, ("b", "late"): 2})
+    log_repeated(said)
+    log_repeated(Counter({("a", "no loss"): 1}))
+    assert caplog.messages == ["refused again, for the reasons above: b (3 times)"]
 
 
 def test_reasons_with_other_words_stay_apart(caplog: pytest.LogCaptureFixture) -> None:
@@ -440,7 +481,7 @@ def test_reasons_with_other_words_stay_apart(caplog: pytest.LogCaptureFixture) -
         ("c", "client-1 is 3"),
     ):
         refused.add(name, reason)
-    refused.log()
+    refused.log(Counter())
     assert len(caplog.messages) == 3
 
 
@@ -458,7 +499,7 @@ def test_a_hundred_clients_with_a_sum_are_one_line(caplog: pytest.LogCaptureFixt
         NothingLearnedError, match=r"all since error 2: it returned 0.5, 1.5, 2.5 and"
     ):
         run(FedAvg(), MemoryGrid(clients), rounds=3)
-    assert len([words for words in caplog.messages if "it returned" in words]) == 3
+    assert len([words for words in caplog.messages if "it returned" in words]) == 1
 
 
 FORGED = {
