@@ -8,6 +8,7 @@ import csv
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from benchmarks.methods import WORKLOADS
 from docs import which_method
 from docs.hospitals import picture, served, table
 from docs.reproduced import kept, matches, scores_of, table as table_of_scores
-from docs.which_method import FAMILIES, one_a_data_set, read_federations
+from docs.which_method import FAMILIES, Ranks, one_a_data_set, read_federations
 from fairbloom import reproduce
 from fairbloom.experiments import api
 from fairbloom.experiments.recipe import count_printed, load_recipe, names
@@ -459,6 +460,38 @@ def test_without_results_the_page_says_so(tmp_path: Path) -> None:
     missing = (tmp_path / "out" / "not-run.txt").read_text()
     assert [name for name in WORKLOADS if f"`{name}`" not in missing] == []
     assert len(rows(tmp_path / "out" / "ranks.csv")) == 1
+
+
+def test_a_number_over_data_sets_is_of_the_same_methods(tmp_path: Path) -> None:
+    """A method that ran on one data set alone is in no median, and named where it is best."""
+    make_up(tmp_path)
+    federations = read_federations(tmp_path)
+    before = Ranks(federations).fair_gains
+    best = {seed: {"mean": 70.0, "worst_10": 90.0 + seed} for seed in range(5)}
+    more = replace(federations[0], values={**federations[0].values, "afl": best, "drfa": best})
+    found = Ranks([more, *federations[1:]])
+    assert (found.fair, found.fair_gains) == (["term", "fedfv"], before)
+    expected = [np.mean([each.gain("term"), each.gain("fedfv")]) for each in federations]
+    assert before == pytest.approx(expected)
+    sentence = which_method.fair_sentence([more, *federations[1:]])
+    assert f"on `digits`: {more.gain('afl'):+.1f}" in sentence
+    assert "Of the 2 to 4 fair methods on each" in sentence
+
+
+def test_the_page_counts_what_holds_by_holm() -> None:
+    """By the marks of the tables, among federations whose intervals exclude 0."""
+    marked = {
+        name
+        for path in (DATA / "which-method").glob("worst*.csv")
+        for row in rows(path)
+        for name, cell in row.items()
+        if row["method"].lower() in which_method.FAIR and cell[:3] == "**+" and cell[-3:] == "***"
+    }
+    (count, named) = re.findall(
+        r"methods, (\d+) of them are left \((.+?)\)",
+        (DATA / "which-method" / "findings.txt").read_text(),
+    )[0]
+    assert (int(count), {*re.findall("`(.+?)`", named)}) == (len(marked), marked)
 
 
 def test_a_data_set_counts_once_in_ranks(tmp_path: Path) -> None:
