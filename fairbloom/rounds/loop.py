@@ -70,15 +70,15 @@ class Rounds:
         scores: Iterable[Score] = (),
     ) -> None:
         self.clients = clients
+        # The clients that were online at the last draw, in the order of names.
         self.online: Sequence[str] = ()
-        """The clients that were online at the last draw, in the order of names."""
+        # The round in progress, or the last one. Flower's hooks, which are called one by one, find
+        # it here.
         self.current = RoundInProgress(number=0)
-        """The round in progress, or the last one. Flower's hooks, which are called one by one, find
-        it here."""
         # Known clients that are offline. `self.online` has the others: there may be a million.
         self._offline = set(known)
+        # The reason why the rounds ended before the last one, or "".
         self.stopped = ""
-        """The reason why the rounds ended before the last one, or ""."""
         self._method = method
         self.num_rounds = num_rounds
         self._all_evaluate_last = all_evaluate_last

@@ -50,10 +50,10 @@ class Refusals:
     def __init__(self, server_round: int) -> None:
         self.round = server_round
         self._reasons: dict[str, list[str]] = {}
+        # The errors of arrays or needed metrics that are not finite, by client name.
         self.not_finite: dict[str, NotFiniteError] = {}
-        """The errors of arrays or needed metrics that are not finite, by client name."""
+        # The clients whose privacy budget is spent.
         self.spent = set[str]()
-        """The clients whose privacy budget is spent."""
 
     def add(self, name: str, reason: ValueError | str) -> None:
         """Note why a reply of `name` is not used."""
