@@ -463,8 +463,9 @@ class Rounds:
         """Refuse replies that are not plausible; return the norm bounds of the others, if any."""
         method = self._method
         if method.keeps_states:
-            states = method.run_state.states
-            current.lost_states = states.screen(replies, current.terms.state_rounds)
+            current.lost_states = method.run_state.states.screen(
+                replies, current.terms.state_rounds
+            )
         norm_bounds = screen_replies(method, replies, current.number, self._first_limit)
         counts = {name: report[method.weighted_by_key] for name, report in replies.metrics.items()}
         method.enter(method.run_state.screened(counts))
