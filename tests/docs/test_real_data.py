@@ -466,16 +466,13 @@ def test_a_number_over_data_sets_is_of_the_same_methods(tmp_path: Path) -> None:
     """A method that ran on one data set alone is in no median, and named where it is best."""
     make_up(tmp_path)
     federations = read_federations(tmp_path)
-    before = Ranks(federations).fair_gains
     best = {seed: {"mean": 70.0, "worst_10": 90.0 + seed} for seed in range(5)}
     more = replace(federations[0], values={**federations[0].values, "afl": best, "drfa": best})
-    found = Ranks([more, *federations[1:]])
-    assert (found.fair, found.fair_gains) == (["term", "fedfv"], before)
-    expected = [np.mean([each.gain("term"), each.gain("fedfv")]) for each in federations]
-    assert before == pytest.approx(expected)
+    assert Ranks([more, *federations[1:]]).fair_gains == pytest.approx(
+        [np.mean([each.gain("term"), each.gain("fedfv")]) for each in federations]
+    )
     sentence = which_method.fair_sentence([more, *federations[1:]])
-    assert f"on `digits`: {more.gain('afl'):+.1f}" in sentence
-    assert "Of the 2 to 4 fair methods on each" in sentence
+    assert all(word in sentence for word in (f"{more.gain('afl'):+.1f}", "Of the 2 to 4 fair"))
 
 
 def test_the_page_counts_what_holds_by_holm() -> None:
@@ -487,10 +484,8 @@ def test_the_page_counts_what_holds_by_holm() -> None:
         for name, cell in row.items()
         if row["method"].lower() in which_method.FAIR and cell[:3] == "**+" and cell[-3:] == "***"
     }
-    (count, named) = re.findall(
-        r"methods, (\d+) of them are left \((.+?)\)",
-        (DATA / "which-method" / "findings.txt").read_text(),
-    )[0]
+    text = (DATA / "which-method" / "findings.txt").read_text()
+    ((count, named),) = re.findall(r"methods, (\d+) of them are left \((.+?)\)", text)
     assert (int(count), {*re.findall("`(.+?)`", named)}) == (len(marked), marked)
 
 

@@ -329,29 +329,24 @@ def test_tables_of_check_data_describe_frames(tmp_path: Path) -> None:
     schema = tmp_path.parent / "schema.toml"
     settings = {"task": "csv", "data-dir": str(tmp_path), "csv.target": "readmitted"}
     schema.write_text(infer_schema(Settings.of(settings)))
-    ways: list[dict[str, Any]] = [
-        {"data": tmp_path, "target": "readmitted"},
-        {"data_dir": tmp_path, "settings": {"csv.target": "readmitted"}},
-        {"data_dir": str(tmp_path), "schema": schema},
-    ]
-    for given in ways:
-        assert api.check_data(**given)["columns"].equals(described["columns"])
+    for again in (
+        api.check_data(tmp_path, target="readmitted"),
+        api.check_data(data_dir=tmp_path, settings={"csv.target": "readmitted"}),
+        api.check_data(data_dir=str(tmp_path), schema=schema),
+    ):
+        assert again["columns"].equals(described["columns"])
 
 
 def test_check_data_reads_other_tasks_by_their_settings() -> None:
-    counts = api.check_data(task="digits", clients=3, partition="iid", seed=1)["clients"]
-    assert len(counts) == 3
+    assert len(api.check_data(task="digits", clients=3, partition="iid", seed=1)["clients"]) == 3
     with pytest.raises(FairbloomError, match="clients has no effect"):
         api.check_data(sites(), target="readmitted", clients=2)
 
 
 def test_functions_that_read_data_take_the_same_words() -> None:
     words = {"task", "data", "target", "seed", "settings", *StudyOptions.__annotations__}
-    takes = {
-        name: {*inspect.signature(getattr(api, name)).parameters}
-        for name in ("run", "compare", "search", "check_data")
-    }
-    assert {name for name, has in takes.items() if words <= has} == takes.keys()
+    for function in (api.run, api.compare, api.search, api.check_data):
+        assert words <= {*inspect.signature(function).parameters}, function
 
 
 @pytest.mark.parametrize(
