@@ -146,10 +146,10 @@ def lacking(method: FairStrategy) -> str:
     return SUPPORTED.find_unsupported(terms, [kind(terms) for kind in kinds_of(terms)])
 
 
+# The cases of the methods that a user's functions serve.
 BY_FUNCTIONS = [
     (name, arguments) for name, arguments in CASES if not lacking(make(name, arguments))
 ]
-"""The cases of the methods that a user's functions serve."""
 
 
 @pytest.mark.slow

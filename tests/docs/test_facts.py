@@ -303,8 +303,8 @@ def test_a_figures_numbers_keep_their_digits() -> None:
     assert ">0.12345<" in small
 
 
+# What these modules say is theirs has an entry in the reference.
 PUBLIC = ("fairbloom", "fairbloom.strategies", "fairbloom.tasks")
-"""What these modules say is theirs has an entry in the reference."""
 
 
 @pytest.fixture(scope="module")

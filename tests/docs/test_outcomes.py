@@ -17,14 +17,14 @@ from docs.rule import LABELS, PROPERTIES, Rule, label_of, learn, leave_one_out, 
 
 from .pages import ROOT
 
+# The columns of federations.csv without numbers.
 TEXTS = ("workload", "data", "model", "score")
-"""The columns of federations.csv without numbers."""
 
 TUNED = ROOT / "docs" / "data" / "tuned" / "federations.csv"
 TABLE = ROOT / "docs" / "data" / "which-method" / "rule.csv"
 
+# Federations that differ in one property.
 STEPS = [{**dict.fromkeys(PROPERTIES, 1.0), "clients": float(k)} for k in range(9)]
-"""Federations that differ in one property."""
 
 
 @pytest.mark.parametrize("n", [3, 6, 9])

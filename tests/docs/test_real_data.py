@@ -42,8 +42,8 @@ README, MEASURED, DATA_SETS, YOUR_MODEL = (
     )
 )
 
+# The data sets that are known by name, without those tasks that read a user's own files.
 SHIPPED = [info for info in TASKS.values() if not info.reads]
-"""The data sets that are known by name, without those tasks that read a user's own files."""
 
 RECIPES = [*map(load_recipe, names())]
 
@@ -265,8 +265,8 @@ def test_the_page_on_models_has_every_one_with_its_parameters(subtests: pytest.S
 
 
 DATA = ROOT / "docs" / "data"
+# The workloads of which each seed deals the data anew.
 DEALT = {"digits", "shards", "fashion-mnist"}
-"""The workloads of which each seed deals the data anew."""
 
 SHARES = {"hospitals": 0.34 / 0.66 / 0.8}
 Seeds = Mapping[tuple[str, str], Mapping[int, float]]

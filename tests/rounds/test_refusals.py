@@ -64,6 +64,7 @@ def node_unavailable(sent: Message, reply: Message) -> list[Message]:
     return [gone]
 
 
+# Replies that no method can use, with the reason for their refusal.
 BROKEN: list[tuple[Fault, str]] = [
     (error, "out of memory"),
     (node_unavailable, "node unavailable"),
@@ -97,7 +98,6 @@ BROKEN: list[tuple[Fault, str]] = [
     ),
     (metrics({"num-examples": 2**53 + 1}), "num-examples must be at most 2**53"),
 ]
-"""Replies that no method can use, with the reason for their refusal."""
 
 
 def check_refused(name: str, fault: Fault, reason: str) -> None:
@@ -131,6 +131,7 @@ def snapshot(sent: Message, reply: Message) -> list[Message]:
 
 OF_TEN = {"positives-0": 5, "positives-1": 5, "hits-0": 0, "hits-1": 0}
 
+# Replies that are refused only by methods that need the value.
 IMPLAUSIBLE: list[tuple[str, Fault, str]] = [
     *(
         (
@@ -197,7 +198,6 @@ IMPLAUSIBLE: list[tuple[str, Fault, str]] = [
     ("fairfed", metrics({"num-examples": 9, **OF_TEN}), "10 together, of 9 exam"),
     ("drfa", snapshot, "its snapshot has the length "),
 ]
-"""Replies that are refused only by methods that need the value."""
 
 
 @pytest.mark.parametrize(("name", "fault", "reason"), IMPLAUSIBLE)
