@@ -340,7 +340,8 @@ class Rounds:
             return False
         if self.stopped or number == self.num_rounds:
             return True
-        return number == self._method.last_evaluated(number)
+        every = self._method.evaluate_every
+        return every > 0 and number % every == 0
 
     def mean_model(self, model: Model) -> Model:
         """Return the mean of all global models if they are averaged, else the last one, `model`.
