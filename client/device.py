@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fairbloom.errors import FairbloomError, ReportableError
-from fairbloom.logs import log
+from fairbloom.logs import log, log_once
 
 FLOAT32 = "float32"
 TF32 = "tf32"
@@ -58,7 +58,10 @@ def computing_in(precision: str, device: torch.device) -> Iterator[None]:
     """
     if device.type != "cuda":
         if precision == TF32:
-            _warn_of_float32(device.type)
+            log_once(
+                "precision = tf32 is float32 on %s: only CUDA devices have TF32",
+                device.type,
+            )
         yield
         return
     matmul = torch.backends.cuda.matmul
@@ -79,11 +82,6 @@ def computing_in(precision: str, device: torch.device) -> Iterator[None]:
         matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
         memory.fill_uninitialized_memory = fills
-
-
-@cache  # once in a process: a deployed client begins again with each message
-def _warn_of_float32(device: str) -> None:
-    log.warning("precision = tf32 is float32 on %s: only CUDA devices have TF32", device)
 
 
 def autocast(device: torch.device, *, bfloat16: bool) -> AbstractContextManager[None]:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fairbloom.deploy.fleet.federation import Federation, read_now
-from fairbloom.deploy.fleet.runs import RunFiles, submit
+from fairbloom.deploy.fleet.runs import submit
 from fairbloom.deploy.operator import submit as runs
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import parse_assignments
@@ -58,13 +58,6 @@ def wait_for_clients() -> tuple[Federation, int]:
     )
 
 
-def follow(federation: Federation, run: RunFiles) -> int:
-    """Follow a run to its end; SIGTERM and SIGINT stop this run, but no other."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, frame: run.stop())
-    return runs.follow(federation, run)
-
-
 def show(folder: Path) -> None:
     """Print each client's last score of the global model."""
     column = SCORES.read(folder)[0].column()
@@ -86,7 +79,9 @@ def main() -> int:
     except FairbloomError as error:
         print(f"SETTINGS: {error}", file=sys.stderr)
         return 2
-    status = follow(federation, run)
+    for number in (signal.SIGTERM, signal.SIGINT):  # they stop this run, but no other
+        signal.signal(number, lambda number, frame: run.stop())
+    status = runs.follow(federation, run)
     print(f"run {run.number}: {runs.describe_end(status)}")
     folder = find_announced(run.folder)
     if status == 0 and folder is not None:

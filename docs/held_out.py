@@ -29,7 +29,7 @@ class HeldOut:
     rows
         A row for each federation, method and seed.
     fair
-        The fair methods with a common model.
+        The fair methods.
     errors
         The federations whose scores are errors: lower is better.
     """
@@ -43,9 +43,11 @@ class HeldOut:
         """The federations."""
         return [*dict.fromkeys(row["workload"] for row in self.rows)]
 
-    def methods(self, name: str) -> list[str]:
-        """Return the fair methods that ran on a federation."""
-        return sorted({row["method"] for row in self.rows if row["workload"] == name} & self.fair)
+    @cached_property
+    def methods(self) -> list[str]:
+        """The fair methods that ran on all federations: their median is of the same ones."""
+        ran = {(row["workload"], row["method"]) for row in self.rows}
+        return sorted(m for m in self.fair if all((name, m) in ran for name in self.names))
 
     def worst(self, name: str, method: str, column: str) -> float:
         """Return the mean over seeds of the score of a worst tenth."""
@@ -67,7 +69,7 @@ class HeldOut:
         """The gain of the median fair method on each federation, by the clients of WORST."""
         return {
             clients: [
-                median(self.gain(name, method, column) for method in self.methods(name))
+                median(self.gain(name, method, column) for method in self.methods)
                 for name in self.names
             ]
             for clients, column in WORST.items()
@@ -100,7 +102,8 @@ class HeldOut:
             )
         return [
             f"**Clients that were not there:** on {len(self.names)} federations a fifth of the"
-            " clients was left out of training. Under the median fair method"
+            f" clients was left out of training. Under the median of {len(self.methods)} fair"
+            " methods"
             f" {', and '.join(parts)}. That says nothing of clients from elsewhere: these are of"
             " the same kind, and arms were chosen with all clients."
         ]

@@ -52,7 +52,7 @@ FAMILIES = {
 """The methods of each family, as in `strategies/registry.py`."""
 
 FAIR = {*FAMILIES["weights by losses or accuracies"], *FAMILIES["common descent"]}
-"""The methods that are fair with a common model."""
+"""The fair methods: those with a common model that is not fair to groups of people alone."""
 
 MEASURES = ("worst_10", "mean")
 
@@ -131,16 +131,6 @@ class Federation:
         return self.differences[method, "worst_10"].mean / self.bound
 
     @property
-    def fair_gain(self) -> float:
-        """The gain of the median fair method with a common model, in units of `bound`."""
-        return float(np.median([self.gain(method) for method in self.values if method in FAIR]))
-
-    @property
-    def label(self) -> str:
-        """What serves the worst tenth best: one of `rule.LABELS`."""
-        return label_of({BASELINE: 0.0, "fair": self.fair_gain, "local": self.gain("local")})
-
-    @property
     def properties(self) -> Properties:
         """What may predict a gain: `rule.PROPERTIES`, none of them measured on test examples."""
         about = {name: float(self.row[name]) for name in ("cosine", "clients", "smallest")}
@@ -153,10 +143,8 @@ class Federation:
         }
 
     def describe(self, method: str) -> str:
-        """Return a method's gain of the worst tenth on this federation, in words."""
-        found = self.differences[method, "worst_10"]
-        unit = "" if self.is_error else " points"
-        return f"{title(method)} on `{self.name}`: {found.mean:+.{self.digits}f}{unit}"
+        """Return a method's gain of the worst tenth on this federation, in units of `bound`."""
+        return f"{title(method)} on `{self.name}`: {self.gain(method):+.1f}"
 
     @property
     def digits(self) -> int:
@@ -249,6 +237,27 @@ class Ranks:
     def outcomes(self) -> dict[str, Outcome]:
         """What the data sets say of each method except FedAvg."""
         return outcomes(self.gains)
+
+    @cached_property
+    def fair(self) -> list[str]:
+        """The fair methods that all data sets have: their median is of the same ones on each."""
+        return [method for method in self.methods if method in FAIR]
+
+    @cached_property
+    def fair_gains(self) -> list[float]:
+        """The gain of the median fair method on each data set, in units of its bound."""
+        return [
+            float(np.median([each.gain(method) for method in self.fair]))
+            for each in self.federations
+        ]
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """What serves the worst tenth of each data set best: one of `rule.LABELS`."""
+        return [
+            label_of({BASELINE: 0.0, "fair": fair_gain, "local": each.gain("local")})
+            for each, fair_gain in zip(self.federations, self.fair_gains, strict=True)
+        ]
 
     @cached_property
     def best(self) -> list[str]:
@@ -359,7 +368,8 @@ def outcome_sentence(ranks: Ranks) -> str:
         f"**Over {len(ranks.federations)} data sets**, the worst 10 % under a method compare to"
         f" FedAvg's so: {'; '.join(filter(None, (known, rest)))}. The gains are estimated at"
         f" {min(estimates):+.2f} to {max(estimates):+.2f} times what would matter; Friedman's test"
-        f" {differ} difference between {len(ranks.methods)} methods (p = {ranks.friedman:.2g})."
+        f" {differ} difference between {len(ranks.methods)} methods (p = {ranks.friedman:.2g});"
+        f" Holm's correction is over the {len(ranks.outcomes)} others than FedAvg."
         " All of it is about the middle of the gains: it does not say what a method does for your"
         " clients, nor, where data cannot tell, that it is as good as FedAvg."
     )
@@ -375,15 +385,17 @@ def fair_sentence(federations: Sequence[Federation]) -> str:
     names = [each for each in federations if any(is_clear(each, m, 1) for m in FAIR)]
     sentence = (
         f"**Look at your own clients first:** on {len(names)} of {len(federations)} federations a"
-        " fair method with a common model raises the worst 10 %, with an interval without 0"
+        " fair method raises the worst 10 %, with an interval without 0"
     )
     if not names:
         return f"{sentence}."
+    held = [f"`{each.name}`" for each in names if any(is_significant(each, m) for m in FAIR)]
     best = "; ".join(each.describe(m) for each, m in zip(names, helped, strict=True))
-    most = max(len(FAIR & each.values.keys()) for each in federations)
+    ran = [len(FAIR & each.values.keys()) for each in federations]
     return (
-        f"{sentence} ({best}). Of up to {most} such methods on each, the best is named, which"
-        " favours them."
+        f"{sentence} (in times what would matter, {best}). With Holm's correction over a"
+        f" federation's methods, {len(held)} of them are left ({join(held) or 'none'}). Of the"
+        f" {min(ran)} to {max(ran)} fair methods on each, the best is named, which favours them."
     )
 
 
@@ -391,6 +403,12 @@ def is_clear(federation: Federation, method: str, sign: int) -> bool:
     """Return whether a method's gain of the worst tenth has a sign, with an interval without 0."""
     found = federation.differences.get((method, "worst_10"))
     return found is not None and found.excludes_zero and sign * found.mean > 0.0
+
+
+def is_significant(federation: Federation, method: str) -> bool:
+    """Return whether a method clearly raises the worst tenth, also with Holm's correction."""
+    found = federation.differences.get((method, "worst_10"))
+    return found is not None and found.significant and found.mean > 0.0
 
 
 def local_sentence(federations: Sequence[Federation]) -> str:
@@ -417,7 +435,7 @@ def rule_sentence(ranks: Ranks) -> str:
     claim = "goes with" if corrected < LEVEL else "cannot be shown to go with"
     signed = f"{rho:+.2f}".replace("-", "−")
     properties = [each.properties for each in ranks.federations]
-    labels = [each.label for each in ranks.federations]
+    labels = ranks.labels
     right = [a == b for a, b in zip(leave_one_out(properties, labels), labels, strict=True)]
     low, high = wilson(sum(right), n)
     constants = {
@@ -435,16 +453,18 @@ def rule_sentence(ranks: Ranks) -> str:
     verdict = "It beats both." if beats else "It does not beat both: do not go by it."
     return (
         f"**What predicts a gain:** of {len(found)} properties, the {PREDICTORS[name]} {claim} the"
-        f" gain of the median fair method (Spearman's ρ = {signed}, p = {corrected:.2g} with the"
+        f" gain of the median of the {len(ranks.fair)} fair methods that ran on all"
+        f" (Spearman's ρ = {signed}, p = {corrected:.2g} with the"
         f" correction for {len(found)}). A rule says whether to try a fair method, Local, or"
-        f" neither; chosen on the other data sets it is right on {sum(right)} of {n}"
-        f" ({100.0 * low:.0f} to {100.0 * high:.0f} %), {' and '.join(beside)}. {verdict}"
+        f" neither; chosen on the other data sets it is right on {sum(right)} of {n}, a share of"
+        f" {100.0 * sum(right) / n:.0f} % ({100.0 * low:.0f} to {100.0 * high:.0f} %),"
+        f" {' and '.join(beside)}. {verdict}"
     )
 
 
 def correlations(ranks: Ranks) -> dict[str, tuple[float, float]]:
-    """Return Spearman's correlation and its p-value of each property with `fair_gain`."""
-    gains = [each.fair_gain for each in ranks.federations]
+    """Return Spearman's correlation and its p-value of each property with `fair_gains`."""
+    gains = ranks.fair_gains
     found = {}
     for name in PROPERTIES:
         column = [each.properties[name] for each in ranks.federations]
@@ -457,7 +477,7 @@ def correlations(ranks: Ranks) -> dict[str, tuple[float, float]]:
 def rule_table(ranks: Ranks) -> Table:
     """Return a row a data set: its properties, its label, and what the others' rule says."""
     properties = [each.properties for each in ranks.federations]
-    labels = [each.label for each in ranks.federations]
+    labels = ranks.labels
     said = leave_one_out(properties, labels) if len(labels) >= FEWEST else ["–"] * len(labels)
     return [
         ["", *PROPERTIES, "fair method", "Local", "label", "rule says"],
@@ -465,12 +485,14 @@ def rule_table(ranks: Ranks) -> Table:
             [
                 f"`{each.name}`",
                 *(shown(each.properties[name]) for name in PROPERTIES),
-                f"{each.fair_gain:+.2f}",
+                f"{fair_gain:+.2f}",
                 f"{each.gain('local'):+.2f}",
                 label,
                 answer,
             ]
-            for each, label, answer in zip(ranks.federations, labels, said, strict=True)
+            for each, fair_gain, label, answer in zip(
+                ranks.federations, ranks.fair_gains, labels, said, strict=True
+            )
         ),
     ]
 
@@ -510,17 +532,20 @@ def join(names: Sequence[str]) -> str:
 # The figure ---------------------------------------------------------------------------------------
 
 
-def picture(federations: Sequence[Federation]) -> Figure:
+def picture(ranks: Ranks) -> Figure:
     """Return the figure: the median fair method's gain against each property."""
     with matplotlib.rc_context({"font.size": 8}):
         figure = Figure(figsize=(7.2, 5.6), layout="constrained")
         *panels, key = figure.subplots(2, 3, sharey=True).flat
         for axes, (name, heading) in zip(panels, PREDICTORS.items(), strict=True):
             axes.axhline(0.0, color="#B0B0B0", linewidth=0.8, zorder=1)
-            for each, color, marker in zip(federations, cycle(INKS), cycle("osD^"), strict=False):
+            points = zip(ranks.federations, ranks.fair_gains, strict=True)
+            for (each, fair_gain), color, marker in zip(
+                points, cycle(INKS), cycle("osD^"), strict=False
+            ):
                 axes.scatter(
                     [each.properties[name]],
-                    [each.fair_gain],
+                    [fair_gain],
                     color=color,
                     marker=marker,
                     label=each.name,
@@ -534,7 +559,7 @@ def picture(federations: Sequence[Federation]) -> Figure:
         for axes in panels[::3]:
             axes.set_ylabel("gain of the worst 10 %, times the bound")
         key.set_axis_off()
-        if federations:
+        if ranks.federations:
             for axes in panels[2:]:
                 axes.set_xscale("log")
             handles = panels[0].get_legend_handles_labels()
@@ -576,7 +601,7 @@ def write(tuned: Path, out: Path, picture_file: Path) -> None:
     }.items():
         (out / f"{name}.txt").write_text(f"{text}\n")
     with themed():
-        picture_file.write_bytes(svg_of(picture(federations)))
+        picture_file.write_bytes(svg_of(picture(ranks)))
 
 
 def write_rows(path: Path, rows: Iterable[Sequence[str]]) -> None:

@@ -5,11 +5,18 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from textwrap import indent
 from typing import Any
 
 # Where Fairbloom logs: below Flower's logger, so that both are seen, set and silenced together.
 log = logging.getLogger("flwr").getChild("fairbloom")
+
+
+@lru_cache(maxsize=1000)
+def log_once(words: str, *values: object, level: int = logging.WARNING) -> None:
+    """Log a line unless this process has logged it: runs and messages share a process."""
+    log.log(level, words, *values)
 
 
 def escape_unprintable(words: str, *, but: str = "") -> str:

@@ -102,7 +102,7 @@ class FCFL(FairStrategy):
         *,
         budget: NonNegative = 0.05,
         budgets: Annotated[
-            Mapping[str, float] | str | None, Pairs("site-a=0.02 site-b=0.1")
+            Mapping[str, float] | str | None, Pairs('"site a"=0.02 site-b=0.1')
         ] = None,
         stage1_rounds: Annotated[int, Range("[0, inf)")] = 800,
         delta: Positive = 0.5,
@@ -170,8 +170,10 @@ class FCFL(FairStrategy):
 
     def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
         """Return the number of clients that exceed their budgets, and the updates' conflicts."""
-        over = float((self._excess(cohort) > 0.0).sum())
-        return {"over-budget": over, **super().own_metrics(cohort, coefficients)}
+        return {
+            "over-budget": float((self._excess(cohort) > 0.0).sum()),
+            **super().own_metrics(cohort, coefficients),
+        }
 
     def _excess(self, cohort: Cohort) -> FloatArray:
         """Return v_k = |Δ_k| − ε_k, shape (m,)."""

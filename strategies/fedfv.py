@@ -129,7 +129,8 @@ class FedFV(CommonDescent):
         """Return u'_k as coefficients of u_1 … u_m, one row per client, shape (m, m)."""
         m = cohort.size
         G = cohort.gram[:m, :m]
-        ascending = np.argsort(cohort.losses, kind="stable")  # ties stay in the order of names
+        # equal losses go by the norms of updates: names must not decide
+        ascending = np.lexsort((np.diag(G), cohort.losses))
         free = np.ones(m, dtype=bool)
         if self.alpha > 0.0:
             # 1e-9 less, because rounding must not add to the number of free clients

@@ -40,6 +40,7 @@ from .term import TERM
 from .torchjd import TORCHJD, FromTorchJD
 from .vred import SemiVRed, VRed
 
+# Every method by its name on the command line; FromTorchJD adds TorchJD's.
 METHODS: dict[str, type[FairStrategy]] = {
     method.__name__.lower(): method
     for method in (
@@ -81,8 +82,8 @@ METHODS: dict[str, type[FairStrategy]] = {
         Local,
     )
 }
-"""Every method by its name on the command line; FromTorchJD adds TorchJD's."""
 
+# The names of methods in papers, the usual one first, if they differ from the class's name.
 PUBLISHED: Mapping[str, tuple[str, ...]] = {
     "fedavg": ("FedAvg", "Federated Averaging"),
     "fedavgn": ("FedAvg-n",),
@@ -99,7 +100,6 @@ PUBLISHED: Mapping[str, tuple[str, ...]] = {
     "fedmgdaplus": ("FedMGDA+",),
     "mgdaprox": ("MGDA-Prox",),
 }
-"""The names of methods in papers, the usual one first, if they differ from the class's name."""
 
 
 def _plain(name: str) -> str:
@@ -107,8 +107,8 @@ def _plain(name: str) -> str:
     return re.sub(r"[-_\s]", "", name).casefold()
 
 
+# The methods' names in settings, by their plain names in papers and settings.
 KNOWN_AS = {_plain(alias): name for name in METHODS for alias in (name, *PUBLISHED.get(name, ()))}
-"""The methods' names in settings, by their plain names in papers and settings."""
 
 
 def canonical(name: str) -> str:

@@ -78,8 +78,9 @@ def reply_by(account: Account, message: Message, context: Context) -> RecordDict
             "the run's schema is not the one that the privacy account was opened with: submit it"
             " with that schema"
         )
-    own = {"state_dir": str(account.place / STATES), "device": "cpu"}
-    settings = settings.model_copy(update=own)
+    settings = settings.model_copy(
+        update={"state_dir": str(account.place / STATES), "device": "cpu"}
+    )
     with account.ledger.lock():
         return Request(account, kind, message, context, settings, terms).serve(partition, name_here)
 
@@ -137,8 +138,7 @@ class Request:
             if update.arrays:
                 wanted = wanted_arrays(client, self.message)
                 reply[wire.ARRAYS] = record_of(update.arrays, wanted)
-            keep = partial(ledger.keep_reply, key, serialize(reply))
-            write_until(keep, until, account.place)
+            write_until(partial(ledger.keep_reply, key, serialize(reply)), until, account.place)
         if (noted := NOTED.get()) is not None:
             noted["spent"] = {REPORTS: reports} if reports else {UNITS: work.units}
             noted["left"] = ledger.left()

@@ -15,7 +15,7 @@ import sys
 import tomllib
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,8 +27,10 @@ import tomli_w
 
 from fairbloom.logs import log
 from fairbloom.protocol.names import CLIENTS_FOLDER, ORDER_FOLDER
+from fairbloom.protocol.parameters import Value
 from fairbloom.system.files import make_folder, read_small, write_whole
 from fairbloom.system.supervise import exit_reason
+from fairbloom.system.values import decode_as
 
 from ..errors import DeployError
 from .content import Content
@@ -84,28 +86,18 @@ class Order:
     app: str
     distribution: str
     version: str
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Value]
     folder: str = ""
 
     @classmethod
     def read(cls, file: Path) -> Self:
         """Read a run.toml; raise OSError, ValueError or KeyError if it is invalid."""
         try:
-            values = tomllib.loads(read_small(file))
+            return decode_as(cls, tomllib.loads(read_small(file)), finite=False)
         except RecursionError as error:
             raise ValueError("it is nested too deeply") from error
-        if unknown := values.keys() - {field.name for field in fields(cls)}:
-            raise ValueError(f"it has the key {sorted(unknown)[0]}, which an order does not have")
-        texts = [values[key] for key in ("app", "distribution", "version", "folder")]
-        settings = values["settings"]
-        if not all(isinstance(text, str) for text in texts) or not isinstance(settings, dict):
-            raise ValueError(
-                "app, distribution, version and folder are texts, and settings is a table"
-            )
-        for key, value in settings.items():
-            if not isinstance(value, bool | int | float | str):
-                raise ValueError(f"the setting {key} is neither a number, a text nor true or false")
-        return cls(**values)
+        except TypeError as error:  # JSON has no dates
+            raise ValueError(f"it is neither numbers, texts, true nor false: {error}") from error
 
 
 class RunFiles:

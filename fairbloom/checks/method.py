@@ -19,7 +19,7 @@ from fairbloom.rounds.arrays import FloatArray, Model
 from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
 from fairbloom.strategies import FairStrategy
 
-from .replies import extreme_replies, ordinary_replies
+from .replies import extreme_replies, ordinary_replies, report_in_pairs
 from .report import CheckReport, Failure, Remark, bits, check_properties
 from .subject import (
     MEASURED,
@@ -201,9 +201,13 @@ def check_finite(subject: MethodUnderTest) -> str:
 
 def check_permutation(subject: MethodUnderTest) -> str:
     """A coefficient goes with what a client replied, whatever the client is called."""
-    for m, common in ((3, 1.0), (5, 0.0), (8, 0.3), (50, 1.0)):
-        replies = ordinary_replies(m, seed=1, common=common)
-        order = np.random.default_rng(m).permutation(m)[::-1]
+    several = [
+        ordinary_replies(m, seed=1, common=common)
+        for m, common in ((3, 1.0), (5, 0.0), (8, 0.3), (50, 1.0))
+    ]
+    for replies in [*several, *map(report_in_pairs, several)]:
+        # neighbours change places: a sort that is stable would keep the order of ties
+        order = np.roll(np.arange(len(replies.names))[::-1], 2)
         renamed = replace(replies.select(order), names=replies.names)
         given, step = subject.weigh_fresh(replies)
         after, step_after = subject.weigh_fresh(renamed)
@@ -229,7 +233,8 @@ def check_permutation(subject: MethodUnderTest) -> str:
             f"Given {replies.description}, the client with loss {renamed.column(wire.LOSS)[k]:.2g}"
             f" got the coefficient {wanted[row, k]:.3g}; with other names, and so in another order,"
             f" the same replies got it {after[row, k]:.3g}, and the step is another one. Go by what"
-            " clients reply, not by their place in cohort.names."
+            " clients reply, not by their place in cohort.names: a sort gives equal values ranks by"
+            " place."
         )
     return "Clients that are called otherwise, and so come in another order, count as before."
 

@@ -97,6 +97,15 @@ def ordinary_replies(m: int, seed: int = 0, common: float = 1.0) -> MadeUpReplie
     )
 
 
+def report_in_pairs(replies: MadeUpReplies) -> MadeUpReplies:
+    """Return replies in which every two neighbours report the same metrics: ties."""
+    first = np.arange(len(replies.names)) // 2 * 2
+    return replies.report(
+        {metric: values[first] for metric, values in replies.metrics.items()},
+        f"{replies.description}, of which every two report the same",
+    )
+
+
 def extreme_replies() -> Iterator[MadeUpReplies]:
     """Yield the extremes that a run may come to."""
     usual = ordinary_replies(4)

@@ -292,6 +292,8 @@ def compare(
 def search(
     task: str | None = None,
     *,
+    data: Frames | None = None,
+    target: str = "",
     methods: Named | Sequence[Named] = METHODS,
     app: str | os.PathLike[str] | None = None,
     flwr: bool = False,
@@ -360,6 +362,7 @@ def search(
         a folder cannot be used, or the baseline cannot be judged.
     """
     config = merge_settings(as_settings({"task": task, **options}), settings or {})
+    config = settings_of_frames(data, target, out, config)
     if seeds < 1:
         raise SettingsError(f"seeds = {seeds}: a search takes at least one")
     if test_seeds is not None and test_seeds < 1:
@@ -394,40 +397,40 @@ def search(
         return search_arms(study, Path(out), place, bar)
 
 
-@explained_in_python
+@expand_options
 def check_data(
-    data: Frames | str | os.PathLike[str],
+    data: Frames | str | os.PathLike[str] | None = None,
     *,
+    task: str = "csv",
     target: str = "",
+    seed: int | None = None,
     settings: Mapping[str, Value] | None = None,
+    **options: Unpack[StudyOptions],
 ) -> dict[str, "pandas.DataFrame"]:
     """Return tables that describe the data of clients, as `fairbloom data` prints them.
 
     They are `clients`, with the faults of each under `problem`, `columns`, and `remarks` on what
     may be wrong.
 
+    The other parameters are as in `run`.
+
     Parameters
     ----------
     data
-        The data frame of each client, by name, or the folder of their files.
-    target
-        The column to predict.
-    settings
-        Any other settings, such as {"csv.unit": "patient"}.
+        The data frame of each client, by name, or the folder of their files, as `data_dir`.
 
     Raises
     ------
     FairbloomError
-        When no client's data can be read, or a setting is unknown or impossible.
+        When no client's data can be read, or a setting is unknown, impossible or unused.
     """
+    config = merge_settings(as_settings({"task": task, "seed": seed, **options}), settings or {})
+    if isinstance(data, str | os.PathLike):
+        config = merge_settings({"data-dir": os.fspath(data)}, config)
+        data = None
     with TemporaryDirectory() as place:
-        config = merge_settings({"task": "csv"}, settings or {})
-        if isinstance(data, str | os.PathLike):
-            config = merge_settings(
-                {"data-dir": os.fspath(data), "csv.target": target or None}, config
-            )
-        else:
-            config = settings_of_frames(data, target, place, config)
+        config = settings_of_frames(data, target, place, config)
+        check_used(config, ["fedavg"], task)
         forget_tasks()
         described = describe_data(Settings.of(config))
     return {name: frame(rows) for name, rows in described.items()}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, get_type_hints
 
 from .effects import IdleIf
-from .parameters import Choices, Mark, Meaning, Range
+from .parameters import Choices, Mark, Meaning, Pairs, Range
 
 
 class SharedOptions:
@@ -66,6 +66,7 @@ class SharedOptions:
     prior: Annotated[
         str,
         Mark.VARIANT,
+        Pairs('"site a"=2 site-b=1'),
         Meaning(
             "Prior weights of clients, as a=2 b=1, in place of weighting; a client without one "
             "has 1"

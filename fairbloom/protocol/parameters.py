@@ -242,7 +242,7 @@ class Parameter:
             return did_you_mean(str(value), self.allowed.words)
         if self.kind is bool and isinstance(value, str):
             return "write true or false; "
-        if self.kind is str and isinstance(value, bool | int | float):
+        if self.allowed is None and self.kind is str and isinstance(value, bool | int | float):
             return f"put it in quotes, as in --set '{self.key}=\"{value}\"'; "
         if self.kind is int and isinstance(value, float) and value.is_integer():
             return f"write {value:.0f}; "

@@ -136,10 +136,10 @@ class FlowerClients:
         # The ids of the messages that were answered at the last delivery.
         self._delivered = set[str]()
         self._answers_query: bool | None = None  # None before a node has answered
+        # The clients with a state of their context that their node keeps for one run only.
         self.with_state = set[str]()
-        """The clients with a state of their context that their node keeps for one run only."""
+        # In a continued run, those that had such a state, until their loss is logged.
         self.lost_states: frozenset[str] | None = None
-        """In a continued run, those that had such a state, until their loss is logged."""
         self._digest = ""  # of the model's frozen parameters, once it is known
 
     @property

@@ -22,7 +22,7 @@ from .compatibility import ROSTER
 from .in_progress import RoundEvaluation, RoundInProgress
 from .learning import Watcher, find_unchanged
 from .method import Method
-from .refusals import NotFiniteMetricError
+from .refusals import NotFiniteMetricError, log_repeated
 from .round import Round, StopRun
 from .run_state import RunState
 from .sampling import sample, share
@@ -70,15 +70,15 @@ class Rounds:
         scores: Iterable[Score] = (),
     ) -> None:
         self.clients = clients
+        # The clients that were online at the last draw, in the order of names.
         self.online: Sequence[str] = ()
-        """The clients that were online at the last draw, in the order of names."""
+        # The round in progress, or the last one. Flower's hooks, which are called one by one, find
+        # it here.
         self.current = RoundInProgress(number=0)
-        """The round in progress, or the last one. Flower's hooks, which are called one by one, find
-        it here."""
         # Known clients that are offline. `self.online` has the others: there may be a million.
         self._offline = set(known)
+        # The reason why the rounds ended before the last one, or "".
         self.stopped = ""
-        """The reason why the rounds ended before the last one, or ""."""
         self._method = method
         self.num_rounds = num_rounds
         self._all_evaluate_last = all_evaluate_last
@@ -87,6 +87,7 @@ class Rounds:
         self._watcher = Watcher(method, num_rounds)
         self._has_asked = False  # whether this process has asked clients to train
         self._has_checked_names = False
+        self._said = Counter[tuple[str, str]]()  # the reasons of refusals that are in the log
 
     def run(
         self, model: Model, *, measure: Callable[[int], Sequence[str]], measure_after: Sequence[str]
@@ -163,6 +164,8 @@ class Rounds:
             self.stopped = stop.reason
             self._method.enter(self._method.run_state.stopped(last))
             return
+        finally:
+            log_repeated(self._said)
         self._watcher.check_learned()
 
     # The four steps -------------------------------------------------------------------------------
@@ -226,7 +229,7 @@ class Rounds:
         current.replies = replies.without_updates()
         current.vectors = NOTHING
         norm_bounds = self._screen(current, replies)
-        replies.refused.log()
+        replies.refused.log(self._said)
         self._leave_out_spent(number, replies)
         state = method.run_state
         model: Model | None = None
@@ -303,7 +306,7 @@ class Rounds:
         method = self._method
         counts = screen_evaluations(method, replies, self._scores, self._first_limit)
         method.enter(method.run_state.tested(counts))
-        replies.refused.log()
+        replies.refused.log(self._said)
         if not current.evaluators:
             return None
         method.enter(method.run_state.evaluated(current.number, usable=bool(replies.names)))
@@ -337,7 +340,8 @@ class Rounds:
             return False
         if self.stopped or number == self.num_rounds:
             return True
-        return number == self._method.last_evaluated(number)
+        every = self._method.evaluate_every
+        return every > 0 and number % every == 0
 
     def mean_model(self, model: Model) -> Model:
         """Return the mean of all global models if they are averaged, else the last one, `model`.
@@ -460,8 +464,9 @@ class Rounds:
         """Refuse replies that are not plausible; return the norm bounds of the others, if any."""
         method = self._method
         if method.keeps_states:
-            states = method.run_state.states
-            current.lost_states = states.screen(replies, current.terms.state_rounds)
+            current.lost_states = method.run_state.states.screen(
+                replies, current.terms.state_rounds
+            )
         norm_bounds = screen_replies(method, replies, current.number, self._first_limit)
         counts = {name: report[method.weighted_by_key] for name, report in replies.metrics.items()}
         method.enter(method.run_state.screened(counts))

@@ -403,10 +403,6 @@ class Method(CommonOptions):
             )
         return sample(names, wanted, self.seed, "train", server_round)
 
-    def last_evaluated(self, server_round: int) -> int:
-        """Return the last round up to this one after which clients evaluate, 0 without one."""
-        return server_round - server_round % self.evaluate_every if self.evaluate_every else 0
-
     # State ----------------------------------------------------------------------------------------
 
     @property

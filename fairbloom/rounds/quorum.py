@@ -98,8 +98,8 @@ class Quorum:
         grid: object = None,
         clock: Clock = time,
     ) -> None:
+        # How many counted clients must be online; 0 before that is decided.
         self.fewest = 0
-        """How many counted clients must be online; 0 before that is decided."""
         self._among = frozenset(among)
         self._known = set(known)
         self._setting = setting

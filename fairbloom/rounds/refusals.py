@@ -1,6 +1,7 @@
 """Why replies of a round are not used."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 
 from fairbloom.errors import join_names
@@ -44,15 +45,15 @@ def lacking_metric(metric: str, value: object = None) -> ValueError:
 
 
 class Refusals:
-    """Why replies of a round are not used, by client name; `log` logs each reason once."""
+    """Why replies of a round are not used, by client name."""
 
     def __init__(self, server_round: int) -> None:
         self.round = server_round
         self._reasons: dict[str, list[str]] = {}
+        # The errors of arrays or needed metrics that are not finite, by client name.
         self.not_finite: dict[str, NotFiniteError] = {}
-        """The errors of arrays or needed metrics that are not finite, by client name."""
+        # The clients whose privacy budget is spent.
         self.spent = set[str]()
-        """The clients whose privacy budget is spent."""
 
     def add(self, name: str, reason: ValueError | str) -> None:
         """Note why a reply of `name` is not used."""
@@ -62,9 +63,14 @@ class Refusals:
         if isinstance(reason, BudgetSpentError):
             self.spent.add(name)
 
-    def log(self) -> None:
-        """Log each reason in a line, with its clients."""
-        for reason, names in join_alike(self.reasons).items():
+    def log(self, said: Counter[tuple[str, str]]) -> None:
+        """Log each reason in a line, with its clients, unless it was said of a client before.
+
+        `said` counts how often a client was refused for a reason, and is continued.
+        """
+        news = {name: why for name, why in self.reasons.items() if (name, why) not in said}
+        said.update(self.reasons.items())
+        for reason, names in join_alike(news).items():
             replies = (
                 f"the replies of {len(names)} clients ({join_names(names)})"
                 if len(names) > 1
@@ -81,6 +87,15 @@ class Refusals:
     def count(self) -> int:
         """How many replies were refused; a client may have sent several."""
         return sum(map(len, self._reasons.values()))
+
+
+def log_repeated(said: Counter[tuple[str, str]]) -> None:
+    """Log of which clients further replies were refused for reasons that were said once."""
+    again = Counter[str]()
+    for (name, _), times in said.items():
+        again[name] += times - 1
+    if repeated := [f"{name} ({times} times)" for name, times in sorted((+again).items())]:
+        log.warning("refused again, for the reasons above: %s", join_names(repeated))
 
 
 def join_alike(reasons: Mapping[str, str]) -> dict[str, list[str]]:

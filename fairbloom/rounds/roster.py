@@ -45,8 +45,8 @@ class Roster:
 
     def __init__(self, clock: Clock) -> None:
         self.nodes = defaultdict[int, Node](Node)
+        # Node ids by client name, in ascending order of names.
         self.online: Mapping[str, int] = {}
-        """Node ids by client name, in ascending order of names."""
         self._clock = clock
         # by message id: the node that owes a reply, and until when it is awaited
         self._pending: dict[str, tuple[int, Deadline]] = {}

@@ -128,10 +128,10 @@ def usable_evaluation(record: Mapping[str, Any], weight_key: str) -> dict[str, f
     """
     if record.get(NUM_EXAMPLES) == 0:
         raise ValueError("it has no test examples, so it counts in no measure")
-    if NUM_EXAMPLES in record:
-        return usable_metrics(record, weight_key)
     others = (f"{TRAIN}-", PERSONAL_ROUND)
-    if all(name.startswith(others) or f"-{VALIDATION}" in name for name in record):
+    if NUM_EXAMPLES not in record and all(
+        name.startswith(others) or f"-{VALIDATION}" in name for name in record
+    ):
         finite = usable_metrics({**record, NUM_EXAMPLES: 1}, NUM_EXAMPLES)
         del finite[NUM_EXAMPLES]
         return finite
@@ -191,19 +191,19 @@ def _check_group_counts(metrics: Mapping[str, float]) -> None:
 
 
 def implausible_counts(
+    method: Method,
     reports: Mapping[str, Mapping[str, float]],
-    weight_key: str,
-    *,
-    enrolled: Mapping[str, float],
+    first_limit: float,
     first: Mapping[str, float],
-    max_growth: float,
-    first_limit: float = math.inf,
 ) -> dict[str, str]:
     """Return the clients with implausible counts, with the reason.
 
-    A client may have at most its `enrolled` examples, and a weight of at most `max_growth` times
-    its `first`. A client that joins is compared with the others: see `beyond_others`.
+    A client may have at most the examples that it is enrolled with, and a weight of at most
+    `max_growth` times its `first`. A client that joins may have `first_limit` times the others'
+    median: see `beyond_others`.
     """
+    weight_key = method.weighted_by_key
+    enrolled = method.enrolled_sizes
     reasons: dict[str, str] = {}
     for name, report in reports.items():
         if NUM_EXAMPLES not in report:  # an evaluation by a device that holds it back
@@ -214,8 +214,10 @@ def implausible_counts(
         if name in enrolled and examples > enrolled[name]:
             most = f"the {enrolled[name]} examples that it was enrolled with"
             reasons[name] = f"num-examples {examples} is more than {most}"
-        elif name in first and weight > max_growth * first[name]:
-            most = f"{max_growth:g} times (max_growth) the {first[name]} that it said at first"
+        elif name in first and weight > method.max_growth * first[name]:
+            most = (
+                f"{method.max_growth:g} times (max_growth) the {first[name]} that it said at first"
+            )
             reasons[name] = f"{weight_key} {weight} is more than {most}"
         elif is_new and (words := beyond_others(name, examples, first, first_limit)):
             reasons[name] = f"num-examples {examples} is {words}"
@@ -310,25 +312,6 @@ def proportionate_rates(rates: Iterable[float], limit: float) -> tuple[float, fl
     return median / limit, median * limit
 
 
-def screen_counts(
-    method: Method, replies: Replies, first_limit: float, first: Mapping[str, float]
-) -> None:
-    """Refuse replies with more examples than the client is enrolled with, or than is plausible.
-
-    A client's `first` count of such examples may be `first_limit` times the others' median.
-    """
-    replies.refuse(
-        implausible_counts(
-            replies.metrics,
-            method.weighted_by_key,
-            enrolled=method.enrolled_sizes,
-            first=first,
-            max_growth=method.max_growth,
-            first_limit=first_limit,
-        )
-    )
-
-
 def screen_evaluations(
     method: Method,
     replies: Replies,
@@ -357,7 +340,7 @@ def screen_evaluations(
     new = [name for name in counts if name not in first]
     beyond = {name: beyond_others(name, counts[name], {**counts, **first}, limit) for name in new}
     replies.refuse({name: f"{key} {counts[name]} is {why}" for name, why in beyond.items() if why})
-    screen_counts(method, replies, first_limit, first)
+    replies.refuse(implausible_counts(method, replies.metrics, first_limit, first))
     endless = {metric for metric, score in found.items() if score.is_error} | (metrics & LOSSES)
     replies.refuse(too_large_losses(replies.metrics, endless, method.loss_limit))
     return {name: count for name, count in counts.items() if name in replies.metrics}
@@ -520,7 +503,8 @@ def screen_replies(
     method: Method, replies: TrainReplies, server_round: int, first_limit: float = math.inf
 ) -> NormBounds | None:
     """Refuse a round's implausible replies; return the norm bounds of the others, if any."""
-    screen_counts(method, replies, first_limit, method.run_state.first_counts)
+    first = method.run_state.first_counts
+    replies.refuse(implausible_counts(method, replies.metrics, first_limit, first))
     replies.refuse(out_of_proportion(replies.metrics, method.needs, method.loss_limit))
     screen_buffers(method, replies)
     return screen_norms(method, replies, server_round)

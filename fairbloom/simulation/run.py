@@ -1,5 +1,6 @@
 """A whole run in this process."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
@@ -108,6 +109,7 @@ def _score_held_out(folder: Path, settings: RunSettings, method: Method, model: 
     }
     task = load_task(settings)
     found = {}
+    said = Counter[tuple[str, str]]()
     for title, (few, kind, fine_tune_epochs) in kinds.items():
         terms = Terms(
             server_round=method.run_state.finished_rounds,
@@ -115,7 +117,7 @@ def _score_held_out(folder: Path, settings: RunSettings, method: Method, model: 
             wire_dtype=method.wire_dtype,
         )
         replies = HeldOutClients(method, settings, few).evaluate(task.held_out, model, terms, ())
-        replies.refused.log()
+        replies.refused.log(said)
         found[title] = {
             name: {
                 score.name: score.cells(

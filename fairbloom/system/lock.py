@@ -8,11 +8,10 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from pathlib import Path
 
 from fairbloom.errors import FairbloomError
-from fairbloom.logs import log
+from fairbloom.logs import log_once
 
 # The pause between two attempts to get a lock that another process holds.
 LOCK_RETRY_SECONDS = 0.5
@@ -110,12 +109,11 @@ def _lock(descriptor: int, path: Path, *, wait: bool) -> None:
     except BlockingIOError:
         raise
     except OSError as error:  # some network file systems have no locks
-        _warn_once(path.parent, str(error.strerror))
-
-
-@lru_cache(maxsize=1000)
-def _warn_once(folder: Path, reason: str) -> None:
-    log.warning("%s cannot be locked (%s): let only one process write there", folder, reason)
+        log_once(
+            "%s cannot be locked (%s): let only one process write there",
+            path.parent,
+            error.strerror,
+        )
 
 
 def _lies_at(path: Path, descriptor: int) -> bool:

@@ -3,10 +3,9 @@
 import logging
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import lru_cache
 
 from fairbloom.errors import did_you_mean
-from fairbloom.logs import log
+from fairbloom.logs import log_once
 from fairbloom.protocol.private import SIMULATED
 from fairbloom.protocol.scores import FURTHER, INTERVALS, LOSS_SCORE, Score
 from fairbloom.protocol.settings import RunSettings, SettingsError
@@ -113,27 +112,18 @@ def log_positive(task: Task, asking: Iterable[str] = (), schema: str = "") -> No
     )
     if task.positive is None and names:
         place = "positive in the schema" if task.schema else "Task(…, positive=0), or 1,"
-        _warn(", ".join(names), task.positive_name, place, len(names) > 1)
+        log_once(
+            "%s %s of class %r, the second one, because no positive class is stated: say it by %s",
+            ", ".join(names),
+            plural(len(names), "is", "are"),
+            task.positive_name,
+            place,
+        )
     elif has_two_classes(task):
-        _name_positive(task.positive_name, bool(task.schema) and not schema)
-
-
-@lru_cache(maxsize=64)  # the runs of a study share the line
-def _name_positive(name: str, is_chosen: bool) -> None:
-    log.log(
-        logging.WARNING if is_chosen else logging.INFO,
-        "the positive class is %r%s",
-        name,
-        text_if(is_chosen, ", as the data suggest: another one is positive in a schema"),
-    )
-
-
-@lru_cache(maxsize=64)
-def _warn(names: str, positive: str, place: str, several: bool) -> None:
-    log.warning(
-        "%s %s of class %r, the second one, because no positive class is stated: say it by %s",
-        names,
-        plural(1 + several, "is", "are"),
-        positive,
-        place,
-    )
+        is_chosen = bool(task.schema) and not schema
+        log_once(
+            "the positive class is %r%s",
+            task.positive_name,
+            text_if(is_chosen, ", as the data suggest: another one is positive in a schema"),
+            level=logging.WARNING if is_chosen else logging.INFO,
+        )

@@ -143,26 +143,6 @@ def _data_at(start: RunStart) -> dict[str, Any] | None:
     return {**start.data, **left_out} or None
 
 
-def _examples_at(start: RunStart) -> dict[str, Any] | None:
-    """Return what seeds do to the data of a user's own task, and that no client has trained."""
-    return {"seeds": start.task.seeds, "trained": {}} if start.is_own else None
-
-
-def _about_at(start: RunStart) -> About:
-    task = start.task
-    return About(task.classes, task.class_names, task.positive)
-
-
-def _preprocessing_at(start: RunStart) -> Preprocessing | None:
-    return None if start.task.preprocessing is None else start.task.preprocessing("")
-
-
-def _split_at(start: RunStart) -> "Split | None":
-    if start.deployed or start.task.dealt is None:
-        return None
-    return _splits().of(start.task)
-
-
 def _encode_optional(value: "Preprocessing | Grouped | None") -> bytes:
     return b"" if value is None else value.encode()
 
@@ -207,7 +187,8 @@ EXAMPLES = File[Mapping[str, Any]](
     decode=_decode_object,
     default={},
     remedy="Restore it from a copy, or delete it",
-    initial=_examples_at,
+    # what seeds do to the data of a user's own task, and that no client has trained
+    initial=lambda start: {"seeds": start.task.seeds, "trained": {}} if start.is_own else None,
 )
 
 ABOUT = File[About](
@@ -216,7 +197,7 @@ ABOUT = File[About](
     decode=lambda content: decode_as(About, json.loads(content)),
     default=About(),
     remedy="Restore it from a copy, or delete it",
-    initial=_about_at,
+    initial=lambda start: About(start.task.classes, start.task.class_names, start.task.positive),
 )
 
 SCHEMA = File[str](
@@ -233,7 +214,7 @@ PREPROCESSING = File[Preprocessing | None](
     encode=_encode_optional,
     decode=Preprocessing.decode_file,
     default=None,
-    initial=_preprocessing_at,
+    initial=lambda start: start.task.preprocessing and start.task.preprocessing(""),
 )
 
 MODULES = File[Mapping[str, str]](
@@ -249,7 +230,9 @@ SPLIT = File["Split | None"](
     encode=lambda split: b"" if split is None else split.to_bytes(),
     decode=lambda content: _splits().from_bytes(content),
     default=None,
-    initial=_split_at,
+    initial=lambda start: (
+        None if start.deployed or start.task.dealt is None else _splits().of(start.task)
+    ),
 )
 
 ENGINE = File["Mapping[str, Any] | None"](

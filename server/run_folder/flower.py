@@ -387,10 +387,11 @@ class RoundWriter:
         if not finished.server_metrics and finished.number in self._central:
             finished = replace(finished, server_metrics=dict(self._central[finished.number]))
         serves = self._recorder.method.serves
+        recorded = finished
         if self._recorder.method.personal_parameters:  # each client evaluates with its own
             serves = PERSONAL
             scores = {score.name for score in self._scores}
-            finished = replace(
+            recorded = replace(
                 finished,
                 evaluations={
                     client: {
@@ -404,7 +405,7 @@ class RoundWriter:
             self._recorder.record_initial(self._central[0])
         self._central = {}
         self._before(finished.number)
-        row = self._recorder.record(finished, seconds=time.perf_counter() - self._started)
+        row = self._recorder.record(recorded, seconds=time.perf_counter() - self._started)
         self._after(finished.number)
         log.info(
             "round %d is recorded%s", finished.number, summarize_row(row, self._scores[0], serves)

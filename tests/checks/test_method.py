@@ -240,6 +240,11 @@ def weigh_by_place(self: object, cohort: Cohort) -> FloatArray:
     return c
 
 
+def weigh_by_rank(self: object, cohort: Cohort) -> FloatArray:
+    ranks = np.argsort(np.argsort(cohort.losses, kind="stable"))
+    return np.asarray((ranks + 1.0) / (ranks + 1.0).sum())
+
+
 LOSSES = {"needs": frozenset({"loss-before"})}
 BY_ARRAY = {"requires": frozenset({"gram by array"})}
 DISPARITY = {
@@ -277,6 +282,7 @@ WRONG: list[tuple[str, type[FairStrategy], str]] = [
     ("permutation", broken(**SECOND, **LOSSES, weigh=lambda self, c: np.append(c.prior, c.losses[::-1])), "place"),
     ("permutation", broken(**BY_ARRAY, weigh=weigh_by_place), "place"),
     ("permutation", FirstCountsMore, "place"),
+    ("permutation", broken(**LOSSES, weigh=weigh_by_rank), "every two report the same"),
     ("memory", broken(**LOSSES, weigh=change_losses), "cohort.metrics['loss-before']"),
     ("memory", broken(Attributed, weigh=change_itself), "self.average"),
     ("memory", broken(weigh=change_past), "cohort.past.memory"),

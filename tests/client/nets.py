@@ -183,6 +183,7 @@ class Auxiliary(Net):
         return (outputs, images) if self.training else outputs  # type: ignore[return-value]
 
 
+# Those that a run can train.
 USABLE = (
     Dropping,
     Normed,
@@ -199,4 +200,3 @@ USABLE = (
     BFloat,
     FrozenBFloat,
 )
-"""Those that a run can train."""

@@ -32,8 +32,8 @@ from .quadratic import CURVATURES, MINIMA
 from .test_rules import client, joined, split
 
 BASELINE = {"baseline-patience": 5, "baseline-tolerance": 1e-4, "baseline-epochs": 10}
+# Full batches: the path of the losses is that of gradient descent.
 FULL = run_config(batch_size=0, learning_rate=0.5)
-"""Full batches: the path of the losses is that of gradient descent."""
 
 
 def terms_with(**changes: Any) -> dict[str, Any]:

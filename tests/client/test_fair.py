@@ -54,7 +54,9 @@ from fairbloom.client.fair.training import SUPPORTED
 from fairbloom.client.rules.registry import kinds_of
 from fairbloom.client.rules.steps import ClientMomentum
 from fairbloom.errors import FairbloomError, ReportableError
+from fairbloom.protocol.scores import Score
 from fairbloom.protocol.terms import WORK, Terms
+from fairbloom.server.run_folder.flower import RunFolder
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import (
     METHODS,
@@ -144,10 +146,10 @@ def lacking(method: FairStrategy) -> str:
     return SUPPORTED.find_unsupported(terms, [kind(terms) for kind in kinds_of(terms)])
 
 
+# The cases of the methods that a user's functions serve.
 BY_FUNCTIONS = [
     (name, arguments) for name, arguments in CASES if not lacking(make(name, arguments))
 ]
-"""The cases of the methods that a user's functions serve."""
 
 
 @pytest.mark.slow
@@ -337,6 +339,32 @@ def test_an_app_keeps_a_head_at_each_client(quickstart: Modules) -> None:
     assert all(set(each) == set(head) for each in heads)
     first, second, *_ = (each["second.weight"].numpy() for each in heads)
     assert not np.allclose(first, second)
+
+
+@pytest.mark.parametrize("own", ["", "second.*"])
+def test_a_metric_keeps_its_name_whatever_model_it_is_of(
+    own: str, quickstart: Modules, tmp_path: Path
+) -> None:
+    """The table says which model."""
+    found = list[Round]()
+    RunFolder(tmp_path, score=Score("eval_acc", percent=True), loss="eval_loss").start(
+        FedAvg(personal_parameters=own),
+        InProcessGrid(quickstart[0].app, SMALL, CLIENTS),
+        ArrayRecord(quickstart[1].Net().state_dict()),
+        2,
+        train_config=ConfigRecord({"lr": STEP_SIZE}),
+        on_round=found.append,
+    )
+    assert {name for each in found[-1].evaluations.values() for name in each} == {
+        "eval_acc",
+        "eval_loss",
+        "num-examples",
+    }
+    kind = "personal" if own else "global"
+    row = table(tmp_path / "clients.csv")[-1]
+    assert [name for name in row if "eval_acc" in name and row[name]] == [
+        f"test_eval_acc_of_{kind}_model"
+    ]
 
 
 def test_an_app_keeps_its_head_if_it_replies_more_records() -> None:

@@ -37,6 +37,7 @@ PEOPLE = [
     for first in ("Astrid", "Bartholomew", "Cordelia", "Dagfinn", "Eulalia", "Ferdinand")
 ]
 ILLS = ("diabetes", "asthma", "migraine")
+# What the federation has agreed on.
 PATIENTS = """
 target = "outcome"
 ignore = ["patient"]
@@ -56,8 +57,8 @@ categories = ["diabetes", "asthma", "migraine"]
 type = "string"
 categories = ["recovered", "deceased"]
 """
-"""What the federation has agreed on."""
 
+# What is in the schema, which the server has, of files as they should be.
 GOOD = {
     "age",
     "sexus",
@@ -71,7 +72,6 @@ GOOD = {
     "male",
     "other",
 }
-"""What is in the schema, which the server has, of files as they should be."""
 
 
 def rows(separator: str = ",", **cells: str) -> list[str]:
@@ -97,9 +97,9 @@ def table(*lines: str, header: str | None = HEADER) -> str:
     return "\n".join([*([header] if header is not None else []), *lines]) + "\n"
 
 
+# A file, the schema by which it is read, the reason that the server must get, "" if none, and the
+# file's name.
 Case = tuple[str | bytes, str, str, str]
-"""A file, the schema by which it is read, the reason that the server must get, "" if none, and
-the file's name."""
 
 
 def case(
@@ -281,8 +281,8 @@ def words_of(texts: Iterable[str]) -> set[str]:
     return {word for text in texts for word in re.findall(r"[^\W_]{4,}", text.lower())}
 
 
+# Words of the reasons themselves, which say nothing about a file that has them, too.
 SENTENCES = words_of([*REASONS.values(), "what it says stays in this client's own log"])
-"""Words of the reasons themselves, which say nothing about a file that has them, too."""
 
 
 def words_in(content: str | bytes) -> set[str]:

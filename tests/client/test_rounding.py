@@ -13,10 +13,10 @@ from flwr.app import MessageType
 from numpy.typing import NDArray
 from torch import nn
 
-from fairbloom.client.device import _warn_of_float32, autocast, computing_in
+from fairbloom.client.device import autocast, computing_in
 from fairbloom.client.rules.rounded import round_updates
 from fairbloom.client.states import ROUNDING_STATE, ClientStates
-from fairbloom.logs import log
+from fairbloom.logs import log, log_once
 from fairbloom.protocol.bfloat16 import widen
 from fairbloom.protocol.settings import fingerprint
 from fairbloom.protocol.terms import Terms
@@ -135,7 +135,7 @@ def test_the_flags_of_a_precision_last_as_long_as_a_run(
 def test_tf32_is_float32_on_a_cpu_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _warn_of_float32.cache_clear()
+    log_once.cache_clear()
     with caplog.at_level("WARNING", log.name):
         other = run(tmp_path / "tf32", precision="tf32")
     assert "precision = tf32 is float32 on cpu" in caplog.text

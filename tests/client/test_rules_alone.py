@@ -13,6 +13,7 @@ from fairbloom.strategies import METHODS
 
 ROOT = Path(__file__).parents[2]
 
+# The files that compute clients.
 NAMELESS = (
     "client/gate.py",
     "client/linear.py",
@@ -27,7 +28,6 @@ NAMELESS = (
     *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("fairbloom/simulation/stacked/*.py")),
     "fairbloom/simulation/clients.py",
 )
-"""The files that compute clients."""
 
 KEYS = {key for rule in RULES for key in rule.keys}
 CLASSES = {method.__name__ for method in METHODS.values()}

@@ -539,7 +539,7 @@ def test_runs_are_carried_out_in_order_and_once(tmp_path: Path) -> None:
     assert [run.status for run in (first, stopped, damaged, last)] == [0, 130, 2, 1]
     assert started == [first.number, last.number]
     assert (
-        "run.toml cannot be used: the setting clients is neither a number"
+        "run.toml cannot be used: it is neither numbers, texts, true nor false"
         in damaged.log.read_text()
     )
     again, _ = make_runs(tmp_path, iter([]).__next__)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
+# All pages that are written by hand; those on the methods, and the API reference, have tests of
+# their own.
 PAGES = ["README.md", *sorted(f"docs/{file.name}" for file in (ROOT / "docs").glob("*.md"))]
-"""All pages that are written by hand; those on the methods, and the API reference, have tests of
-their own."""
 
 FEDERATION = "deploy/test_guide.py::test_six_steps_make_a_federation"
 COMPOSE = "docker/test_compose.py::test_docker_compose_up_gives_the_run_in_process"
@@ -20,6 +20,8 @@ QUICKSTART_DEPLOYED = (
 OWN_DATA = "deploy/test_own_data.py::test_four_nodes_with_a_file_each_give_the_run_in_process"
 HOSPITALS = "docs/test_real_data.py::test_the_commands_make_the_hospitals_table_and_picture"
 REPRODUCED = "docs/test_real_data.py::test_the_recipes_are_listed_and_one_is_run"
+# The sections, and pages, whose blocks need more than a folder, each with the test that does what
+# they say.
 ELSEWHERE = {
     "docs/private.md#For owners": "deploy/test_accounts.py::test_three_runs_spend_one_budget",
     "README.md#Reproduce a paper's table": REPRODUCED,
@@ -96,8 +98,6 @@ ELSEWHERE = {
     "docs/flower.md#Deployed": QUICKSTART_DEPLOYED,
     "docs/your-method.md": "docs/test_methods.py::test_every_block_of_python_is_run_by_a_test",
 }
-"""The sections, and pages, whose blocks need more than a folder, each with the test that does what
-they say."""
 
 FENCE = re.compile(r"^( *)(`{3,})([^\s`]*)[^\n]*\n(.*?)^ *\2`*[ ]*$", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)

@@ -48,8 +48,8 @@ from tests.commands import fork_workers
 from .pages import ROOT, Block, blocks
 
 CLIENTS = 4
+# Commands that start what goes on for longer, or on other machines.
 NEEDS_MORE = re.compile(r"(docker|flwr|fairbloom (server|client|deploy))\b")
-"""Commands that start what goes on for longer, or on other machines."""
 NUMBER = re.compile(r"(?<![\w.])[-+−±]?\d+(?:\.\d+)?")
 
 
@@ -61,14 +61,14 @@ class Reader:
     """Does what blocks say, one after the other."""
 
     def __init__(self) -> None:
+        # What the cells have defined.
         self.names: dict[str, Any] = {"__name__": "__main__"}
-        """What the cells have defined."""
+        # What the page's files hold.
         self.files: dict[Path, str] = {}
-        """What the page's files hold."""
         self.printed = ""
+        # What the last command or cell has printed, and where a command failed whose error must be
+        # shown next.
         self.failed = ""
-        """What the last command or cell has printed, and where a command failed whose error must be
-        shown next."""
         self.server_app: ServerApp | None = None
         self.client_app: ClientApp | None = None
 

@@ -157,11 +157,11 @@ def test_an_adapters_round_takes_six_per_cent(
     assert type(merged).__name__ == "BertForSequenceClassification"
 
 
+# Numbers of training rows, so that a last batch has any number of them.
 ROWS = range(DEFAULT_MIN_ROWS, 80)
-"""Numbers of training rows, so that a last batch has any number of them."""
 
+# The settings on which the limits depend, besides parameters of the method.
 OF_STEPS = ("batch-size", "learning-rate", "momentum", "weight-decay", "optimizer", "method")
-"""The settings on which the limits depend, besides parameters of the method."""
 
 
 def check(config: dict[str, Any]) -> None:

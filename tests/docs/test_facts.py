@@ -42,13 +42,15 @@ from fairbloom.server.run_folder.files import ENTRIES
 from fairbloom.strategies import METHODS, SCAFFOLD, VRed
 from tests.commands import forked
 
-from .pages import ELSEWHERE, PAGES, ROOT, blocks
+from .pages import ELSEWHERE, FENCE, PAGES, ROOT, blocks
 from .reader import follow
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CITATION = (ROOT / "CITATION.cff").read_text()
 DATA = ROOT / "docs" / "data"
 MEASURED, RUNS = ((ROOT / "docs" / name).read_text() for name in ("measured.md", "runs.md"))
+OUTSIDE = [*sorted(page.name for page in ROOT.glob("*.md")), "tests/README.md"]
+TARGETS = {*re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)}
 
 
 # The project --------------------------------------------------------------------------------------
@@ -123,23 +125,30 @@ def test_the_page_names_every_column() -> None:
 # Links that Sphinx does not see -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("page", OUTSIDE)
 def test_linked_files_exist(page: str) -> None:
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)[^)]*\)", (ROOT / page).read_text())
     assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == [], page
 
 
-@pytest.mark.parametrize(
-    ("page", "root"),
-    [
-        ("docs/rooms.md", ""),
-        ("CONTRIBUTING.md", ""),
-        ("tests/README.md", "tests/"),
-    ],
-)
-def test_files_that_pages_name_exist(page: str, root: str) -> None:
-    names = re.findall(r"`((?:[\w]+/)+\w+\.py)`", (ROOT / page).read_text())
-    assert [name for name in names if not (ROOT / root / name).exists()] == [], page
+@pytest.mark.parametrize("page", [*OUTSIDE, "docs/rooms.md"])
+def test_files_and_targets_that_pages_name_exist(page: str) -> None:
+    """A path begins with a folder of the checkout; <name> is any name, and _build is not kept."""
+    text = (ROOT / page).read_text()
+    root = (ROOT / page).parent if page in OUTSIDE else ROOT
+    named = re.findall(r"(?<![\w./:-])[\w<-][\w.<>-]*(?:/[\w.<>-]*)+(?<!\.)", text)
+    paths = {each for each in named if "_build" not in each} & {
+        each for each in named for folder in (ROOT, root) if (folder / each.split("/")[0]).is_dir()
+    }
+    patterns = {each: re.sub("<.*?>", "*", each) for each in paths}
+    assert [
+        each
+        for each, pattern in patterns.items()
+        if not any([*ROOT.glob(pattern), *root.glob(pattern)])
+    ] == []
+    inline = re.findall(r"`[^`]+`", FENCE.sub("", text))
+    shown = [*inline, *(block.text for block in blocks(page))]
+    assert {*re.findall(r"\bmake\s+([a-z][a-z-]*)", " ".join(shown))} <= TARGETS
 
 
 def test_what_is_linked_in_flowers_reference_is_there_in_flower() -> None:
@@ -210,7 +219,9 @@ def test_another_test_does_what_a_section_says(section: str, test: str) -> None:
     assert callable(getattr(module, name))
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page", [*dict.fromkeys([*PAGES, *OUTSIDE]), "fairbloom/scaffold/template/README.md"]
+)
 def test_commands_have_the_options_that_pages_give_them(page: str) -> None:
     """All commands of ours, those in the midst of a sentence too."""
     inline = re.findall(r"(?<!`)`(fairbloom [a-z][^`]*)`", (ROOT / page).read_text())
@@ -232,6 +243,11 @@ def test_commands_have_the_options_that_pages_give_them(page: str) -> None:
             page,
             line,
         )
+
+
+def test_the_tutorial_deploys_files_that_can_be_read() -> None:
+    shown = [each for each in blocks("docs/tutorial.md") if each.section == "When a file is wrong"]
+    assert ("sixty" in shown[0].text, shown[-1].commands) == (True, ["python make_hospitals.py"])
 
 
 def test_the_readme_starts_a_federation_as_its_guide_does() -> None:
@@ -287,19 +303,15 @@ def test_a_figures_numbers_keep_their_digits() -> None:
     assert ">0.12345<" in small
 
 
-inventory = pytest.importorskip("sphinx.util.inventory", reason="make docs installs Sphinx")
-mathml = pytest.importorskip("docs.mathml").mathml
-for package in ("furo", "myst_parser"):
-    pytest.importorskip(package)
-
-
+# What these modules say is theirs has an entry in the reference.
 PUBLIC = ("fairbloom", "fairbloom.strategies", "fairbloom.tasks")
-"""What these modules say is theirs has an entry in the reference."""
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Everything as a clean checkout has it, and a page of a method that is no more."""
+    for package in ("sphinx", "furo", "myst_parser"):
+        pytest.importorskip(package, reason="make docs installs Sphinx")
     folder = tmp_path_factory.mktemp("checkout")
     copytree(
         ROOT / "docs", folder / "docs", ignore=ignore_patterns("_build", "methods", "__pycache__")
@@ -336,6 +348,7 @@ def test_each_method_has_a_page(built: Path, subtests: pytest.Subtests) -> None:
 @pytest.mark.slow
 def test_every_public_name_is_in_the_reference(built: Path) -> None:
     """A name that several modules export is there once."""
+    inventory = importlib.import_module("sphinx.util.inventory")
     entries = inventory.InventoryFile.loads((built / "objects.inv").read_bytes(), uri="").data
     kinds = ("class", "function", "data", "exception")
     documented = {name.rpartition(".")[2] for kind in kinds for name in entries[f"py:{kind}"]}
@@ -372,6 +385,7 @@ def test_formulas_are_written_as_mathml(built: Path) -> None:
 @pytest.mark.slow
 def test_a_bracket_of_any_size_has_a_side() -> None:
     """Docutils knows no size of a bracket but those that say whether it opens or closes."""
+    mathml = pytest.importorskip("docs.mathml", reason="make docs installs Sphinx").mathml
     assert mathml(r"\big(x\big)", block=False) == mathml(r"\bigl(x\bigr)", block=False)
     assert mathml(r"\Big\lVert x \Big\rVert", block=True) == mathml(
         r"\Bigl\lVert x \Bigr\rVert", block=True
@@ -380,6 +394,7 @@ def test_a_bracket_of_any_size_has_a_side() -> None:
 
 @pytest.mark.slow
 def test_a_command_that_cannot_be_written_is_named() -> None:
+    mathml = pytest.importorskip("docs.mathml", reason="make docs installs Sphinx").mathml
     with pytest.raises(
         Exception, match=r"The formula '\\\\nonsense x' cannot be written as MathML: .*nonsense"
     ):

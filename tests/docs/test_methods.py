@@ -44,8 +44,8 @@ from .reader import simple_clients
 JUDGED = ("objective", "good_for", "hurts_when", "memory", "cost")
 
 DOI = r"\bdoi:(10\.(?:48550/arXiv\.\d{4}\.\d{5}|24963/ijcai\.\d{4}/\d+|1609/aaai\.v\d+i\d+\.\d+))(?=[.;]?(?:\s|$))"
+# The methods that were read in their authors' code only, with its repository.
 CODE_ONLY = {"fairmoo": "Zhg9300/FairMOO", "fedpw": "guankaiqi/FedPW"}
-"""The methods that were read in their authors' code only, with its repository."""
 
 LABELS = re.compile(r"(Objective|Good for|Hurts when|Memory|Cost|Source|Parameters): ")
 
@@ -369,12 +369,12 @@ def test_the_guide_tells_of_everything_in_a_cohort() -> None:
     assert table("attribute") == computed | given
 
 
+# What Fairbloom calls, or derives of the rest.
 NOT_SAID = {
     *("adapt", "enter", "reset", "state_dict", "load_state_dict", "layout_of", "frozen_in"),
     *("weighs_by_prior", "has_second_rows", "compares_groups", "keeps_states", "run_state"),
-    *("all_needs", "check_fit", "corrects_clients", "own_parameters", "last_evaluated"),
+    *("all_needs", "check_fit", "corrects_clients", "own_parameters"),
 }
-"""What Fairbloom calls, or derives of the rest."""
 
 
 def test_the_guide_tells_of_everything_that_a_method_may_say() -> None:

@@ -8,6 +8,7 @@ import csv
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from benchmarks.methods import WORKLOADS
 from docs import which_method
 from docs.hospitals import picture, served, table
 from docs.reproduced import kept, matches, scores_of, table as table_of_scores
-from docs.which_method import FAMILIES, one_a_data_set, read_federations
+from docs.which_method import FAMILIES, Ranks, one_a_data_set, read_federations
 from fairbloom import reproduce
 from fairbloom.experiments import api
 from fairbloom.experiments.recipe import count_printed, load_recipe, names
@@ -41,8 +42,8 @@ README, MEASURED, DATA_SETS, YOUR_MODEL = (
     )
 )
 
+# The data sets that are known by name, without those tasks that read a user's own files.
 SHIPPED = [info for info in TASKS.values() if not info.reads]
-"""The data sets that are known by name, without those tasks that read a user's own files."""
 
 RECIPES = [*map(load_recipe, names())]
 
@@ -176,6 +177,16 @@ def test_the_readme_has_the_numbers_of_the_page_on_measurements(subtests: pytest
             assert (agrees == "yes") == (row_agrees == "yes")
 
 
+@pytest.mark.parametrize(
+    ("page", "heading"), [(README, "Reproduce a paper's table"), (MEASURED, "Papers' tables")]
+)
+def test_pages_give_the_recorded_time_of_a_recipe(page: str, heading: str) -> None:
+    hours = {row[0]: row[3] for row in rows_of("recipes")}
+    section = page.partition(f"# {heading}\n")[2].partition("\n## ")[0]
+    said = re.findall(r"\bin (?:about )?([\w ]+ (?:minutes|hours?))\b", section)
+    assert (hours["`fedfv-table3`"], said) == ("0.5", ["half an hour"])
+
+
 def test_the_page_on_measurements_prints_what_the_recipe_has() -> None:
     _, *table = rows_of("fedfv-table3")
     recipe = load_recipe("fedfv-table3")
@@ -254,8 +265,8 @@ def test_the_page_on_models_has_every_one_with_its_parameters(subtests: pytest.S
 
 
 DATA = ROOT / "docs" / "data"
+# The workloads of which each seed deals the data anew.
 DEALT = {"digits", "shards", "fashion-mnist"}
-"""The workloads of which each seed deals the data anew."""
 
 SHARES = {"hospitals": 0.34 / 0.66 / 0.8}
 Seeds = Mapping[tuple[str, str], Mapping[int, float]]
@@ -449,6 +460,33 @@ def test_without_results_the_page_says_so(tmp_path: Path) -> None:
     missing = (tmp_path / "out" / "not-run.txt").read_text()
     assert [name for name in WORKLOADS if f"`{name}`" not in missing] == []
     assert len(rows(tmp_path / "out" / "ranks.csv")) == 1
+
+
+def test_a_number_over_data_sets_is_of_the_same_methods(tmp_path: Path) -> None:
+    """A method that ran on one data set alone is in no median, and named where it is best."""
+    make_up(tmp_path)
+    federations = read_federations(tmp_path)
+    best = {seed: {"mean": 70.0, "worst_10": 90.0 + seed} for seed in range(5)}
+    more = replace(federations[0], values={**federations[0].values, "afl": best, "drfa": best})
+    assert Ranks([more, *federations[1:]]).fair_gains == pytest.approx(
+        [np.mean([each.gain("term"), each.gain("fedfv")]) for each in federations]
+    )
+    sentence = which_method.fair_sentence([more, *federations[1:]])
+    assert all(word in sentence for word in (f"{more.gain('afl'):+.1f}", "Of the 2 to 4 fair"))
+
+
+def test_the_page_counts_what_holds_by_holm() -> None:
+    """By the marks of the tables, among federations whose intervals exclude 0."""
+    marked = {
+        name
+        for path in (DATA / "which-method").glob("worst*.csv")
+        for row in rows(path)
+        for name, cell in row.items()
+        if row["method"].lower() in which_method.FAIR and cell[:3] == "**+" and cell[-3:] == "***"
+    }
+    text = (DATA / "which-method" / "findings.txt").read_text()
+    ((count, named),) = re.findall(r"methods, (\d+) of them are left \((.+?)\)", text)
+    assert (int(count), {*re.findall("`(.+?)`", named)}) == (len(marked), marked)
 
 
 def test_a_data_set_counts_once_in_ranks(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 Data frames in place of files: kept, read and refused as files are.
 """
 
+import inspect
 import re
 import shutil
 from pathlib import Path
@@ -16,7 +17,10 @@ import pytest
 import fairbloom as api
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.frames import Frames
+from fairbloom.experiments.options import StudyOptions
 from fairbloom.server.fairness import summarize
+from fairbloom.server.settings import Settings
+from fairbloom.tasks import infer_schema
 from tests.simulation.helpers import Outcome, table
 
 from .helpers import as_json, captured, fairbloom
@@ -299,13 +303,51 @@ def test_a_comparison_takes_frames_and_continues(tmp_path: Path) -> None:
     assert {*found.clients["client"]} == {"Genève", "Sion", "Davos"}
 
 
+@pytest.mark.slow
+def test_a_search_takes_frames(tmp_path: Path) -> None:
+    found = api.search(
+        data=sites(),
+        target="readmitted",
+        methods="fedfv",
+        grid={"alpha": [0.0, 0.2]},
+        seeds=2,
+        settings={"csv.missing": "fill"},
+        out=tmp_path,
+        jobs=1,
+        **SMALL,
+    )
+    assert {each.name for each in (found.folder / "data").iterdir()} == {
+        f"{name}.parquet" for name in sites()
+    }
+
+
 def test_tables_of_check_data_describe_frames(tmp_path: Path) -> None:
     described = api.check_data(sites(), target="readmitted")
     assert list(described["clients"]["client"]) == ["Davos", "Genève", "Sion"]
     assert {*described["columns"]["column"]} == {"age", "ward", "stay", "readmitted"}
     for name, frame in sites().items():
         frame.to_parquet(tmp_path / f"{name}.parquet", index=False)
-    assert api.check_data(tmp_path, target="readmitted")["columns"].equals(described["columns"])
+    schema = tmp_path.parent / "schema.toml"
+    settings = {"task": "csv", "data-dir": str(tmp_path), "csv.target": "readmitted"}
+    schema.write_text(infer_schema(Settings.of(settings)))
+    for again in (
+        api.check_data(tmp_path, target="readmitted"),
+        api.check_data(data_dir=tmp_path, settings={"csv.target": "readmitted"}),
+        api.check_data(data_dir=str(tmp_path), schema=schema),
+    ):
+        assert again["columns"].equals(described["columns"])
+
+
+def test_check_data_reads_other_tasks_by_their_settings() -> None:
+    assert len(api.check_data(task="digits", clients=3, partition="iid", seed=1)["clients"]) == 3
+    with pytest.raises(FairbloomError, match="clients has no effect"):
+        api.check_data(sites(), target="readmitted", clients=2)
+
+
+def test_functions_that_read_data_take_the_same_words() -> None:
+    words = {"task", "data", "target", "seed", "settings", *StudyOptions.__annotations__}
+    for function in (api.run, api.compare, api.search, api.check_data):
+        assert words <= {*inspect.signature(function).parameters}, function
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,15 @@
 """What the error of an impossible value advises, followed where it can be."""
 
 import re
+import shlex
 from typing import Any
 
 import pytest
 
 from fairbloom.errors import did_you_mean
-from fairbloom.protocol.parameters import split_pairs
+from fairbloom.protocol.parameters import parameters_of, split_pairs
 from fairbloom.protocol.settings import SETTINGS, SettingsError, Value, parse_assignments
+from fairbloom.strategies import METHODS
 
 ADVICE: list[tuple[str, Any, str, Value | None]] = [
     (
@@ -92,6 +94,18 @@ def test_pairs_state_a_value_for_each_name_once(text: str) -> None:
     assert split_pairs("a=1 b=2", "c=3") == {"a": "1", "b": "2"}
     with pytest.raises(ValueError, match=r"write it as c=3|give each name one value"):
         split_pairs(text, "c=3")
+
+
+@pytest.mark.parametrize("key", ["prior", "fcfl.budgets"])
+@pytest.mark.parametrize("wrong", [3, True, "site-a", "site a=3"])
+def test_the_pairs_of_an_error_can_be_pasted_in_a_shell(key: str, wrong: Any) -> None:
+    """A name with a space keeps its quotes."""
+    settings = {**SETTINGS, **{each.key: each for each in parameters_of("fcfl", METHODS["fcfl"])}}
+    with pytest.raises(SettingsError, match=rf"^{key} = {wrong!r}: allowed is") as error:
+        settings[key].checked(wrong)
+    (word,) = shlex.split(f"{key}={str(error.value).rpartition(' as in ')[2]}")
+    (text,) = parse_assignments([word]).values()
+    assert {*split_pairs(str(settings[key].checked(text)), "a=1")} == {"site a", "site-b"}
 
 
 @pytest.mark.parametrize("name", ["Age", "AGE", "aGe"])

@@ -32,6 +32,7 @@ from fairbloom.tasks.models import frozen_parameters, shared_parameters
 
 Config = dict[str, Any]
 
+# Each returns the clients of a method and a run config; the others are compared with the first.
 IMPLEMENTATIONS: dict[str, Callable[[Method, Config], ClientPool]] = {
     "local": lambda method, config: LocalClients(method, RunSettings.of(config)),
     "workers": lambda method, config: WorkerClients(method, RunSettings.of(config), workers=2),
@@ -40,16 +41,15 @@ IMPLEMENTATIONS: dict[str, Callable[[Method, Config], ClientPool]] = {
         method, InProcessGrid(app, config, config["clients"]), timeout=60.0
     ),
 }
-"""Each returns the clients of a method and a run config; the others are compared with the first."""
 
 PLAIN: Config = {"clients": 5, "num-rounds": 3, "fraction": 0.6, "device": "cpu", "seed": 2}
 
+# The data of the methods that compare groups.
 GROUPED: dict[str, Config] = {
     name: {"task": "tests.nets:even", "smallest-group": 1}
     for name, method in METHODS.items()
     if method.needs & BETWEEN_GROUPS
 }
-"""The data of the methods that compare groups."""
 
 CASES: dict[str, Config] = {
     **{name: {"method": name, **GROUPED.get(name, {})} for name in METHODS},

@@ -19,8 +19,8 @@ from fairbloom.simulation.adversaries import UPDATES, Sight
 aggregators = pytest.importorskip("byzfl.aggregators", reason="needs ByzFL", exc_type=ImportError)
 attacks = pytest.importorskip("byzfl.attacks", reason="needs ByzFL", exc_type=ImportError)
 
+# Clients of a round, and how many may be hostile.
 ROUNDS = [(4, 1), (7, 2), (10, 3), (9, 4)]
-"""Clients of a round, and how many may be hostile."""
 
 
 def updates(clients: int) -> FloatArray:

@@ -87,8 +87,8 @@ def asked(**terms: Any) -> Case:
     return Case(terms=Terms(**{"server_round": 1, **terms}))
 
 
+# Autocast leaves float64 as it is.
 SINGLE: Config = {"task": "digits", "model": "mlp"}
-"""Autocast leaves float64 as it is."""
 
 OF_THE_WORK: Mapping[str, Case] = {
     "epochs": Case({"local-epochs": 2}),
@@ -235,8 +235,8 @@ CASES: Mapping[str, Case] = {
     **BOTH,
 }
 
+# The fields of the work that stacking does not support, and their log line.
 ONE_BY_ONE = {"time_budget": "time-budget = 1e-09"}
-"""The fields of the work that stacking does not support, and their log line."""
 
 EXPECTED = "local"
 
@@ -282,8 +282,8 @@ def model_of(case: Case) -> dict[str, Any]:
     }
 
 
+# The replies of a round's training and evaluation.
 Seen = tuple[TrainReplies, Replies]
-"""The replies of a round's training and evaluation."""
 
 
 def of_a_round(clients: ClientPool, case: Case) -> Seen:
@@ -431,10 +431,10 @@ def test_what_stacked_clients_do_not_honour_is_known() -> None:
     assert stacked.SUPPORTED.metrics | {"inexactness"} == BY_A_CLIENT.metrics
 
 
+# The fields of the terms that every client supports.
 OF_NO_RULE = {
     *("server_round", "measure", "measures", "state_round", "state_rounds", "seed", "others")
 }
-"""The fields of the terms that every client supports."""
 
 
 def without(honoured: Support, name: str) -> Support:

@@ -48,9 +48,9 @@ from tests.federation import BUFFERS, flat, initial_model, quadratics, run, unpa
 from .helpers import gram_matrix, squared_norms, taken_in, taken_in as borrowed
 from .implementations import bits, method_and_model
 
+# A single number, no numbers, and arrays with which a chunk of 1 to 100 columns has parts of many
+# or of one.
 SHAPES: Sequence[tuple[int, ...]] = ((), (0,), (1,), (3,), (2, 3), (0, 4), (50,), (4, 5, 6))
-"""A single number, no numbers, and arrays with which a chunk of 1 to 100 columns has parts of many
-or of one."""
 
 
 @st.composite
@@ -292,8 +292,8 @@ SETTINGS: dict[str, Any] = {
     **{"device": "cpu", "batch-size": 0},
 }
 
+# A client that misbehaves: maps a message and the honest answer to its answer.
 Node = Callable[[Message, Callable[[Message], Message]], Message]
-"""A client that misbehaves: maps a message and the honest answer to its answer."""
 
 
 class Grid(InProcessGrid):
@@ -509,8 +509,8 @@ def test_a_name_that_is_no_parameter_is_refused(named: str) -> None:
         FedAvg(frozen="w")
 
 
+# Gigabytes that hold one byte.
 TINY = 1e-9
-"""Gigabytes that hold one byte."""
 
 MEAN = ("mean",)
 TIED = {"twin": "a"}

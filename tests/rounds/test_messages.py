@@ -59,6 +59,7 @@ from tests.federation import (
 )
 from tests.strategies.helpers import ARGUMENTS, make, work_config
 
+# The metrics that clients are asked for; none for the other methods.
 MEASURED = {
     **{
         name: ["loss-before"]
@@ -73,8 +74,8 @@ MEASURED = {
     "fairfed": ["accuracy-before", "hits-0", "hits-1", "positives-0", "positives-1"],
     "fcfl": ["disparity", "learning-rate", "loss-before"],
 }
-"""The metrics that clients are asked for; none for the other methods."""
 
+# The terms that clients get, from the method's arguments; none for the other methods.
 TERMS: dict[str, Callable[..., dict[str, Any]]] = {
     "fedprox": lambda mu: {"proximal-mu": mu},
     "mgdaprox": lambda mu, **_: {"proximal-mu": mu} if mu > 0 else {},
@@ -104,7 +105,6 @@ TERMS: dict[str, Callable[..., dict[str, Any]]] = {
     },
     "local": lambda: {"personal-lambda": 0.0, "personal-epochs": 1, "local-only": True},
 }
-"""The terms that clients get, from the method's arguments; none for the other methods."""
 
 
 @pytest.mark.parametrize(
@@ -327,8 +327,8 @@ def test_a_row_of_another_model_ends_the_run_with_the_remedy() -> None:
         run(Sending(frozen=["bias"]), quadratics(2), 2, resume=method.state_dict())
 
 
+# The terms of each method that clients must act on; test_messages.py has them to the letter.
 SENT = {name: [*work] for name in METHODS if (work := make(name, ARGUMENTS[name][0]).terms(1).work)}
-"""The terms of each method that clients must act on; test_messages.py has them to the letter."""
 
 
 def client(

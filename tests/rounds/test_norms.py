@@ -470,7 +470,8 @@ def test_a_count_is_taken_up_to_both_bounds(
     enrolled: float, first: float, count: int, growth: float
 ) -> None:
     reports = {"new": {"num-examples": count}, "a": {"num-examples": count}}
-    known = {"enrolled": {"a": enrolled}, "first": {"a": first}}
-    refused = implausible_counts(reports, "num-examples", **known, max_growth=growth)
+    sizes = {"a": enrolled} if enrolled < INF else {}
+    method = FedAvg(enrolled_sizes=sizes, max_growth=growth)
+    refused = implausible_counts(method, reports, INF, {"a": first})
     assert ("a" not in refused) == (count <= enrolled and count <= growth * first)
     assert "new" not in refused

@@ -5,6 +5,7 @@ Impossible evaluations are refused by name; the evaluations of the others are us
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from io import BytesIO
 from itertools import product
@@ -63,6 +64,7 @@ def node_unavailable(sent: Message, reply: Message) -> list[Message]:
     return [gone]
 
 
+# Replies that no method can use, with the reason for their refusal.
 BROKEN: list[tuple[Fault, str]] = [
     (error, "out of memory"),
     (node_unavailable, "node unavailable"),
@@ -96,7 +98,6 @@ BROKEN: list[tuple[Fault, str]] = [
     ),
     (metrics({"num-examples": 2**53 + 1}), "num-examples must be at most 2**53"),
 ]
-"""Replies that no method can use, with the reason for their refusal."""
 
 
 def check_refused(name: str, fault: Fault, reason: str) -> None:
@@ -130,6 +131,7 @@ def snapshot(sent: Message, reply: Message) -> list[Message]:
 
 OF_TEN = {"positives-0": 5, "positives-1": 5, "hits-0": 0, "hits-1": 0}
 
+# Replies that are refused only by methods that need the value.
 IMPLAUSIBLE: list[tuple[str, Fault, str]] = [
     *(
         (
@@ -196,7 +198,6 @@ IMPLAUSIBLE: list[tuple[str, Fault, str]] = [
     ("fairfed", metrics({"num-examples": 9, **OF_TEN}), "10 together, of 9 exam"),
     ("drfa", snapshot, "its snapshot has the length "),
 ]
-"""Replies that are refused only by methods that need the value."""
 
 
 @pytest.mark.parametrize(("name", "fault", "reason"), IMPLAUSIBLE)
@@ -372,7 +373,7 @@ def test_a_reason_that_several_clients_share_is_one_line(caplog: pytest.LogCaptu
         refused.add(name, "it has no loss")
     refused.add("d", "its array is not finite")
     assert caplog.messages == []
-    refused.log()
+    refused.log(Counter())
     lines = [line for line in caplog.messages if line.startswith("refused")]
     assert [("(a, b, c)" in line, "client d" in line) for line in lines] == [
         (True, False),
@@ -426,10 +427,33 @@ def test_reasons_with_other_numbers_are_logged_in_one_line(
     refused = Refusals(1)
     for k in range(10):
         refused.add(f"c{k}", reason(k))
-    refused.log()
+    refused.log(Counter())
     (line,) = caplog.messages
     assert joined in line
     assert refused.reasons["c4"] == reason(4)  # tables have each client's own
+
+
+def test_what_was_said_of_a_client_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """In training and evaluation, until its reason changes; the record of each round has all."""
+
+    def reply(message: Message) -> Message:
+        number = message.content.config_records["config"]["server-round"]
+        return Message(Error(2, "no file" if number != 3 else "the disk is full"), reply_to=message)
+
+    broken = {
+        name: answering(Quadratic(name), train=reply, evaluate=reply)
+        for name in ("site-1", "site-3")
+    }
+    _, finished = run(FedAvg(), {**quadratics(5), **broken}, rounds=4)
+    assert [line for line in caplog.messages if line.startswith("refused")] == [
+        "refused the replies of 2 clients (site-1, site-3): error 2: no file",
+        "refused the replies of 2 clients (site-1, site-3): error 2: the disk is full",
+        "refused again, for the reasons above: site-1 (6 times), site-3 (6 times)",
+    ]
+    assert [each.refused["site-1"] for each in finished] == [
+        f"error 2: {reason}; evaluation: error 2: {reason}"
+        for reason in ("no file", "no file", "the disk is full", "no file")
+    ]
 
 
 def test_reasons_with_other_words_stay_apart(caplog: pytest.LogCaptureFixture) -> None:
@@ -440,7 +464,7 @@ def test_reasons_with_other_words_stay_apart(caplog: pytest.LogCaptureFixture) -
         ("c", "client-1 is 3"),
     ):
         refused.add(name, reason)
-    refused.log()
+    refused.log(Counter())
     assert len(caplog.messages) == 3
 
 
@@ -458,7 +482,7 @@ def test_a_hundred_clients_with_a_sum_are_one_line(caplog: pytest.LogCaptureFixt
         NothingLearnedError, match=r"all since error 2: it returned 0.5, 1.5, 2.5 and"
     ):
         run(FedAvg(), MemoryGrid(clients), rounds=3)
-    assert len([words for words in caplog.messages if "it returned" in words]) == 3
+    assert len([words for words in caplog.messages if "it returned" in words]) == 1
 
 
 FORGED = {

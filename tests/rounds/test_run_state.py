@@ -22,8 +22,8 @@ from tests.federation import KINDS, OPTIONS, MemoryGrid, initial_model, quadrati
 from tests.strategies.helpers import ARGUMENTS, make
 
 ROUNDS = 3
+# Between Flower's hooks, a process may end after each of these.
 BOUNDARIES = ("drawn", "stepped", "evaluated")
-"""Between Flower's hooks, a process may end after each of these."""
 
 
 @pytest.mark.parametrize("name", KINDS)

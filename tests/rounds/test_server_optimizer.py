@@ -319,6 +319,7 @@ def test_a_step_changes_nothing_that_it_is_given(options: dict[str, str | float]
 # Options ------------------------------------------------------------------------------------------
 
 
+# The first option is the one that is named.
 IMPOSSIBLE: list[dict[str, Any]] = [
     {"server_optimizer": "adamw"},
     {"server_optimizer_lr": 0.0, "server_optimizer": "avgm"},
@@ -327,7 +328,6 @@ IMPOSSIBLE: list[dict[str, Any]] = [
     *({f"server_optimizer_{each}": 0.5, "server_optimizer": "avgm"} for each in ("beta2", "tau")),
     {"server_optimizer_beta2": 0.5, **EACH["adagrad"]},
 ]
-"""The first option is the one that is named."""
 
 
 @pytest.mark.parametrize("options", IMPOSSIBLE)

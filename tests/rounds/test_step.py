@@ -252,8 +252,8 @@ def test_a_parameter_may_have_the_name_of_a_statistic() -> None:
 
 FIRST = 0.25
 SECOND = -0.5
+# The coefficients of the method below.
 OLD = 0.125
-"""The coefficients of the method below."""
 
 
 class Both(FairStrategy):

@@ -30,8 +30,8 @@ from tests.federation import (
 )
 
 SITES = ("site-0", "site-1", "site-2")
+# Seconds that clients have to reply, and that messages live.
 LIVES = 10.0
-"""Seconds that clients have to reply, and that messages live."""
 
 Times = tuple[tuple[float, float], ...]
 

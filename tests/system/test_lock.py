@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from fairbloom.logs import log
 from fairbloom.system import lock
 from fairbloom.system.files import make_folder, whole_file, write_private, write_public, write_whole
 from fairbloom.system.lock import LockedError, exclusive_lock, is_held, open_locked
@@ -173,7 +174,7 @@ def test_a_file_system_without_locks_is_said_once_and_used(
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(lock.fcntl, "flock", unsupported)
-    monkeypatch.setattr(lock.log.parent, "propagate", True)
+    monkeypatch.setattr(log.parent, "propagate", True)
     for _ in range(2):
         with exclusive_lock(path):
             pass

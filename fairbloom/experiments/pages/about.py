@@ -8,7 +8,7 @@ from fairbloom.server.run_folder.csv_rows import SHARE_OF_LARGER_CLASS
 from fairbloom.strategies import METHODS
 from fairbloom.strategies.named import title
 
-from ..render.page import Cell, Note, Section, Table
+from ..render.page import Cell, Section, Table
 from ..results.run import Run
 from ..results.subject import Subject, facts_of
 from .cells import Digits
@@ -88,22 +88,9 @@ def words_section(sections: Sequence[Section], runs: Sequence[Run]) -> Section:
         name: " ".join((inspect.getdoc(method) or "").partition("\n\n")[0].split())
         for name, method in methods.items()
     }
-    said = _text_of(sections)
+    said = str(sections)  # all of their texts
     rows |= {word: meaning for word, meaning in WORDS.items() if word in said}
     cells = [[Cell(word), Cell(meaning)] for word, meaning in rows.items()]
     return Section(
         "words", "Words", "", [Table("words", "What words mean", ["word", "meaning"], cells)]
     )
-
-
-def _text_of(sections: Sequence[Section]) -> str:
-    """Return all that sections say, without the cells of tables."""
-    parts = list[str]()
-    for section in sections:
-        parts += [section.title, section.intro]
-        for block in section.blocks:
-            if isinstance(block, Table):
-                parts += [block.caption, *block.headings, block.note]
-            elif isinstance(block, Note):
-                parts += block.sentences
-    return " ".join(parts)

@@ -26,8 +26,8 @@ from fairbloom.tasks import Examples, Splits, Task, load_task
 
 from ..hospital import PATIENTS, RUN, SCHEMA, write_hospital
 
+# Rows to train on.
 TRAINED = PATIENTS * 4 // 5
-"""Rows to train on."""
 
 
 class Attack(NamedTuple):
@@ -42,6 +42,7 @@ DECAY = {"weight-decay": 1000.0, "learning-rate": 0.001}
 FORGETS = r"0\.001 × \((1000 \+ 0|0 \+ 1000)\) / 1 = 1 is above 0\.5"
 ENDED = r"after 1 of its steps with batch-size = 1, is of 1 training rows, and 5 rows"
 
+# Each makes the update the gradient of one row.
 ATTACKS = {
     "weight decay": Attack({"batch-size": 1, **DECAY}, {}, FORGETS),
     "a last batch of one row": Attack({"batch-size": TRAINED - 1, **DECAY}, {}, FORGETS),
@@ -55,7 +56,6 @@ ATTACKS = {
     "a time budget": Attack({"batch-size": 1, "time-budget": 1e-9}, {}, "that a time-budget needs"),
     "one step": Attack({"batch-size": 1}, {"local_steps": 1}, ENDED),
 }
-"""Each makes the update the gradient of one row."""
 
 
 @pytest.fixture(scope="module")

@@ -25,5 +25,6 @@ class WorstHalf(FairStrategy):
         self.share = share
 
     def weigh(self, cohort):
-        worst = np.argsort(cohort.losses)[-ceil(self.share * cohort.size) :]
-        return np.isin(np.arange(cohort.size), worst) / len(worst)
+        count = ceil(self.share * cohort.size)
+        worst = cohort.losses >= np.sort(cohort.losses)[-count]
+        return worst / worst.sum()
