@@ -110,8 +110,8 @@ class Quadratic:
         self.target = 3.0 * rng.normal(size=10)
         self.mean = rng.normal(size=2)
         self.rate = float(rng.uniform(0.2, 0.4))
+        # The loss that it claims to reach alone; its least loss is 0.
         self.baseline = 0.5 * self.rate
-        """The loss that it claims to reach alone; its least loss is 0."""
         self.slope = rng.normal(size=10) / 5.0
 
     def loss(self, arrays: Arrays) -> float:
@@ -230,8 +230,8 @@ def quadratics(n: int) -> dict[str, Quadratic]:
 
 # The grid -----------------------------------------------------------------------------------------
 
+# Maps an instruction and the good reply to the replies that arrive instead.
 Fault = Callable[[Message, Message], list[Message]]
-"""Maps an instruction and the good reply to the replies that arrive instead."""
 
 
 class MemoryGrid(Grid):
@@ -389,14 +389,14 @@ def without(kind: str) -> Fault:
 # Runs of methods ----------------------------------------------------------------------------------
 
 
+# One method for each set of needs: what a round has measured, sent, replied, computed and
+# remembered for it.
 KINDS = sorted(
     {
         (method.needs, method.second, method.own_terms, frozenset(method.requires)): name
         for name, method in sorted(METHODS.items(), reverse=True)
     }.values()
 )
-"""One method for each set of needs: what a round has measured, sent, replied, computed and
-remembered for it."""
 
 OPTIONS: dict[str, Any] = {"buffers": BUFFERS, "fraction_train": 0.6, "seed": 3}
 
@@ -486,8 +486,8 @@ def bits(arrays: ArrayRecord) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     return {name: (str(a.dtype), a.shape, a.tobytes()) for name, a in unpack(arrays).items()}
 
 
+# A seed with which DRFA, too, draws site-2 in round 1.
 SITE_2_IS_DRAWN = 4
-"""A seed with which DRFA, too, draws site-2 in round 1."""
 
 
 @cache

@@ -24,9 +24,10 @@ Structure = Any
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 
 CPU_SECONDS = 20.0
+# The most that reading one file, and all of a test's files, may take.
 MEMORY_BYTES = 500e6
-"""The most that reading one file, and all of a test's files, may take."""
 
+# What a value is replaced by.
 OTHERS: tuple[Structure, ...] = (
     *(None, True, False, 0, 1, -1, 2**31, 2**70, 0.5, 1e308, 5e-324, math.nan, math.inf, -math.inf),
     *(
@@ -46,7 +47,6 @@ OTHERS: tuple[Structure, ...] = (
         {"a": {"b": 1}},
     ),
 )
-"""What a value is replaced by."""
 
 TYPES = (np.float16, np.float32, np.float64, np.int8, np.int64, np.uint64, np.bool_)
 

@@ -298,8 +298,8 @@ SETTINGS = {
     "personal-lambda": 0.0,
     "scores": "",
 }
+# Numbers for the command line that JSON does not have.
 NOT_IN_JSON = {"nan": np.nan, "inf": np.inf, "+inf": np.inf, "-inf": -np.inf}
-"""Numbers for the command line that JSON does not have."""
 PREPROCESSING = Preprocessing(
     form="table",
     columns=(
@@ -504,8 +504,8 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
+# Without the phase `shrink`, which reads a file thousands of times; add it to shrink a failure.
 PHASES = [Phase.explicit, Phase.generate]
-"""Without the phase `shrink`, which reads a file thousands of times; add it to shrink a failure."""
 
 
 def fuzz(kind: Kind, examples: int) -> None:

@@ -73,11 +73,11 @@ def test_no_imports_make_a_circle_not_even_late_ones() -> None:
     assert circle(graph) == []
 
 
+# The libraries that take long to import.
 LARGE = (
     *("torch", "pandas", "scipy", "sklearn", "pyarrow", "vl_convert", "jinja2", "PIL"),
     *("statsmodels", "ray", "flwr", "grpc", "numpy", "cvxopt", "safetensors", "pydantic"),
 )
-"""The libraries that take long to import."""
 
 
 def imported_by(code: str) -> list[str]:

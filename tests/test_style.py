@@ -14,14 +14,15 @@ from tests.checkout import ROOT
 
 from .test_budgets import package_files, tracked
 
+# Words of a private English; plain words exist for each.
 WORDS = re.compile(
     r"\bwhose\b|\bso many\b|\bis none\b|\bnone is\b|\btold\b|\bbeside\b|\bnobody\b|\banybody\b"
     r"|\bwhat (?:says|computes|is|it)\b"
 )
-"""Words of a private English; plain words exist for each."""
 
 MAX_WORDS = 120
 
+# The most uses of each in the packages, the docs and the other pages.
 PATTERNS = {
     "those of": 74,
     "is no [a-z]+": 51,
@@ -30,13 +31,12 @@ PATTERNS = {
     "by which": 28,
     "none of": 14,
 }
-"""The most uses of each in the packages, the docs and the other pages."""
 
+# The limits per 1,000 statements.
 LIMITS = {"tuple assignments": 3.0, "conditional expressions": 28.0}
-"""The limits per 1,000 statements."""
 
+# Most conditional expressions inside another one.
 MAX_NESTED = 3
-"""Most conditional expressions inside another one."""
 
 
 def is_swap(node: ast.Assign) -> bool:

@@ -26,8 +26,8 @@ ROOT = Path(__file__).parents[1]
 LOCKS = {path.stem: path for path in (ROOT / "requirements.lock", *(ROOT / "locks").glob("*.lock"))}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 OPTIONAL = PROJECT["project"]["optional-dependencies"]
+# The lock files of a client's device and of a server.
 EXTRAS = {"client": ("client",), "server": ("client", "server")}
-"""The lock files of a client's device and of a server."""
 
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
 LINUX = {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}

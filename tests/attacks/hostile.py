@@ -92,6 +92,7 @@ def infinite(content: RecordDict) -> RecordDict:
     return with_arrays(content, arrays)
 
 
+# The reply of each round, in this order. The first is honest, so that a later count can jump.
 ATTACKS: Mapping[str, Callable[[RecordDict], RecordDict]] = {
     "honest": lambda content: content,
     "1 GB": huge,
@@ -106,4 +107,3 @@ ATTACKS: Mapping[str, Callable[[RecordDict], RecordDict]] = {
     "no examples": lambda content: with_metrics(content, num_examples=0),
     "24 MB in one piece": lambda content: long_list(content, 3_000_000),
 }
-"""The reply of each round, in this order. The first is honest, so that a later count can jump."""

@@ -35,8 +35,8 @@ pytestmark = pytest.mark.slow
 
 MB = 1 << 20
 ALLOWED_MB = 150
+# MB of a flood's memory that a server may still hold a minute later.
 GIVEN_BACK_MB = 60
-"""MB of a flood's memory that a server may still hold a minute later."""
 IDLE_MB = 100
 IDLE = 3000
 HALF_OPEN = 1500

@@ -175,6 +175,7 @@ def test_the_script_of_a_card_names_its_options() -> None:
     assert done.stderr == "unknown option --card: there are --device, --rounds and --repeats\n"
 
 
+# Options of each command with which it does little.
 COMMANDS: Mapping[str, str] = {
     "engines": "--ray --workloads logistic --engines loop --seconds 0.1 --repeats 1",
     "memory": "--workloads logistic --engines loop --rounds 3",
@@ -183,7 +184,6 @@ COMMANDS: Mapping[str, str] = {
     "deployed": "--clients 1 --rounds 3",
     "pfl": "--workloads cnn --engines loop --rounds 1 --repeats 1 --processes 1",
 }
-"""Options of each command with which it does little."""
 
 
 def documented() -> list[str]:

@@ -34,9 +34,11 @@ from fairbloom.tasks.models import arrays_of
 
 ROOT = Path(__file__).parents[2]
 
+# A count may exceed its budget by this factor.
 SLACK = 1.1
-"""A count may exceed its budget by this factor."""
 
+# The calls of one more round. Raise a number only with a line in docs/decisions.md that says what
+# it buys. Lower it where calls are saved.
 BUDGETS = {
     "a round of 100 stacked logistic clients": 1480,
     "an evaluated round of 100 stacked logistic clients": 9820,
@@ -45,22 +47,20 @@ BUDGETS = {
     "a round of ten stacked MLP clients": 8023,
     "a deployed message": 1710,  # a setting costs 11
 }
-"""The calls of one more round. Raise a number only with a line in docs/decisions.md that says what
-it buys. Lower it where calls are saved."""
 
+# What a round sends, and receives, by workload: the clients' models, and the header of each of
+# their arrays.
 BYTES = {"logistic": 100 * (4 * 650 + 2 * 128), "mlp": 10 * (4 * 199_210 + 6 * 128)}
-"""What a round sends, and receives, by workload: the clients' models, and the header of each of
-their arrays."""
 
+# How often all updates of large models are read: to screen and multiply them, and for the step.
 PASSES = dict.fromkeys(("fedavg", "fedmgda", "fedfv"), 2)
-"""How often all updates of large models are read: to screen and multiply them, and for the step."""
 
 
+# Functions that exist up to Python 3.11 only.
 COMPREHENSIONS = frozenset({"<listcomp>", "<dictcomp>", "<setcomp>"})
-"""Functions that exist up to Python 3.11 only."""
 
+# The file of functions that the standard library generates.
 GENERATED = "<string>"
-"""The file of functions that the standard library generates."""
 
 
 def is_ours(file: str) -> bool:

@@ -393,6 +393,7 @@ def test_a_folder_and_a_schema_mean_tables(
     assert "schema: task digits" in refusal(capsys, *words[:1], *words[3:])
 
 
+# Settings that are given as options, and what is said.
 MISSPELT = {
     "--learning-rate": "write --set learning-rate=VALUE",
     "--server_optimizer=adam": "write --set server-optimizer=VALUE",
@@ -400,7 +401,6 @@ MISSPELT = {
     "--server-optimzer=adam": "did you mean --set server-optimizer=VALUE?",
     "--fedlf.server-rl": "did you mean --set fedlf.server-lr=VALUE?",
 }
-"""Settings that are given as options, and what is said."""
 
 
 @pytest.mark.parametrize(

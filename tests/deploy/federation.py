@@ -5,6 +5,8 @@ import socket
 import threading
 from typing import Any
 
+# The settings of a run for tests of faults: the bits of its model depend on all rounds. A round
+# takes at least 0.2 s, so that a test that waits for a round can act before the last one.
 DISTURBED: dict[str, Any] = {
     "clients": 4,
     "fraction": 0.75,
@@ -19,10 +21,6 @@ DISTURBED: dict[str, Any] = {
     "device": "cpu",
     "seed": 3,
 }
-"""The settings of a run for tests of faults: the bits of its model depend on all rounds.
-
-A round takes at least 0.2 s, so that a test that waits for a round can act before the last one.
-"""
 
 
 class Cable:

@@ -15,8 +15,8 @@ from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.device.connectivity import connection_fault
 
 GRPC = b"\0\0\x12\x04\0\0\0\0\0" + bytes(18)
+# The first bytes of a gRPC server's answer, and of a web server's.
 HTTP = b"HTTP/1.1 200 OK\r\n\r\n"
-"""The first bytes of a gRPC server's answer, and of a web server's."""
 
 
 @contextmanager

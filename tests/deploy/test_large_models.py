@@ -33,8 +33,8 @@ from tests.docs.pages import ROOT
 from tests.simulation.helpers import assert_same_model
 
 CLIENTS = names(2)
+# The client with a cable that stops.
 LAST = CLIENTS[-1]
-"""The client with a cable that stops."""
 
 MODEL_BYTES = 44_000_000
 NET = f'''

@@ -40,8 +40,8 @@ SETTINGS: dict[str, Any] = {
     "seed": 3,
 }
 LINK_SECONDS = 150.0
+# Seconds that links and the server are away; a client is offline after one minute.
 SERVER_SECONDS = 90.0
-"""Seconds that links and the server are away; a client is offline after one minute."""
 
 
 @pytest.fixture(scope="module")

@@ -39,8 +39,8 @@ pytestmark = pytest.mark.slow
 CLIENTS = names(DISTURBED["clients"])
 ROUNDS = DISTURBED["num-rounds"]
 SETTINGS = DISTURBED
+# The exit status of a run that its operator stopped.
 STOPPED = 130
-"""The exit status of a run that its operator stopped."""
 
 
 @pytest.fixture(scope="module")

@@ -64,8 +64,8 @@ def start(*words: object, start_new_session: bool = False) -> subprocess.Popen[s
     )
 
 
+# By score and client, the client's score.
 Scores = Mapping[str, Mapping[str, float]]
-"""By score and client, the client's score."""
 
 
 def compared_by_hand(

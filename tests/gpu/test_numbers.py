@@ -53,9 +53,9 @@ TOLERANCE = 1e-4
 SHORT = {"method": "fedavg", "num_rounds": 3, "batch_size": 10}
 OWN = "tests.gpu.own"
 DROPOUT = f"{OWN}:dropping"
+# These divide by small numbers, so that rounding grows: models are compared after one step, and
+# after three rounds only the scores.
 AMPLIFY = {"adam", "adamw", f"{OWN}:batch_normed"}
-"""These divide by small numbers, so that rounding grows: models are compared after one step, and
-after three rounds only the scores."""
 
 
 def assert_close(folder: Path, other: Path, tolerance: float = TOLERANCE) -> None:
@@ -437,11 +437,11 @@ def test_dropout_on_a_card_is_seeded_and_leaves_its_generator(card: torch.device
 
 
 ROUNDS = 60
+# Bytes of the card that a test may use: a few of the wide models, not ten.
 LIMIT = 600e6
-"""Bytes of the card that a test may use: a few of the wide models, not ten."""
 
+# Bytes that may be kept after a run.
 RETURNED = 1e6
-"""Bytes that may be kept after a run."""
 
 
 def command(settings: Settings) -> list[str]:

@@ -16,8 +16,8 @@ from fairbloom.system.versions import Versions
 from fairbloom.tasks import Task, infer_schema, load_task
 
 HOSPITALS = ("north", "south", "west", "old town")
+# Names of classes with all that a CSV file has to quote.
 CLASSES = ("ja, sicher", 'kein "Befund"', "ä/ö=€")
-"""Names of classes with all that a CSV file has to quote."""
 
 COLUMNS = ("patient", "age", "dose", "ward", "smoker", "outcome")
 NO_VALUE = ("", "?", "NA")

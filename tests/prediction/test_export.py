@@ -502,8 +502,8 @@ def test_new_rows_are_read_with_the_runs_mark_and_encoding(there: Path, tmp_path
         predicted(german, there / "new.csv")
 
 
+# The lines of a file that can be predicted; the first names the columns.
 GOOD = written(patients(0, 30)).splitlines()
-"""The lines of a file that can be predicted; the first names the columns."""
 
 
 def line(*numbers: int, **cells: str) -> list[str]:
@@ -518,6 +518,7 @@ def renamed(old: str, new: str) -> list[str]:
     return [GOOD[0].replace(old, new), *GOOD[1:]]
 
 
+# Files that cannot be predicted, with parts of the errors; tests/tasks has other faults of readers.
 MALFORMED: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "a text for a number": (
         line(7, age="old"),
@@ -535,8 +536,6 @@ MALFORMED: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "no rows": (GOOD[:1], ("no rows",)),
     "empty": ([], ("is empty",)),
 }
-"""Files that cannot be predicted, with parts of the errors; tests/tasks has other faults of
-readers."""
 
 
 def test_a_missing_file_is_refused(run: fairbloom.Run, new: Path) -> None:

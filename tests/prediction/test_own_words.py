@@ -32,13 +32,13 @@ type = "string"
 categories = ["0", "1"]
 """
 
+# In Cologne, M is mujer, H is hombre, and F is falta.
 OWN = """
 [files."koeln.csv"]
 fields.age = {name = "Alter", unit = "half years", factor = 0.5}
 fields.sex = {spellings = {F = ["M", "male"], M = ["H"]}, missingValues = ["F"]}
 fields.ill = {name = "Befund", spellings = {0 = ["nein"], 1 = ["ja"]}}
 """
-"""In Cologne, M is mujer, H is hombre, and F is falta."""
 
 
 def patients(seed: int, rows: int = 60, *, own: bool = False) -> str:

@@ -15,8 +15,8 @@ import tomli_w
 from fairbloom import __version__
 from fairbloom.server.settings import default_config
 
+# Not fairbloom: this name would hide the installed package wherever the bundle is unpacked.
 PACKAGE = "fairbloom_run"
-"""Not fairbloom: this name would hide the installed package wherever the bundle is unpacked."""
 
 APPS = {"server": "serverapp", "client": "clientapp"}
 MODULE = (

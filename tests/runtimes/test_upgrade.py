@@ -25,8 +25,8 @@ MISFIT = "0.99.2"
 CLIENTS = names(3)
 SETTINGS = {"clients": 3, "fraction": 1.0, "evaluate-every": 0, "device": "cpu", "seed": 3}
 
+# The folders with the commands of each version.
 Installed = Mapping[str, Path]
-"""The folders with the commands of each version."""
 
 
 @pytest.fixture(scope="module")

@@ -46,12 +46,12 @@ def flip_last_byte(path: Path) -> None:
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 0x10]))
 
 
+# test_checkpoint.py tests that a file damaged at any byte is noticed.
 DAMAGES: dict[str, Damage] = {
     "truncated": cut_at(0.9),
     "flipped": flip_last_byte,
     "missing": lambda path: path.unlink(),
 }
-"""test_checkpoint.py tests that a file damaged at any byte is noticed."""
 
 
 @pytest.fixture(autouse=True, params=[1, 2], ids=lambda every: f"every {every}")

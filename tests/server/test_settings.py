@@ -77,6 +77,7 @@ def typed(*keys: str) -> dict[str, Value]:
     }
 
 
+# Names that nothing has, first, and what was meant.
 NEAREST: list[tuple[dict[str, Any], str]] = [
     ({"learning-rte": 0.1}, "learning-rate"),
     ({"local_epochs": 2}, "local-epochs"),
@@ -96,8 +97,8 @@ NEAREST: list[tuple[dict[str, Any], str]] = [
     ({"server-optimizer": "adamw"}, "adam"),
     ({"attack": "ipn", "attackers": "a"}, "ipm"),
 ]
-"""Names that nothing has, first, and what was meant."""
 
+# Settings that do not go together; the first is the one that is named.
 TOGETHER: list[dict[str, Any]] = [
     {"data-dir": "/data"},
     {"server-optimizer": "adam"},
@@ -139,7 +140,6 @@ TOGETHER: list[dict[str, Any]] = [
         for words in ("site-a", "site-a=0", "a=5 b=-1", "=5", "a=1.5", "a=²", "a=5 b=6 a=7")
     ),
 ]
-"""Settings that do not go together; the first is the one that is named."""
 
 
 def refuse(config: dict[str, Any]) -> str:

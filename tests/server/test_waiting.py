@@ -61,6 +61,8 @@ def arrive(clock: Clock, away: Mapping[str, Times], *, clients: int = 4, **given
 NEW_IN_TURN = until(8.0, "site-1") | until(16.0, "site-2") | until(NEVER, "site-3")
 FIRST_LATE = until(500.0, "site-0") | until(700.0, "site-1") | until(NEVER, "site-2", "site-3")
 
+# Who is away until when, and what the run says; when it goes on, and the fewest clients that its
+# rounds need.
 ARRIVALS: list[tuple[Mapping[str, Times], dict[str, Any], float, int]] = [
     # a new run waits for all clients as long as its patience lasts, and goes on without the late
     # ones
@@ -81,9 +83,8 @@ ARRIVALS: list[tuple[Mapping[str, Times], dict[str, Any], float, int]] = [
     (until(NEVER, "site-3"), {"began": NAMES[:3]}, 0.0, 2),
     (until(NEVER, *NAMES[1:]), {"began": NAMES, "patience": 50.0, "min_clients": 1}, 50.0, 1),
 ]
-"""Who is away until when, and what the run says; when it goes on, and the fewest clients that its
-rounds need."""
 
+# The same with too few clients: when the run ends, and its error.
 TOO_FEW: list[tuple[Mapping[str, Times], dict[str, Any], float, str]] = [
     (
         *(
@@ -102,7 +103,6 @@ TOO_FEW: list[tuple[Mapping[str, Times], dict[str, Any], float, str]] = [
         ),
     ),
 ]
-"""The same with too few clients: when the run ends, and its error."""
 
 
 def test_the_grid_is_told_for_whom_a_run_waits(clock: Clock) -> None:
@@ -448,6 +448,7 @@ def replies(
 
 MINUTE = polling.GRACE_SECONDS
 
+# Nodes, deadline, the time offline by node; the clients that reply, and when the call ends.
 ENDS: list[
     tuple[
         tuple[int, ...],
@@ -471,7 +472,6 @@ ENDS: list[
     # before any has answered
     ((95, 96), 600.0, {95: (10.0, 20.0), 96: (10.0, 20.0)}, ["95", "96"], (96.0, 98.0)),
 ]
-"""Nodes, deadline, the time offline by node; the clients that reply, and when the call ends."""
 
 
 @pytest.mark.parametrize(("nodes", "timeout", "offline", "came", "ends"), ENDS)
@@ -535,8 +535,8 @@ class Falls(Slow):
 
 REFUSED = ObjectPushError("an object", 1, "a session")
 HANDSHAKE = httpx.ConnectError("[SSL: UNEXPECTED_EOF_WHILE_READING]")
+# How often a call may fail that answers at once.
 PATIENT_TRIES = int(polling.PATIENCE_SECONDS / polling.LONGEST_SECONDS)
-"""How often a call may fail that answers at once."""
 
 
 def answer(status: int) -> httpx.HTTPStatusError:
@@ -547,9 +547,9 @@ def answer(status: int) -> httpx.HTTPStatusError:
 
 
 PASSING = [REFUSED, HANDSHAKE, httpx.ReadTimeout("slow"), answer(500), answer(503)]
+# What passes with time, and what does not, as where the task of this process was given to another
+# one.
 FOR_GOOD = [*map(answer, (400, 401, 403, 404, 409)), ZeroDivisionError(), ValueError("no")]
-"""What passes with time, and what does not, as where the task of this process was given to another
-one."""
 
 
 def test_what_passes_within_ten_minutes_is_outlived(
@@ -667,6 +667,7 @@ def test_a_client_revoked_at_work_is_struck_off_at_once(
     assert 10.0 <= slow.now < 12.0
 
 
+# The quorum, the nodes, who is offline, options; the clients that reply, and when the call ends.
 QUORUM: list[
     tuple[int, tuple[int, ...], dict[int, tuple[float, float]], dict[str, Any], list[str], float]
 ] = [
@@ -702,8 +703,6 @@ QUORUM: list[
     # a query does not wait for other clients
     (2, (20, 21), {21: (0.0, 1e9)}, {"timeout": 30.0, "what": "query"}, ["20"], 30.0),
 ]
-"""The quorum, the nodes, who is offline, options; the clients that reply, and when the call ends.
-"""
 
 
 @pytest.mark.parametrize(("fewest", "nodes", "offline", "options", "came", "ends"), QUORUM)

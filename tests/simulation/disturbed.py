@@ -28,19 +28,19 @@ from fairbloom.tasks import load_task
 
 from .helpers import checkpoints_every, small
 
+# Bytes between the limits of the full disks.
 STEP = 128
-"""Bytes between the limits of the full disks."""
 
+# Rounds of the runs on a full disk: FedAvg's tables outgrow its checkpoint, so that every file gets
+# to fail first.
 LONG = 12
-"""Rounds of the runs on a full disk: FedAvg's tables outgrow its checkpoint, so that every file
-gets to fail first."""
 
+# The task of these runs. It has no data set to split: split.npz would be the largest file from the
+# beginning.
 UNDEALT = "synthetic"
-"""The task of these runs. It has no data set to split: split.npz would be the largest file from the
-beginning."""
 
+# Rounds of the runs that are killed.
 SHORT = 5
-"""Rounds of the runs that are killed."""
 
 UNDISTURBED = 0
 DISTURBED = 1

@@ -320,6 +320,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "personal": {"personal-lambda": 0.5, "momentum": 0.9},
     "stragglers, averaged models": {"stragglers": 0.5, "local-epochs": 3, "average-models": True},
 }
+# Objectives that are tried with one method.
 ALONE: dict[str, tuple[str, dict[str, Any]]] = {
     "noise in updates": (
         "fedfv",
@@ -349,13 +350,12 @@ ALONE: dict[str, tuple[str, dict[str, Any]]] = {
     "the model in bfloat16": ("fedmgda", {"wire-dtype": "bfloat16", "engine": "loop"}),
     "an adaptive server": ("fedavg", {"server-optimizer": "adam", "server-optimizer-lr": 0.05}),
 }
-"""Objectives that are tried with one method."""
 
+# What tests/rounds/test_compatibility.py tests to be refused.
 REFUSED = {
     *(("proximal", name) for name in ("fedprox", "mgdaprox")),
     *(("personal", name) for name in ("ditto", "fcfl", "feddyn", "qfedsgd", "scaffold")),
 }
-"""What tests/rounds/test_compatibility.py tests to be refused."""
 
 SMALL: dict[str, Any] = {"clients": 5, "num-rounds": 3, "fraction": 0.6, "device": "cpu"}
 

@@ -91,8 +91,8 @@ def test_a_client_must_be_left_and_devices_take_part() -> None:
         Settings.of(config()).check_deployed()
 
 
+# By kind of scores, the rows that the final model is fine-tuned on: a batch at most.
 KINDS = {"not in training": 0, "not in training, 5 rows": 5, "not in training, 20 rows": 20}
-"""By kind of scores, the rows that the final model is fine-tuned on: a batch at most."""
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -21,6 +21,8 @@ from .helpers import table
 
 INTERRUPTED = Path(__file__).parent / "interrupted"
 
+# FedFV keeps rows, SCAFFOLD states on both sides, Adam moments and the mean of all models, Ditto
+# personal models.
 METHODS: dict[str, dict[str, Any]] = {
     "fedfv": {"method": "fedfv"},
     "scaffold": {"method": "scaffold"},
@@ -32,8 +34,6 @@ METHODS: dict[str, dict[str, Any]] = {
     },
     "ditto": {"method": "ditto"},
 }
-"""FedFV keeps rows, SCAFFOLD states on both sides, Adam moments and the mean of all models, Ditto
-personal models."""
 
 
 def four_rounds(out: Path, method: str) -> Path:

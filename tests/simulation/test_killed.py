@@ -16,11 +16,11 @@ from . import disturbed
 from .disturbed import SHORT
 from .helpers import ROOT, Outcome, checkpoints_every, drafts, run, small, table
 
+# Of the runs that are killed from outside.
 ROUNDS = 40
-"""Of the runs that are killed from outside."""
 
+# Seconds of one or a few of their rounds, which share a checkpoint.
 SHARED = 0.005
-"""Seconds of one or a few of their rounds, which share a checkpoint."""
 
 
 Kills = tuple[str, int, list[Path]]

@@ -66,8 +66,8 @@ METHODS = ("fedavg", "qfedavg", "term", "afl", "fedfv", "fedmgdaplus")
 ROUNDS = 6
 FEWEST = 2
 PATIENCE = 5.0
+# Flower's error code for a node that is offline.
 OFFLINE = 5
-"""Flower's error code for a node that is offline."""
 
 ERRORS = {"raises": 2, "unavailable": OFFLINE}
 
@@ -134,6 +134,7 @@ def flip(place: int, bits: int) -> Mutation:
 
 
 BROKEN = st.sampled_from([math.nan, math.inf, -math.inf])
+# What makes a training reply one that no method can use.
 ALWAYS_REFUSED: st.SearchStrategy[Mutation] = st.one_of(
     st.sampled_from([None, 0, -1, 2**60, 0.5, 3.0, math.nan, [3]]).map(
         lambda count: metrics({"num-examples": count})
@@ -157,7 +158,6 @@ ALWAYS_REFUSED: st.SearchStrategy[Mutation] = st.one_of(
         ]
     ),
 )
-"""What makes a training reply one that no method can use."""
 
 
 def scaled(array: Any, factor: float) -> Any:
@@ -166,6 +166,7 @@ def scaled(array: Any, factor: float) -> Any:
         return (array * np.float64(factor)).astype(array.dtype)
 
 
+# What the limits of a method may or may not refuse.
 MAYBE_REFUSED: st.SearchStrategy[Mutation] = st.one_of(
     st.sampled_from([1, 1000, 2**53]).map(lambda count: metrics({"num-examples": count})),
     st.builds(
@@ -180,7 +181,6 @@ MAYBE_REFUSED: st.SearchStrategy[Mutation] = st.one_of(
     ),
     st.builds(flip, st.integers(0, 200), st.integers(1, 255)),
 )
-"""What the limits of a method may or may not refuse."""
 
 
 @dataclass(frozen=True)
@@ -202,9 +202,8 @@ class Fault:
 
 HONEST = Fault()
 GONE = Fault("unavailable")
+# Deliveries in which nothing comes in time; the client owes the reply, and `lost` ones never come.
 SILENT = ("late", "stray", "lost")
-"""Deliveries in which nothing comes in time; the client owes the reply, and `lost` ones never
-come."""
 
 certain = st.builds(
     Fault,
@@ -597,9 +596,9 @@ class Run(RuleBasedStateMachine):
 
 CASES: Counter[str] = Counter()
 
+# Without the phase `shrink`: it takes minutes where an example is whole runs. Add it to make a
+# failure smaller.
 SETTINGS = chosen(phases=[Phase.explicit, Phase.generate], report_multiple_bugs=False)
-"""Without the phase `shrink`: it takes minutes where an example is whole runs. Add it to make a
-failure smaller."""
 
 
 def test_a_disturbed_run_equals_that_of_what_it_used() -> None:

@@ -14,8 +14,8 @@ from tests.deploy.federation import Cable
 
 from .hostile import ATTACKS, ORDER
 
+# Seconds until systemd restarts a service.
 RESTART_SECONDS = 3.0
-"""Seconds until systemd restarts a service."""
 
 
 class Site:

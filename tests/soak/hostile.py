@@ -16,8 +16,8 @@ from fairbloom.client import app as honest
 from fairbloom.server.settings import default_config
 from tests.attacks.hostile import infinite, with_arrays, with_metrics
 
+# The environment variable with the path of the file that names the attack.
 ORDER = "SOAK_ATTACK"
-"""The environment variable with the path of the file that names the attack."""
 
 app = ClientApp()
 app.query()(honest.query)
@@ -42,10 +42,10 @@ def enormous(content: RecordDict) -> RecordDict:
     )
 
 
+# Replies that are refused by name. Without a limit on norms, weights of 1e30 would be accepted.
 ATTACKS: Mapping[str, Callable[[RecordDict], RecordDict]] = {
     "infinite weights": infinite,
     "a loss of 1e300": lambda content: with_metrics(content, loss_before=1e300),
     "2^60 examples": lambda content: with_metrics(content, num_examples=1 << 60),
     **({"weights of 1e30": enormous} if "update-limit" in default_config() else {}),
 }
-"""Replies that are refused by name. Without a limit on norms, weights of 1e30 would be accepted."""

@@ -20,12 +20,12 @@ from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import one_thread
 
+# The starts of reasons for refusals that are not about the reply of a round's training.
 NOT_OF_THE_ROUND = (
     "evaluation: ",
     "it answers no message of this round",
     "a second reply to the same message",
 )
-"""The starts of reasons for refusals that are not about the reply of a round's training."""
 
 
 @dataclass(frozen=True)

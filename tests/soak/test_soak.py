@@ -31,17 +31,13 @@ ROUNDS = int(os.environ.get("SOAK_ROUNDS", "300"))
 SEED = int(os.environ.get("SOAK_SEED", "0"))
 FAULT_SECONDS = 60.0
 CALM_ROUNDS = 3
+# A fault begins a minute after the last one, or after CALM_ROUNDS rounds with all replies. But it
+# waits until a round is finished, for at most LONGEST_SECONDS.
 LONGEST_SECONDS = 600.0
-"""A fault begins a minute after the last one, or after CALM_ROUNDS rounds with all replies.
 
-But it waits until a round is finished, for at most LONGEST_SECONDS.
-"""
-
+# The limit of a process's growth from the first to the last quarter of the run. It holds for
+# processes that lived through half of the run.
 SLACK_MB = 60.0
-"""The limit of a process's growth from the first to the last quarter of the run.
-
-It holds for processes that lived through half of the run.
-"""
 
 CLIENTS = names(4)
 HOSTILE = CLIENTS[3]

@@ -18,6 +18,7 @@ from fairbloom.strategies import METHODS, FairStrategy
 
 Arrays = dict[str, NDArray[Any]]
 
+# Constructor arguments for each method: its defaults if it has them, then other corners.
 CORNERS: dict[str, list[dict[str, Any]]] = {
     "fedavg": [{}, {"weighting": "uniform"}],
     "fedprox": [{"mu": 0.1}],
@@ -89,7 +90,6 @@ CORNERS: dict[str, list[dict[str, Any]]] = {
     "ditto": [{"lam": 0.1}, {"lam": 0.0, "personal_epochs": 3, "weighting": "uniform"}],
     "local": [{}],
 }
-"""Constructor arguments for each method: its defaults if it has them, then other corners."""
 
 
 def needed(name: str) -> dict[str, Any]:
@@ -101,8 +101,8 @@ def needed(name: str) -> dict[str, Any]:
     }
 
 
+# The same for every method: a method without corners is tried with its declared parameters.
 ARGUMENTS = {name: CORNERS.get(name) or [needed(name)] for name in METHODS}
-"""The same for every method: a method without corners is tried with its declared parameters."""
 
 CASES = [(name, arguments) for name, several in ARGUMENTS.items() for arguments in several]
 

@@ -28,16 +28,16 @@ class Seen(NamedTuple):
     rates: Mapping[str, float] = {}
     draws: Mapping[str, float] = {}
     groups: Mapping[str, Mapping[str, float]] = {}
+    # The training clients that the server has known up to then, with their first counts; none:
+    # those of the round.
     roster: Mapping[str, float] = {}
-    """The training clients that the server has known up to then, with their first counts; none:
-    those of the round."""
     baselines: Mapping[str, float] = {}
     seconds: Mapping[str, FloatArray] = {}
     disparities: Mapping[str, float] = {}
 
 
+# From all rounds so far, this one last, to the step d of w ← w − d.
 Reference = Callable[..., FloatArray]
-"""From all rounds so far, this one last, to the step d of w ← w − d."""
 
 
 def prior(seen: Seen, weighting: str) -> dict[str, float]:
@@ -734,18 +734,19 @@ def local(history: Sequence[Seen]) -> FloatArray:
     return np.zeros_like(next(iter(history[-1].updates.values())))
 
 
+# The methods that are FedAvg on the server, with the parameters of what their clients do.
 ON_CLIENTS = {
     "fedprox": ("mu",),
     "propfair": ("baseline", "epsilon"),
     "ditto": ("lam", "personal_epochs"),
 }
-"""The methods that are FedAvg on the server, with the parameters of what their clients do."""
 
 OTHERS: dict[str, Reference] = {
     "mgdaprox": lambda history, mu, **others: fedmgdaplus(history, **others),
     "fedavgn": lambda history, **others: fedmgdaplus(history, 0.0, **others),
 }
 
+# The prior of each method by default; None where it has none.
 WEIGHTING = {
     **dict.fromkeys(
         ("fedavg", "fedprox", "term", "afl", "deltafl", "propfair", "gifair", "ditto"), "examples"
@@ -770,7 +771,6 @@ WEIGHTING = {
     ),
     **dict.fromkeys(("fairfed", "fcfl", "feddyn")),
 }
-"""The prior of each method by default; None where it has none."""
 
 
 def expected_step(name: str, arguments: Mapping[str, Any], history: Sequence[Seen]) -> FloatArray:

@@ -11,8 +11,8 @@ from fairbloom.strategies.fairmoo import shortest_without_rise
 
 from .helpers import step_of as step
 
+# A tolerance that no variance exceeds.
 ANY = 1e9
-"""A tolerance that no variance exceeds."""
 
 
 @pytest.mark.parametrize(("tolerance", "expected"), [(1.9, [-1.0, 1.0]), (2.0, [1.0, 1.0])])

@@ -15,11 +15,11 @@ from tests.federation import BUFFERS, MemoryGrid, initial_model, quadratics, rec
 from .helpers import client_names, coefficients, cohort_of
 from .reference import Seen, fedlf, fedlf_groups
 
+# The sizes of a model's arrays, of seven numbers in all.
 LAYERS = {"conv.weight": 2, "conv.bias": 1, "fc.weight": 2, "fc.bias": 1, "out.weight": 1}
-"""The sizes of a model's arrays, of seven numbers in all."""
 
+# The columns of each of its layers.
 COLUMNS = ([0, 1, 2], [3, 4, 5], [6])
-"""The columns of each of its layers."""
 
 
 def step(

@@ -12,8 +12,8 @@ from fairbloom.strategies import FedPW
 from .helpers import advance, cohort_of
 
 FIRST = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+# Updates with the sums (2, 2) and (1, 1).
 SECOND = np.array([[2.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])
-"""Updates with the sums (2, 2) and (1, 1)."""
 
 THIRD = [1 / 3, 1 / 3, 1 / 3]
 

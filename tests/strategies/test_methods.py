@@ -148,8 +148,8 @@ def test_rounds_of_changing_clients_are_those_of_the_vectors() -> None:
             assert_same_step(c.ravel() @ rows, expected, U, (name, arguments, seed, t))
 
 
+# The methods that step as they would without a client with a zero update.
 LEFT_OUT = {"fedavgn", "fedmgdaplus", "mgdaprox", "adafed", "fedmdfg", "local"}
-"""The methods that step as they would without a client with a zero update."""
 
 
 @pytest.mark.parametrize(("name", "arguments"), CASES)
@@ -234,6 +234,7 @@ def test_coefficients_sum_to_one(name: str, arguments: dict[str, Any], U: FloatA
     )
 
 
+# The arguments that make a method average as FedAvg does, with the same prior.
 PLAIN = {
     "fedprox": {"mu": 0.5},
     "term": {"tilt": 0.0},
@@ -247,7 +248,6 @@ PLAIN = {
     "fedmgda": {"epsilon": 0.0},
     "ditto": {"lam": 1.0},
 }
-"""The arguments that make a method average as FedAvg does, with the same prior."""
 
 
 @pytest.mark.parametrize(("name", "arguments"), PLAIN.items())
@@ -262,6 +262,7 @@ def test_reductions_to_fedavg(
     np.testing.assert_allclose(c, expected, rtol=1e-13, err_msg=name)
 
 
+# The arguments with which methods that report negative weights have some.
 NEGATIVE = {
     "vred": {"beta": 5.0},
     "semivred": {"beta": 5.0},
@@ -269,7 +270,6 @@ NEGATIVE = {
     "fairfed": {"beta": 30.0},
     "fedpw": {},
 }
-"""The arguments with which methods that report negative weights have some."""
 
 
 @pytest.mark.parametrize(("name", "arguments"), NEGATIVE.items())

@@ -20,8 +20,8 @@ from fairbloom.strategies import METHODS, FromTorchJD
 from tests.federation import Bowl, descend
 
 DIM = 3
+# The clients' learning rate; the largest curvature is 2, so that every step descends.
 RATE = 0.2
-"""The clients' learning rate; the largest curvature is 2, so that every step descends."""
 
 
 def bowls(
@@ -108,8 +108,8 @@ def least_norm(rows: FloatArray) -> float:
 
 # Methods with a smooth objective ------------------------------------------------------------------
 
+# Of the losses F and the prior p.
 Objective = Callable[[FloatArray, FloatArray], float]
-"""Of the losses F and the prior p."""
 
 
 def apart() -> list[Bowl]:
@@ -123,8 +123,8 @@ def apart() -> list[Bowl]:
 
 four = partial(bowls, 4)
 unlike = partial(bowls, 4, rate=lambda rng: RATE * rng.uniform(0.5, 1.0))
+# Clients with short steps, for objectives that are more curved than the losses.
 slow = partial(bowls, 4, rate=lambda rng: 0.1)
-"""Clients with short steps, for objectives that are more curved than the losses."""
 
 SMOOTH: list[tuple[str, dict[str, Any], Callable[[], list[Bowl]], Objective]] = [
     *(

@@ -16,8 +16,8 @@ from tests.federation import Bowl, descend
 from .helpers import cohort_of, step_of as step
 from .reference import min_norm_point, min_norm_shares
 
+# L: the largest curvature of each loss.
 CURVATURE = 2.0
-"""L: the largest curvature of each loss."""
 
 ROUNDING = 1.0 + 1e-9
 
@@ -275,8 +275,8 @@ def length_of(method: type[FedMGDA], client: Bowl, w: FloatArray) -> float:
     return float(np.linalg.norm(client.gradient(w))) if method is FedMGDAPlus else 1.0
 
 
+# 1 / (2L), the largest global rate of Theorems 1a and 1b.
 HALF = 0.5 / CURVATURE
-"""1 / (2L), the largest global rate of Theorems 1a and 1b."""
 
 both = pytest.mark.parametrize("method", [FedMGDA, FedMGDAPlus])
 

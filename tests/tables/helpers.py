@@ -32,6 +32,7 @@ def csv_of(
     )
 
 
+# The schema of `csv_of`.
 SCHEMA = """
 target = "target"
 
@@ -49,7 +50,6 @@ categories = ["north", "south", "west"]
 type = "integer"
 categories = [0, 1]
 """
-"""The schema of `csv_of`."""
 
 
 def schema_with(*changes: tuple[str, str], text: str = SCHEMA) -> str:

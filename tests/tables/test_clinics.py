@@ -103,6 +103,7 @@ def write_clinics(folder: Path) -> Path:
     return folder
 
 
+# What a person edits in the draft: an answer to each of its comments.
 EDITS = (
     ('missing = "error"', 'missing = "fill"'),
     ('[fields.Age]\ntype = "number"', '[fields.Age]\ntype = "number"\nunit = "y"'),
@@ -120,7 +121,6 @@ EDITS = (
         '[files."bern.csv"]\nfields.blood_pressure = {unit = "kPa", factor = 7.50062}',
     ),
 )
-"""What a person edits in the draft: an answer to each of its comments."""
 
 
 def test_six_edits_make_four_dirty_clinics_one_table(

@@ -845,9 +845,9 @@ def test_a_schema_is_written_once(tmp_path: Path, folder: Folder) -> None:
 
 # Four dirty hospitals -----------------------------------------------------------------------------
 
+# Exports with other delimiters, marks, encodings, spellings, units, codes and columns; one has one
+# class alone.
 HOSPITALS = ROOT / "tests/docs/given/schema/hospitals"
-"""Exports with other delimiters, marks, encodings, spellings, units, codes and columns; one has one
-class alone."""
 
 
 def test_four_dirty_hospitals_are_read_by_the_schema_of_the_page(

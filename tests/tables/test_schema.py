@@ -18,6 +18,7 @@ from fairbloom.tables.schema import (
 
 from .helpers import SCHEMA, csv_of, schema_with
 
+# What is changed in the schema of `csv_of`, and what the error must name.
 WRONG: list[tuple[tuple[str, str], list[str]]] = [
     (('target = "target"', "target = 3"), ["target = 3"]),
     (('target = "target"', 'target = "tarket"'), ["target = 'tarket'", "did you mean target?"]),
@@ -139,7 +140,6 @@ WRONG: list[tuple[tuple[str, str], list[str]]] = [
     ),
     (("categories = [0, 1]", "categories = [0, 1\n]]"), ["not valid TOML", "line 1"]),
 ]
-"""What is changed in the schema of `csv_of`, and what the error must name."""
 
 
 @pytest.mark.parametrize(("change", "words"), WRONG)

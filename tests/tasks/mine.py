@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy
 from fairbloom.tasks import Examples, Score, Setup, Splits, Task
 from fairbloom.tasks.measures import MAE, R2, absolute_error, r2
 
+# The clients of the requested splits.
 asked: list[str] = []
-"""The clients of the requested splits."""
 
 
 def line(setup: Setup, *, noise: float = 0.1, slope: int = 2, bent: bool = False) -> Task:

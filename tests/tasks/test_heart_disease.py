@@ -30,22 +30,22 @@ DATA = Path(os.environ.get("FAIRBLOOM_DATA", ""), "heart-disease")
 
 ORIGINALS = needs("heart-disease/processed.va.data")
 
+# The patients that each hospital trains on and is tested on in FLamby's documentation.
 FLAMBY = {
     "cleveland": (199, 104),
     "hungarian": (172, 89),
     "switzerland": (30, 16),
     "long-beach": (85, 45),
 }
-"""The patients that each hospital trains on and is tested on in FLamby's documentation."""
 
+# Sums over the test patients that FLamby's own code returns, the first input once, the second
+# twice, and so on.
 FLAMBYS_SUMS = {
     "cleveland": -12.204,
     "hungarian": 460.386,
     "switzerland": 123.887,
     "long-beach": -155.405,
 }
-"""Sums over the test patients that FLamby's own code returns, the first input once, the second
-twice, and so on."""
 
 
 def line_of(**values: str) -> str:

@@ -34,6 +34,7 @@ PARAMETERS: dict[tuple[str, Shape, int], int] = {
     ("rnn", LINE, 10_004): 4_053_428,
 }
 
+# Pixels each way of the smallest image that a model takes.
 SMALLEST = {
     "cnn": 4,
     "mnist-cnn": 4,
@@ -44,7 +45,6 @@ SMALLEST = {
     "cifar-cnn": 16,
     "resnet18-gn": 8,
 }
-"""Pixels each way of the smallest image that a model takes."""
 
 
 def made(name: str, shape: Shape, outputs: int, seed: int = 0) -> nn.Module:

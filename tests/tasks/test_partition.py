@@ -353,6 +353,7 @@ def test_each_client_has_what_the_function_deals_by_the_seed(mine: str) -> None:
     assert set(Split.of(dealt(f"{mine}:halves")).label.tolist()) == set(range(10))
 
 
+# The words of each function's error, besides its name.
 IMPOSSIBLE = {
     "too_many": "4 arrays .* 5: int64",
     "twice": "0 to 1796, .* deals 0$",
@@ -366,7 +367,6 @@ IMPOSSIBLE = {
     "number": "it is a int",
     "shards": "no shards",
 }
-"""The words of each function's error, besides its name."""
 
 
 @pytest.mark.parametrize(("function", "said"), IMPOSSIBLE.items())

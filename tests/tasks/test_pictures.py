@@ -31,6 +31,7 @@ from . import made
 from .made import everything, load
 
 NAMES = ("circle", "square", "star")
+# Small images of three shapes, no two of which are alike.
 SHAPES = PictureSet(
     name="shapes",
     summary="",
@@ -41,7 +42,6 @@ SHAPES = PictureSet(
     target="",
     white=20_000.0,
 )
-"""Small images of three shapes, no two of which are alike."""
 
 LABELS = np.array([0, 1, 2] * 20)
 TESTED = np.array([2, 1, 0] * 8)
@@ -365,9 +365,9 @@ BATCHES: tuple[Any, ...] = (
     {"data": np.zeros((0, 3072), np.uint8), "labels": []},
     [1, 2, 3],
 )
+# Bytes by another codec than latin1: it is looked for by its name, so that a name could import a
+# module.
 CODEC = b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x03\x00\x00\x00hex\x86R."
-"""Bytes by another codec than latin1: it is looked for by its name, so that a name could import a
-module."""
 
 
 def test_what_is_no_batch_is_refused_with_its_path(

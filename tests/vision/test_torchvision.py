@@ -21,8 +21,8 @@ pytestmark = pytest.mark.vision
 models = pytest.importorskip("torchvision.models", reason="needs torchvision: make test-vision")
 Image = pytest.importorskip("PIL.Image")
 
+# The side of the images of networks that do not take 32 pixels.
 SIZES = {"vit_b_16": 224, "alexnet": 64, "inception_v3": 96, "googlenet": 64}
-"""The side of the images of networks that do not take 32 pixels."""
 
 
 def made(name: str, shape: tuple[int, ...], norm: str = "auto", seed: int = 3) -> nn.Module:

@@ -24,8 +24,8 @@ from fairbloom.strategies import METHODS
 from ..helpers import captured, compared_at_random, compared_by_hand
 
 MAE = Score("mae", higher_is_better=False)
+# Of the console; None: a pipe, whose reader has no width.
 WIDTHS = (40, 60, 80, 200, None)
-"""Of the console; None: a pipe, whose reader has no width."""
 
 LONG = "FedFV (alpha={}, tau=3, order=random, proximal-mu=0.1)"
 

@@ -21,8 +21,8 @@ from ..helpers import compared_by_scores
 
 MAE = Score("mae", higher_is_better=False)
 NOISE = (-1.0, 2.0, 0.5, -1.5, 0.0)
+# What clients gain by joining with FedAvg; FedFV gives each twice as much.
 GAINS = {"a": 6.0, "b": -6.0, "c": 0.1}
-"""What clients gain by joining with FedAvg; FedFV gives each twice as much."""
 
 
 def compared(

@@ -167,8 +167,8 @@ def test_table_2_compares_with_the_first_row() -> None:
 
 CLIENTS = ("cleveland", "hungarian", "long-beach")
 
+# By score and client, how much higher the number is under the method.
 Gains = Mapping[str, Mapping[str, float]]
-"""By score and client, how much higher the number is under the method."""
 
 
 def compared(
@@ -348,8 +348,8 @@ def test_a_verdict_by_any_score_names_it_and_its_unit(score: Score) -> None:
     }
 
 
+# The 97.5th percentile of Student's t with two degrees of freedom.
 T = 4.302652729911275
-"""The 97.5th percentile of Student's t with two degrees of freedom."""
 
 RATE = GroupScore("selection-rate", percent=True)
 ERROR = GroupScore("mae", higher_is_better=False)
@@ -364,8 +364,8 @@ def report(gap: float, score: GroupScore = RATE) -> GroupReport:
     return GroupReport(Grouped({"sex": ("F", "M")}, (score,)), tuple(groups), {"a": 24})
 
 
+# The lowest and the highest group of `report`, with the examples of its score.
 ENDS = ("F (10 examples)", "M (12 examples)")
-"""The lowest and the highest group of `report`, with the examples of its score."""
 
 
 def compared_gaps(score: GroupScore = RATE, **gaps: Sequence[float]) -> Comparison:

@@ -519,6 +519,7 @@ ROUNDS = 3
 # test
 SHARE = 0.25
 
+# Measures of the scores of clients, the worst served first.
 RECOMPUTED = {
     "mean": lambda x: x.mean(),
     "std": lambda x: x.std(),
@@ -539,7 +540,6 @@ RECOMPUTED = {
     "entropy": lambda x: stats.entropy(x),
     "cosine": lambda x: x.sum() / math.sqrt(len(x) * (x**2).sum()),
 }
-"""Measures of the scores of clients, the worst served first."""
 
 
 @pytest.mark.parametrize(

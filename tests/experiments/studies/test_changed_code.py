@@ -34,6 +34,7 @@ from tests.tables.helpers import csv_of
 from ...server.run_folder.test_flower import app
 from ..helpers import as_json, captured, fairbloom, times_in
 
+# Modules of a user's; the method imports the helper late.
 SOURCES = {
     "my_helper": "K = 1\n",
     "my_task": """
@@ -62,7 +63,6 @@ class Plain:
 """,
     "my_attacks": "def attack(sight):\n    return -sight.own\n",
 }
-"""Modules of a user's; the method imports the helper late."""
 
 NAMED = (
     "--task",

@@ -660,6 +660,7 @@ SLOW = ("fedmgda-table14", "semivred-table6-shakespeare", "semivred-table6-stack
 
 FIGURES = tuple(f"fedmgda-figure{k}" for k in ("1", "2", "3", "3-left", "4", "8", "s5-9"))
 
+# Settings besides `QUICK`: fewer clients or test examples, because the made-up data are few.
 RECIPES: dict[str, dict[str, Value]] = {
     **dict.fromkeys(("fedfv-figure2", *FIGURES), UNVERIFIED | {"clients": 10}),
     "fedmgda-figure2": UNVERIFIED | {"clients": 10, "attackers": "0.1"},
@@ -676,7 +677,6 @@ RECIPES: dict[str, dict[str, Value]] = {
     "semivred-table6-stackoverflow": UNVERIFIED | {"clients": 2, "stackoverflow.smallest": 0},
     "qffl-synthetic": {"clients": 10},
 }
-"""Settings besides `QUICK`: fewer clients or test examples, because the made-up data are few."""
 
 
 @pytest.mark.parametrize(

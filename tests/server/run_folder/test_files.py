@@ -76,6 +76,7 @@ from tests.tables.helpers import csv_of
 
 from .test_recorder import a_round
 
+# A value of each file.
 VALUES: dict[File[Any], Any] = {
     CONFIG: RecordedSettings({"seed": 1, "task": "digits", "num-rounds": 3}),
     ABOUT: About(2, ("well", "ill"), 1, {"a": {"train": 8, "classes": [4, 6]}}),
@@ -103,7 +104,6 @@ VALUES: dict[File[Any], Any] = {
         {"sex": ("ä", "b", "other")}, (GroupScore("accuracy", percent=True), TRUE_POSITIVE_RATE)
     ),
 }
-"""A value of each file."""
 
 ONE_VALUE = [entry for entry in ENTRIES if isinstance(entry, File)]
 
@@ -263,6 +263,7 @@ ROWS = [
     for name in ("a", 'b, "the second"\nof two')
 ]
 
+# Contents of no finished table, and what the refusal names.
 DAMAGED = {
     b"": "no column",
     b"round,client\n1,a\n2": "torn",
@@ -276,7 +277,6 @@ DAMAGED = {
     b"round,client\n1,a\n2\n": "line 3",
     b"round,client\n1,a,b\n": "line 2",
 }
-"""Contents of no finished table, and what the refusal names."""
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -29,9 +29,9 @@ from tests.simulation.helpers import StoppedError, stop_after, table, without_se
 ROUNDS = 6
 SCORE = Score("eval_acc", percent=True)
 
+# A client as somebody may have written it: three numbers that move towards its own target, with its
+# own metrics.
 app = ClientApp()
-"""A client as somebody may have written it: three numbers that move towards its own target, with
-its own metrics."""
 
 
 def target(context: Context) -> np.ndarray[Any, Any]:

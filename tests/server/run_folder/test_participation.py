@@ -108,14 +108,14 @@ def test_the_table_has_the_rounds_of_each_client(drawn: Run) -> None:
     assert np.isfinite(trained["product_with_others_step"]).all()
 
 
+# The clients' mean validation accuracy after each round: best of the first seven after round 4.
 VALIDATION = (0.1, 0.4, 0.3, 0.6, 0.5, 0.5, 0.2, 0.9)
-"""The clients' mean validation accuracy after each round: best of the first seven after round 4."""
 
 VALIDATED = len(VALIDATION)
 COLUMN = "validation_val_acc_of_global_model_mean"
 
+# Clients that get better on test examples in each round, and not on validation examples.
 falling = ClientApp()
-"""Clients that get better on test examples in each round, and not on validation examples."""
 
 
 @falling.train()
