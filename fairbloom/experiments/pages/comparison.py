@@ -45,8 +45,8 @@ JOINING = "Is it worth joining?"
 # What its table has.
 ABOUT_JOINING = (
     "95 % intervals: the first row's hold together, a client's hold singly, so of many clients one"
-    " in twenty differs by chance. Common models only: with validation examples the baseline and the"
-    " best on these, else all, as test scores may choose none."
+    " in twenty differs by chance. Common models only: with validation examples the baseline and"
+    " the best on these, else all, as test scores may choose none."
 )
 
 # The measures of which differences are shown.
