@@ -161,7 +161,9 @@ class Predictor:
                 " predict a file, or call Predictor.outputs with a tensor"
             )
         own = preprocessing.own
-        columns = {fold(own.column_name(name)) for name in preprocessing.dictionary.inputs}
+        columns = {
+            fold(each) for name in preprocessing.dictionary.inputs for each in own.names_of(name)
+        }
         named = [str(name) for name in frame.index.names if name is not None]
         index = [name for name in named if fold(name) in columns]
         if index:

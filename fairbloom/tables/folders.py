@@ -72,33 +72,69 @@ OF_SYSTEMS = (
 )
 
 
-def files_in(place: str, endings: Sequence[str]) -> dict[str, Path]:
+def files_in(
+    place: str, endings: Sequence[str], *, of_one: bool = False
+) -> dict[str, tuple[Path, ...]]:
     """Return the tables of a folder by client, sorted by name; `place` may also be a single file.
 
-    Empty if `place` is "". A table has one of `endings`, such as ".csv". A client has its file's
-    name without the ending, in form NFC: macOS writes accents as characters of their own. Hidden
-    files, locks, files of operating systems and run folders are skipped. A table that is not read
-    raises DataError; other entries are logged.
+    Empty if `place` is "". A table has one of `endings`, such as ".csv". Each file is a client, and
+    so is each subfolder with tables, which are parts of one. If the folder is `of_one` client, its
+    files are parts, too. A client has its folder's name, or its file's without the ending, in form
+    NFC: macOS writes accents as characters of their own. Hidden files, locks, files of operating
+    systems and run folders are skipped. A table that is not read raises DataError; other entries
+    are logged.
     """
     if not place:
         return {}
     path = _existing_path(place)
     if path.suffix.lower() in endings and path.is_dir() and _has_parts(path):
         raise DataError(f"data-dir = {place!r}: {IN_PARTS}", "other-format")
-    files = [path] if path.is_file() else _list_entries(path)
-    for file in files:
-        if (problem := _find_unread(file, file == path, endings)) is not None:
-            raise DataError(f"{file}: {problem}", "other-format")
-    tables = {file: file.stem for file in files if file.suffix.lower() in endings or file == path}
-    if not tables:
+    entries = [path] if path.is_file() else _list_entries(path)
+    others = _find_others(entries, path, endings)
+    parts = {entry: (entry,) for entry in entries if entry not in others}
+    if of_one and len(parts) > 1:
+        names_of_parts = join_names([part.name for part in parts])
+        _log_once("data-dir = %r has files that are read as one table: %s", place, names_of_parts)
+        parts = {path.resolve(): tuple(parts)}
+    for folder in filter(Path.is_dir, entries):
+        inside = _list_entries(folder)
+        if any(file.suffix.lower() in endings for file in inside):
+            left_out = _find_others(inside, path, endings)
+            parts[folder] = tuple(file for file in inside if file not in left_out)
+            others += left_out
+    if not parts:
         raise DataError(
-            f"data-dir = {place!r}: there is no {', '.join(endings)} file in it, but"
-            f" {_contents(path)}",
+            f"data-dir = {place!r}: there is no {', '.join(endings)} file in it, or in a folder in"
+            f" it, but {_contents(path)}: name the folder that has a file, or a folder of files,"
+            " for each client",
             "no-file",
         )
-    found = _name_clients(place, tables, "")
-    _name_others(place, [file for file in files if file not in tables])
-    return found
+    names = {entry: entry.name if entry.is_dir() else entry.stem for entry in sorted(parts)}
+    found = _name_clients(place, names, "")
+    _name_others(place, [entry for entry in others if entry not in parts])
+    return {client: parts[entry] for client, entry in found.items()}
+
+
+def place_of(place: str, client: str) -> str:
+    """Return the file or subfolder of a folder that has the name of a client, or else `place`."""
+    path = Path(place).expanduser()
+    named = [
+        entry
+        for entry in (_list_visible(path) if client and path.is_dir() else ())
+        if normalize("NFC", entry.name if entry.is_dir() else entry.stem) == client
+    ]
+    return str(named[0]) if len(named) == 1 else place
+
+
+def _find_others(entries: Sequence[Path], path: Path, endings: Sequence[str]) -> list[Path]:
+    """Return the entries that are no tables, in a folder `path`, or below it.
+
+    Raise DataError for a table that is not read.
+    """
+    for entry in entries:
+        if (problem := _find_unread(entry, entry == path, endings)) is not None:
+            raise DataError(f"{entry}: {problem}", "other-format")
+    return [entry for entry in entries if entry.suffix.lower() not in endings and entry != path]
 
 
 def folders_in(place: str) -> dict[str, Path]:
@@ -167,7 +203,7 @@ def _list_visible(folder: Path) -> Iterable[Path]:
 
 def _list_entries(folder: Path) -> list[Path]:
     """Return a folder's entries that may hold clients' data; raise DataError for a broken link."""
-    entries = [path for path in _list_visible(folder) if not _is_run_folder(path)]
+    entries = [path for path in _list_visible(folder) if not is_run_folder(path)]
     for entry in entries:
         if not entry.exists():
             raise DataError(
@@ -178,7 +214,7 @@ def _list_entries(folder: Path) -> list[Path]:
     return entries
 
 
-def _is_run_folder(path: Path) -> bool:
+def is_run_folder(path: Path) -> bool:
     """Return whether a folder is one of a run or a study, or holds such."""
     # Two entries each: a folder of pictures may have a study.json of its own.
     kinds = (("config.toml", "env.json"), ("study.json", "runs"))
@@ -190,14 +226,16 @@ def _is_run_folder(path: Path) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _say_not_read(place: str, names: str) -> None:
-    """Log once what is not read; a run lists its files several times."""
-    log.warning("data-dir = %r has entries that are not read: %s", place, names)
+def _log_once(message: str, place: str, names: str) -> None:
+    """Log once what is read; a run lists its files several times."""
+    if parent_process() is None:  # a study's processes have one that reads for all
+        log.warning(message, place, names)
 
 
 def _name_others(place: str, others: Sequence[Path]) -> None:
-    if others and parent_process() is None:  # a study's processes have one that reads for all
-        _say_not_read(place, join_names([other.name for other in others]))
+    if others:
+        names = join_names([other.name for other in others])
+        _log_once("data-dir = %r has entries that are not read: %s", place, names)
 
 
 # Tables that are not read -------------------------------------------------------------------------

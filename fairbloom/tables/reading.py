@@ -38,6 +38,12 @@ STATE = (
     " UTF-8)"
 )
 
+# The remedy for notes above the names of the columns; the braces take their row and the file's key.
+HEADER = (
+    "if a note is above the names of the columns, state headerRows = [{}] under [files.{!r}] in the"
+    " schema"
+)
+
 # Byte order marks that a text may begin with, and their encodings.
 MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 
@@ -98,6 +104,7 @@ class ReadTable:
     of a record ("row"), from 1. `file` describes how the file is written. `remarks` are pairs of a
     column's name, or "all", and what a person should look at. `surveyed` has, by folded name,
     the columns that were parsed to infer a schema, with the marks of `file`; encoding takes them.
+    `start` is the place of its first row among those of its client's files.
     """
 
     path: Path
@@ -107,6 +114,7 @@ class ReadTable:
     file: SchemaFile = field(default_factory=SchemaFile)
     remarks: Sequence[tuple[str, str]] = ()
     surveyed: dict[str, FileColumn] = field(default_factory=dict)
+    start: int = 0
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -126,9 +134,18 @@ class ReadTable:
         """Return a column by its name, upper or lower case; None if missing or not usable."""
         return self.columns.get(self.by_name.get(fold(name), ""))
 
+    def own_names(self, name: str) -> list[str]:
+        """Return the client's names of a column of the schema that the table has, as it has."""
+        folded = dict.fromkeys(map(fold, self.file.names_of(name)))
+        return [self.by_name[each] for each in folded if each in self.by_name]
+
+    def column_name(self, name: str) -> str:
+        """Return the table's name of a column of the schema, or its client's first one."""
+        return next(iter(self.own_names(name)), self.file.names_of(name)[0])
+
     def show_cell(self, name: str, row: int) -> str:
         """Return a cell as an error shows it; `name` is the column's name in the schema."""
-        value = self.find(self.file.column_name(name))[row].as_py()
+        value = self.find(self.column_name(name))[row].as_py()
         if value is None:
             return ""
         return shorten(format_number(value) if isinstance(value, float) else str(value))
@@ -154,7 +171,7 @@ class CellError(DataError):
     file, line
         The position of the first such cell: the line in the file, 0 for a whole column.
     rows
-        All rows of the table with this fault, counted from 0, ascending.
+        All rows of the client's files with this fault, counted from 0, ascending.
     column, value
         The column's name, in the schema if it has one, and the cell's content.
     problem, remedy
@@ -172,7 +189,7 @@ class CellError(DataError):
         **values: int,
     ) -> None:
         self.file = table.path.name
-        self.rows = at
+        self.rows = None if at is None else at + table.start
         self.column = column
         self.problem = problem
         self.remedy = remedy
@@ -190,6 +207,20 @@ class CellError(DataError):
             position=KnownReason(f"{table.unit} {self.line}"),
             column=KnownReason(repr(column)),
             **values,
+        )
+
+
+class SheetsError(DataError):
+    """A workbook has several `sheets` with values, and none is named."""
+
+    def __init__(self, path: Path, file: SchemaFile, sheets: Sequence[str]) -> None:
+        self.sheets = sheets
+        super().__init__(
+            f"{path} has {len(sheets)} sheets that hold values, {', '.join(map(repr, sheets))}:"
+            f" state sheet = {sheets[0]!r}, or another, under [files.{file.key!r}] in the schema, or"
+            " remove or hide all but one",
+            "several-sheets",
+            sheets=len(sheets),
         )
 
 
@@ -245,7 +276,8 @@ def _by_names(
         if not normalise(name):
             raise DataError(
                 f"{path}: column {place} has no name: give it one (pandas: to_csv(…, index=False)"
-                " leaves the row numbers out)",
+                " leaves the row numbers out), or if a note is above the names, state headerRows in"
+                " the schema",
                 "unnamed-column",
                 column=place,
             )
@@ -271,7 +303,13 @@ def _by_names(
 
 
 def _read_text(path: Path, file: SchemaFile) -> ReadTable:
-    content, encoding = _read_content(path, file.encoding)
+    content, encoding = _read_content(path, file)
+    # Lines that are not read become blank ones, so that the others keep their numbers.
+    above = file.headerRows[0] - 1
+    content = b"\n".join([b""] * above + content.split(b"\n", above)[above:])
+    if file.commentChar:
+        mark = re.escape(file.commentChar.encode())
+        content = re.sub(rb"^%b.*" % mark, b"", content, flags=re.MULTILINE)
     end, lines = _find_rows(content)
     if not len(lines):
         raise DataError(f"{path} is empty: its first line must name the columns", "empty")
@@ -285,8 +323,8 @@ def _read_text(path: Path, file: SchemaFile) -> ReadTable:
     delimiter: str = file.delimiter or max(",;\t|", key=outside.count)
     if not file.delimiter and delimiter not in outside:
         raise DataError(
-            f"{path}, line 1 names one column only, {first.strip()[:60]!r}: separate columns by"
-            " comma, semicolon, tab or |",
+            f"{path}, line {lines[0]} names one column only, {first.strip()[:60]!r}: separate"
+            f" columns by comma, semicolon, tab or |; {HEADER.format(lines[0] + 1, file.key)}",
             "one-column",
         )
     if b'"' in content:
@@ -299,14 +337,10 @@ def _read_text(path: Path, file: SchemaFile) -> ReadTable:
     names = [
         name.strip() for name in next(csv.reader(StringIO(first, newline=""), delimiter=delimiter))
     ]
-    columns = _parse_rows(path, content, end + 1, delimiter, len(names), lines)
-    file = file.model_copy(
-        update={
-            "decimalChar": file.decimalChar or _infer_decimal(file, columns),
-            "delimiter": delimiter,
-            "encoding": encoding,
-        }
-    )
+    file = file.model_copy(update={"delimiter": delimiter, "encoding": encoding})
+    columns = _parse_rows(path, content, end + 1, file, len(names), lines)
+    decimal = file.decimalChar or _infer_decimal(file, columns)
+    file = file.model_copy(update={"decimalChar": decimal})
     return ReadTable(path, _by_names(path, names, columns), lines[1:], file=file)
 
 
@@ -320,12 +354,13 @@ def _infer_decimal(file: SchemaFile, columns: Sequence[Values]) -> Decimal:
     return "," if any(map(COMMA.fullmatch, cells)) and not any(map(POINT.fullmatch, cells)) else "."
 
 
-def _read_content(path: Path, given: str) -> tuple[bytes, str]:
+def _read_content(path: Path, file: SchemaFile) -> tuple[bytes, str]:
     """Return a text in UTF-8 with lines that end in LF, and the file's encoding.
 
-    The file's encoding is that of its byte order mark, or else UTF-8, or else the `given` one.
+    The file's encoding is that of its byte order mark, or else UTF-8, or else the stated one.
     """
     content = path.read_bytes()
+    given = file.encoding
     encoding = given
     if not content.isascii() or b"\0" in content:
         marked = next((name for mark, name in MARKS.items() if content.startswith(mark)), "")
@@ -346,7 +381,7 @@ def _read_content(path: Path, given: str) -> tuple[bytes, str]:
         if "\0" in text or (wrong and not marked and b"\0" in content):
             raise DataError(
                 f"{path}: it has zero bytes: it is in UTF-16 without a mark, or no text:"
-                f" {STATE.format('utf-16-le', path.name)}",
+                f" {STATE.format('utf-16-le', file.key)}",
                 "utf-16",
             )
         if wrong:
@@ -354,7 +389,7 @@ def _read_content(path: Path, given: str) -> tuple[bytes, str]:
             key = "not-utf-8" if encoding.startswith("utf-8") else "other-encoding"
             known = "not UTF-8" if key == "not-utf-8" else f"neither UTF-8 nor {encoding}"
             raise DataError(
-                f"{path}: line {line} is {known}: {STATE.format('cp1252', path.name)}",
+                f"{path}: line {line} is {known}: {STATE.format('cp1252', file.key)}",
                 key,
                 line=line,
             )
@@ -428,7 +463,7 @@ def _check_quotes(path: Path, content: bytes, delimiter: str) -> None:
 
 
 def _parse_rows(
-    path: Path, content: bytes, start: int, delimiter: str, width: int, lines: NDArray[np.int64]
+    path: Path, content: bytes, start: int, file: SchemaFile, width: int, lines: NDArray[np.int64]
 ) -> list[Values]:
     """Return the columns of the rows that begin at byte `start`.
 
@@ -454,6 +489,8 @@ def _parse_rows(
             " remove values; one that holds the separator, as a decimal comma may be, needs quotes"
             " around it"
         )
+        if row.number == 1:
+            message += f"; {HEADER.format(counts['header'] + 1, file.key)}"
         faults.append(DataError(f"{path}, {message.format(**counts)}", "row-length", **counts))
         return "skip" if len(faults) < MAX_FAULTS else "error"
 
@@ -463,7 +500,7 @@ def _parse_rows(
             # Threads would not number the rows.
             arrow_csv.ReadOptions(column_names=[*texts], block_size=MAX_ROW, use_threads=False),
             arrow_csv.ParseOptions(
-                delimiter=delimiter,
+                delimiter=file.delimiter,
                 newlines_in_values=b'"' in content,
                 invalid_row_handler=note,
             ),
@@ -582,7 +619,7 @@ def _to_numbers_or_texts(values: Values, decimal: Decimal) -> Values:
 
 
 def _read_workbook(path: Path, file: SchemaFile) -> ReadTable:
-    """Return the only visible sheet that holds values, as a CSV file would have it.
+    """Return a sheet, or the only visible one that holds values, as a CSV file would have it.
 
     Empty rows are left out.
     """
@@ -599,6 +636,8 @@ def _read_workbook(path: Path, file: SchemaFile) -> ReadTable:
         with load_workbook(path) as workbook:
             metadata = workbook.sheets_metadata
             names = [sheet.name for sheet in metadata if (sheet.typ, sheet.visible) == shown]
+            if file.sheet:
+                names = [name for name in names if name == file.sheet]
             opened = {name: workbook.get_sheet_by_name(name) for name in names}
             sheets = {name: [*sheet.iter_rows()] for name, sheet in opened.items()}
             # Rows begin with the sheet's first row, and cells with the first column that has some.
@@ -635,14 +674,10 @@ def _read_workbook(path: Path, file: SchemaFile) -> ReadTable:
         if any(str(cell).strip() for row in cells for cell in row)
     }
     if not sheets:
-        raise DataError(f"{path} is empty: no visible sheet holds a value", "empty")
+        called = f"called {file.sheet!r} " if file.sheet else ""
+        raise DataError(f"{path} is empty: no visible sheet {called}holds a value", "empty")
     if len(sheets) > 1:
-        raise DataError(
-            f"{path} has {len(sheets)} sheets that hold values, {', '.join(map(repr, sheets))}:"
-            " remove or hide all but one",
-            "several-sheets",
-            sheets=len(sheets),
-        )
+        raise SheetsError(path, file, [*sheets])
     decimal = file.decimalChar or "."
     ((name, sheet_rows),) = sheets.items()
     about = notes_of.get(name, SheetNotes())
@@ -658,7 +693,12 @@ def _read_workbook(path: Path, file: SchemaFile) -> ReadTable:
         [as_text(number, column, cell) for column, cell in enumerate(row, start=starts[name])]
         for number, row in enumerate(sheet_rows, start=1)
     ]
-    (_, names), *rows = [(number, row) for number, row in enumerate(texts, start=1) if any(row)]
+    mark = file.commentChar
+    (_, names), *rows = [
+        (number, row)
+        for number, row in enumerate(texts, start=1)
+        if any(row) and number >= file.headerRows[0] and not (mark and row[0].startswith(mark))
+    ]
     columns = [[row[place] for _, row in rows] for place in range(len(names))]
     kept = [place for place, cells in enumerate(columns) if names[place] or any(cells)]
     arrays = [pa.chunked_array([columns[place]], pa.string()) for place in kept]

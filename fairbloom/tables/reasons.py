@@ -40,7 +40,8 @@ REASONS = {
         "its file needs a package that is not installed on the device: its own log says which one"
     ),
     "several-sheets": (
-        "its workbook has {sheets} sheets that hold values: remove or hide all but one"
+        "its workbook has {sheets} sheets that hold values: state one in the schema, or remove or"
+        " hide all but one"
     ),
     "no-results": (
         "its workbook has formulas without stored results: open it in a spreadsheet and save it"
@@ -60,6 +61,7 @@ REASONS = {
     "long-name": "the name of column {column} has {characters} characters: shorten it",
     "same-column": "columns {column} and {other} have the same name: rename or remove one",
     "no-column": "it has no column {column}, which the schema names",
+    "two-names": "it has two columns that the schema calls {column}: remove one",
     "strange-columns": (
         "it has columns that the schema does not name ({columns}): add them to ignore"
     ),
