@@ -55,8 +55,8 @@ class Setup(BaseModel):
     """The settings of a run on which its task depends; every task gets them.
 
     The task gets them with the defaults of model, partition and number of clients filled in; the
-    number is 0 if the clients come with the data, and 1 on a device with its files. `schema_` is then the text of the schema that
-    describes the clients' files.
+    number is 0 if the clients come with the data, and 1 on a device with its own. `schema_` is then
+    the text of the schema that describes the clients' files.
     """
 
     model_config = ConfigDict(frozen=True, alias_generator=key_of, protected_namespaces=())

@@ -1,6 +1,5 @@
 """Encode a file by the schema, in whole columns, and find its faults."""
 
-import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,14 +15,13 @@ from fairbloom.errors import did_you_mean
 from fairbloom.text import join_first, plural, text_if
 
 from .cells import (
-    MISSING,
     canonical,
     different_cells,
     explain_number,
     fold_value,
     parse_numbers,
 )
-from .reading import CellError, ReadTable, Values, forget_file, read
+from .reading import CellError, ReadTable, Values, read
 from .reasons import MAX_FAULTS, DataError, raise_faults
 from .schema import MAX_TEXT, Decimal, Field, Schema, client_of, fold, normalise, parse_schema
 
@@ -67,11 +65,9 @@ def read_columns(
     of_cells: list[DataError] = []
     lacking: list[str] = []
     for name in schema.fields if names is None else names:
-        called = [each for each in table.own_names(name) if fold(each) in unread]
+        called = [each for each in table.own_names(name) if unread.pop(fold(each), "")]
         if len(called) > 1:
             of_columns.append(_explain_two_names(table, name, called))
-        for each in called:
-            del unread[fold(each)]
         if called:
             columns[name] = read_column(table, name, schema, of_cells)
             continue
@@ -88,12 +84,18 @@ def read_columns(
         targets = chain(*(file.names_of(schema.target) for file in schema.files.values()))
         known.update(map(fold, targets))
     strange = [name for key, name in unread.items() if key not in known]
+    own = lacking[0] if len(lacking) == 1 else "NAME"
     of_columns += [
         CellError(
             table,
             name,
             f"has a column {name!r}, which the schema does not name",
-            _explain_strange(table, name, lacking, schema.fields),
+            text_if(
+                lacking,
+                f"if it is {join_first(lacking, 3)}, say fields.{own}.name ="
+                f" {[*table.file.names_of(own), name]} under [files.{table.file.key!r}]; else ",
+            )
+            + f"{did_you_mean(name, schema.fields)}add it to ignore, or to fields",
             "strange-columns",
             columns=len(strange),
         )
@@ -103,13 +105,15 @@ def read_columns(
 
 
 def _explain_two_names(table: ReadTable, name: str, called: Sequence[str]) -> CellError:
-    problem = f"has the columns {join_first(called)}, each of which is a name of {name!r} here"
     own = f"{client_of(table.file.key)}/{table.path.name}"
-    remedy = (
+    return CellError(
+        table,
+        name,
+        f"has the columns {join_first(called)}, each of which is a name of {name!r} here",
         f"remove one, or put it in ignore and say fields.{name}.name of the other under"
-        f" [files.{own!r}] in the schema"
+        f" [files.{own!r}] in the schema",
+        "two-names",
     )
-    return CellError(table, name, problem, remedy, "two-names")
 
 
 def _explain_no_column(table: ReadTable, name: str, unread: Collection[str]) -> CellError:
@@ -121,24 +125,6 @@ def _explain_no_column(table: ReadTable, name: str, unread: Collection[str]) -> 
         own = "correct its name there"
     remedy = f'{did_you_mean(called, unread)}add it, {own}, or missing = "fill" in fields.{name}'
     return CellError(table, name, problem, remedy, "no-column")
-
-
-def _explain_strange(
-    table: ReadTable, name: str, lacking: Sequence[str], fields: Collection[str]
-) -> str:
-    """Return the remedy for a column that the schema does not name: first, that it is a new name.
-
-    `lacking` are the columns that the table does not have.
-    """
-    remedy = f"{did_you_mean(name, fields)}add it to ignore, or to fields"
-    if not lacking:
-        return remedy
-    own = lacking[0] if len(lacking) == 1 else "NAME"
-    names = json.dumps([*table.file.names_of(own), name], ensure_ascii=False)
-    return (
-        f"if it is {join_first(lacking, 3)}, say fields.{own}.name = {names} under"
-        f" [files.{table.file.key!r}]; or else {remedy}"
-    )
 
 
 def _no_values(field: Field, rows: int) -> ColumnValues:
@@ -269,14 +255,7 @@ def _read_numbers(
     missing = _markers_of(schema, name)
     about = table.file.field(name)
     units = {field.unit, about.unit} - {""}
-    surveyed = table.surveyed.pop(fold(table.column_name(name)), None)
-    # A survey reads a column of numbers as texts, which have no -0.
-    if surveyed is not None and str(values.type) == "string" and not units and missing == MISSING:
-        numbers = surveyed.numbers[surveyed.codes]
-        is_wrong = surveyed.is_wrong[surveyed.codes]
-        gone = surveyed.is_missing[surveyed.codes]
-    else:
-        numbers, is_wrong, gone = parse_numbers(values, table.file, units, missing)
+    numbers, is_wrong, gone = parse_numbers(values, table.file, units, missing)
     if is_wrong.any():
         rows = np.flatnonzero(is_wrong)
         cells, codes = different_cells(values.take(rows))
@@ -355,6 +334,8 @@ class EncodedFile:
 
     Attributes
     ----------
+    path
+        The file, or the folder of several.
     paths
         The files, one after the other.
     client
@@ -380,6 +361,7 @@ class EncodedFile:
         Pairs of a column's name, or "all", and a remark on how a file is written.
     """
 
+    path: Path
     paths: Sequence[Path]
     client: str
     schema: Schema
@@ -395,11 +377,6 @@ class EncodedFile:
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self.usable)
-
-    @property
-    def path(self) -> Path:
-        """The file, or the folder of several."""
-        return self.paths[0] if len(self.paths) == 1 else self.paths[0].parent
 
     @cached_property
     def has_unknown(self) -> NDArray[np.bool_]:
@@ -418,12 +395,9 @@ class EncodedFile:
 
     def raise_faults(self, rows: NDArray[np.intp]) -> None:
         """Raise DataError with all faults of some rows, if they have any."""
-        faults: list[DataError] = []
-        for table in self.read() if self.faulty[rows].any() else ():
-            places = rows - table.start
-            own = places[(places >= 0) & (places < len(table))]
-            faults += read_columns(table.take(own), self.schema)[1]
-        raise_faults(faults)
+        if self.faulty[rows].any():
+            read_again = [read_columns(table.take(rows), self.schema) for table in self.read()]
+            raise_faults([fault for _, faults in read_again for fault in faults])
 
     def read(self) -> Iterator[ReadTable]:
         """Read the files again."""
@@ -444,14 +418,12 @@ class ClientTable(NamedTuple):
 
 def encode_files(paths: Sequence[Path], client: str, text: str) -> EncodedFile:
     """Return a client's files encoded by a schema's text; encode them again only after a change."""
-    changes = []
-    for path in paths:
-        try:
-            status = path.stat()
-        except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}", "unreadable") from error
-        changes.append((path, status.st_mtime_ns, status.st_size))
-    return _encode_files(tuple(changes), client, text)
+    try:
+        changes = tuple((each.st_mtime_ns, each.st_size) for each in map(Path.stat, paths))
+    except OSError as error:
+        problem = f"{error.filename} cannot be read: {error.strerror}"
+        raise DataError(problem, "unreadable") from error
+    return _encode_files(tuple(paths), changes, client, text)
 
 
 def _read_files(paths: Sequence[Path], client: str, schema: Schema) -> Iterator[ReadTable]:
@@ -465,73 +437,53 @@ def _read_files(paths: Sequence[Path], client: str, schema: Schema) -> Iterator[
 # The seeds of a study share the files that they split.
 @lru_cache(maxsize=128)
 def _encode_files(
-    changes: Sequence[tuple[Path, int, int]], client: str, text: str
+    paths: Sequence[Path], changes: Sequence[tuple[int, int]], client: str, text: str
 ) -> EncodedFile:
     schema = parse_schema(text)
-    paths = [path for path, *_ in changes]
-    parts: list[dict[str, ColumnValues]] = []
-    faults: list[DataError] = []
-    found: set[str] = set()
-    places: dict[str, int] = {}
-    units: list[NDArray[np.int64] | None] = []
-    remarks: list[tuple[str, str]] = []
-    rows: ClientRows | None = None
-    spellings: Spellings = {}
-    for table in _read_files(paths, client, schema):
-        if schema.client:  # which is for a single file
-            rows, spellings = _rows_of_clients(table, schema)
-        columns, of_table = read_columns(table, schema)
-        parts.append(columns)
-        faults += of_table
-        found.update(name for name in columns if table.own_names(name))
-        units.append(_read_units(table, schema, places))
-        remarks += table.remarks
-        path = table.path
-        del table
-        forget_file(path)  # the columns take less memory than their texts
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    tables = [*_read_files(paths, client, schema)]
+    rows, spellings = _rows_of_clients(tables[0], schema) if schema.client else (None, {})
+    parts = [read_columns(table, schema) for table in tables]
+    columns = {name: np.concatenate([part[name] for part, _ in parts]) for name in schema.fields}
     usable = np.ones(len(columns[schema.target]), np.bool_)
     # Not for columns that only make groups: a row without a group is used.
     for name in (schema.target, *schema.inputs):
         if schema.missing_of(name) == "drop":
             usable &= ~is_missing(columns[name])
-    having = [of_table for of_table in units if of_table is not None]
     return EncodedFile(
+        paths[0] if len(paths) == 1 else paths[0].parent,
         paths,
         client,
         schema,
         columns,
-        [name for name in columns if name in found],
+        [name for name in columns if any(table.own_names(name) for table in tables)],
         usable,
-        faults,
+        [fault for _, faults in parts for fault in faults],
         rows,
         spellings,
-        np.concatenate(having) if len(having) == len(units) else None,
-        remarks,
+        _read_units(tables, schema),
+        [remark for table in tables for remark in table.remarks],
     )
 
 
-def _read_units(
-    table: ReadTable, schema: Schema, places: dict[str, int]
-) -> NDArray[np.int64] | None:
-    """Return the unit of each row, as an index; a row without one has its own, from NO_UNIT.
-
-    `places` has the index of each unit in the files before it, and is extended.
-    """
+def _read_units(tables: Sequence[ReadTable], schema: Schema) -> NDArray[np.int64] | None:
+    """Return the unit of each row, as an index; a row without one has its own, from NO_UNIT."""
     name = schema.unit
-    values = table.find(table.column_name(name)) if name else None
-    if values is None:  # which is a fault, if the schema names one
-        return None
-    missing = _markers_of(schema, name).union(
-        normalise(text).casefold() for text in table.file.field(name).missingValues
-    )
-    rows, _ = rows_of_clients(values, table.decimal, missing)
-    units = np.arange(NO_UNIT, NO_UNIT + len(table)) + table.start
-    for unit, of_unit in sorted(rows.items(), key=lambda item: int(item[1][0])):
-        if unit:
-            place = places.setdefault(fold_value(unit, table.decimal), len(places))
-            units[of_unit] = place
-    return units
+    found: list[NDArray[np.int64]] = []
+    places: dict[str, int] = {}
+    for table in tables:
+        values = table.find(table.column_name(name)) if name else None
+        if values is None:  # which is a fault, if the schema names one
+            return None
+        missing = _markers_of(schema, name).union(
+            normalise(text).casefold() for text in table.file.field(name).missingValues
+        )
+        rows, _ = rows_of_clients(values, table.decimal, missing)
+        units = np.arange(NO_UNIT, NO_UNIT + len(table)) + table.start
+        for unit in sorted(filter(None, rows), key=lambda unit: int(rows[unit][0])):
+            key = fold_value(unit, table.decimal)
+            units[rows[unit]] = places.setdefault(key, len(places))
+        found.append(units)
+    return np.concatenate(found)
 
 
 def _rows_of_clients(table: ReadTable, schema: Schema) -> tuple[ClientRows, Spellings]:

@@ -7,7 +7,6 @@ from functools import lru_cache
 from multiprocessing import parent_process
 from pathlib import Path
 from unicodedata import normalize
-from zipfile import BadZipFile, ZipFile
 
 from fairbloom.errors import join_names
 from fairbloom.logs import log
@@ -32,31 +31,14 @@ UNREAD = (
     *(".xlsm", ".xlt", ".xltm", ".xltx", ".xpt", ".zsav"),
 )
 
-# The first bytes of tables under any name. Zip archives and the files of old Office programs may be
-# tables or not.
-TABLE_STARTS = (
-    *(b"PAR1", b"ARROW1", b"FEA1", b"ORC", b"Obj\x01", b"$FL2", b"$FL3", b"<stata_dta>"),
-    *(b"SQLite format 3", b"RDX2", b"RDX3", b"HEADER RECORD*******"),
-)
-ZIPPED = b"PK\x03\x04"
-OLD_OFFICE = b"\xd0\xcf\x11\xe0"
-
-# Bytes of a file that show whether it is a text of rows and columns, or an old workbook.
+# Bytes of a file that show whether it is a text of rows and columns.
 SNIFFED = 2**16
 
 # Lines that show whether a text is a table: a letter may have one comma in each of two lines.
 FEWEST_LINES = 3
 MAX_LINES = 50
 
-# A number in a table that is only looked at.
-SIMPLE_NUMBER = re.compile(r"[+-]?[0-9]*[.,]?[0-9]+")
-
-# Files that programs write into folders of parts of one table.
-PARTS = re.compile(r"part[-.]\d.*|_success", re.IGNORECASE)
-
 REMEDY = "save it as .csv, .parquet or .xlsx"
-
-IN_PARTS = f"it is a table in a folder of parts, and a table is read from one file: {REMEDY}"
 
 # Endings of texts that are no tables, although each of their lines may have one comma.
 TEXTS = (
@@ -87,11 +69,11 @@ def files_in(
     if not place:
         return {}
     path = _existing_path(place)
-    if path.suffix.lower() in endings and path.is_dir() and _has_parts(path):
-        raise DataError(f"data-dir = {place!r}: {IN_PARTS}", "other-format")
     entries = [path] if path.is_file() else _list_entries(path)
     others = _find_others(entries, path, endings)
-    parts = {entry: (entry,) for entry in entries if entry not in others}
+    parts: dict[Path, tuple[Path, ...]] = {
+        entry: (entry,) for entry in entries if entry not in others
+    }
     if of_one and len(parts) > 1:
         names_of_parts = join_names([part.name for part in parts])
         _log_once("data-dir = %r has files that are read as one table: %s", place, names_of_parts)
@@ -129,12 +111,23 @@ def place_of(place: str, client: str) -> str:
 def _find_others(entries: Sequence[Path], path: Path, endings: Sequence[str]) -> list[Path]:
     """Return the entries that are no tables, in a folder `path`, or below it.
 
-    Raise DataError for a table that is not read.
+    Raise DataError for a table that is not read. A file that `path` names is read as a text,
+    whatever its ending.
     """
+    others = [
+        entry
+        for entry in entries
+        if entry != path and (entry.is_dir() or entry.suffix.lower() not in endings)
+    ]
     for entry in entries:
-        if (problem := _find_unread(entry, entry == path, endings)) is not None:
-            raise DataError(f"{entry}: {problem}", "other-format")
-    return [entry for entry in entries if entry.suffix.lower() not in endings and entry != path]
+        ending = entry.suffix.lower()
+        is_text = entry in others and ending not in TEXTS and not entry.is_dir()
+        if (ending in UNREAD and not entry.is_dir()) or (is_text and _is_table(entry)):
+            kind = f"{entry.suffix} files" if ending else "files without an ending"
+            raise DataError(
+                f"{entry}: it holds a table, and {kind} are not read: {REMEDY}", "other-format"
+            )
+    return others
 
 
 def folders_in(place: str) -> dict[str, Path]:
@@ -241,79 +234,22 @@ def _name_others(place: str, others: Sequence[Path]) -> None:
 # Tables that are not read -------------------------------------------------------------------------
 
 
-def _find_unread(path: Path, is_named: bool, endings: Sequence[str]) -> str | None:
-    """Return why an entry is a table that cannot be read, with the remedy; None if it is not one.
-
-    A file that data-dir names itself (`is_named`) is read as a text, whatever its ending.
-    """
-    ending = path.suffix.lower()
-    if path.is_dir():
-        is_of_parts = ending in (*endings, *UNREAD) or "=" in path.name or _has_parts(path)
-        return IN_PARTS if is_of_parts else None
-    if ending in UNREAD:
-        return f"{path.suffix} files are not read: {REMEDY}"
-    if ending in (*endings, *TEXTS) or is_named or not _is_table(path):
-        return None
-    kind = f"{path.suffix} files" if path.suffix else "files without an ending"
-    return f"it holds a table, and {kind} are not read: {REMEDY}"
-
-
-def _has_parts(folder: Path) -> bool:
-    try:
-        entries = [*folder.iterdir()]
-    except OSError:
-        return False  # it is named with other entries that are not read
-    return any(
-        PARTS.fullmatch(entry.name) or (entry.is_dir() and "=" in entry.name) for entry in entries
-    )
-
-
 def _is_table(path: Path) -> bool:
-    """Return whether the content of a file is a table, by its first bytes."""
+    """Return whether the lines of a text have the same columns, by its beginning."""
     try:
         with path.open("rb") as file:
             start = file.read(SNIFFED)
     except OSError:
         return False  # it is named with other entries that are not read
-    if start.startswith(ZIPPED):
-        return _is_workbook(path)
-    if start.startswith(OLD_OFFICE):
-        return "Workbook".encode("utf-16-le") in path.read_bytes()
-    return start.startswith(TABLE_STARTS) or _has_columns(start)
-
-
-def _is_workbook(path: Path) -> bool:
-    try:
-        with ZipFile(path) as archive:
-            return any(name.startswith("xl/") for name in archive.namelist())
-    except (BadZipFile, OSError):
-        return False
-
-
-def _has_columns(start: bytes) -> bool:
-    """Return whether the lines of a text have the same columns, by its beginning."""
     marked = start.startswith((b"\xff\xfe", b"\xfe\xff"))
     text = start.decode("utf-16" if marked else "latin-1", errors="replace")
     if "\0" in text:
         return False
-    if re.match(r"\s*\[\s*\{", text):  # records in JSON
-        return True
     lines = [line for line in text.splitlines() if line.strip()][:MAX_LINES]
     if len(start) == SNIFFED:
         lines = lines[:-1]  # it may be cut off
-    if len(lines) < FEWEST_LINES:
-        return False
-    for mark in ",;\t|":
-        counts = {re.sub(r'"[^"]*"', "", line).count(mark) for line in lines}
-        if len(counts) == 1 and counts != {0}:
-            return True
-    rows = [line.split() for line in lines[1:]]
-    widths = {len(row) for row in rows}
-    return (
-        len(widths) == 1
-        and widths != {1}
-        and all(any(map(SIMPLE_NUMBER.fullmatch, row)) for row in rows)
-    )
+    counts = [[re.sub(r'"[^"]*"', "", line).count(mark) for line in lines] for mark in ",;\t|"]
+    return len(lines) >= FEWEST_LINES and any(each[0] > 0 and len({*each}) == 1 for each in counts)
 
 
 def _contents(path: Path) -> str:

@@ -6,8 +6,7 @@ import shlex
 import tomllib
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -49,7 +48,7 @@ from .identifiers import (
 )
 from .marks import SAMPLE, Marks, infer_marks
 from .positive import ask_about_positive, choose_positive
-from .reading import ReadTable, SheetsError, Values, read
+from .reading import ReadTable, Values, read
 from .reasons import MAX_FAULTS, DataError
 from .schema import (
     EVERY_FILE,
@@ -69,8 +68,12 @@ from .warnings import SHOWN, determines, find_remarks, present_values
 # A number with a leading 0, as codes have.
 PADDED = re.compile(r"0[0-9]+")
 
-# The last row that is tried as the one that names the columns.
-LAST_HEADER = 5
+# How a file may be written that is not read as it is, by the reason: in Western Europe, Windows has
+# cp1252, and a note may be above the names of the columns.
+VARIANTS: Mapping[str, Sequence[Mapping[str, object]]] = {
+    "not-utf-8": [{"encoding": "cp1252"}],
+    **{key: [{"headerRows": (2,)}] for key in ("row-length", "one-column", "unnamed-column")},
+}
 
 # Usual names of the target, in any case of letters, used if no setting names it.
 TARGETS = ("target", "label", "y")
@@ -172,10 +175,10 @@ def infer(
     notes = [f"{path.name} is left out of this draft: {why}" for path, why in unread]
     unmarked = dict(tables)
     raw: list[dict[str, FileColumn]] = []
-    for name, table in unmarked.items():
+    for path, table in unmarked.items():
         columns = _survey_file(table, SchemaFile())
         marks = _find_marks(table, columns)
-        tables[name] = replace(
+        tables[path] = replace(
             table,
             file=table.file.model_copy(
                 update={"decimalChar": marks.decimal, "groupChar": marks.group}
@@ -187,10 +190,8 @@ def infer(
                 f" or groupChar under [files.{quote(table.file.key)}]"
             )
         if (marks.decimal, marks.group) != (".", ""):
-            columns = _survey_file(table, tables[name].file)
+            columns = _survey_file(table, tables[path].file)
         raw.append(columns)
-        if (marks.decimal, marks.group) == (table.decimal, table.file.groupChar):
-            table.surveyed.update(columns)
     names = _match_names(tables, target)
     sites = Sites.of_files([*tables.values()], [clients[path] for path in tables])
     if client:
@@ -253,18 +254,23 @@ def _positive_lines(target: Drafted, words: Collection[str]) -> Iterator[str]:
 
 
 def _read_all(
-    clients: Mapping[Path, str], targets: Collection[str]
+    clients: Mapping[Path, str], targets: Set[str]
 ) -> tuple[dict[Path, ReadTable], list[tuple[Path, DataError]]]:
     """Return the tables, and the files that cannot be read, with the errors.
 
-    Raise DataError if none can be read.
+    Of a workbook's sheets, the only one with a target is read. Raise DataError if no file can be
+    read.
     """
     tables: dict[Path, ReadTable] = {}
     unread: list[tuple[Path, DataError]] = []
     for path, name in clients.items():
+        file = SchemaFile()
+        file._key = key_of_client(name, path.name)
         try:
-            file = SchemaFile().with_key(key_of_client(name, path.name))
-            tables[path] = _read_somehow(path, file, targets)
+            found = [*_read_variants(path, file)]
+            if len(found) > 1:
+                found = [each for each in found if not targets.isdisjoint(each.by_name)]
+            tables[path] = found[0] if len(found) == 1 else read(path, file)
         except DataError as error:
             unread.append((path, error))
     if not tables:
@@ -272,41 +278,19 @@ def _read_all(
     return tables, unread
 
 
-def _read_somehow(path: Path, file: SchemaFile, targets: Collection[str]) -> ReadTable:
-    """Return a table, with the encoding, row of names or sheet by which alone it can be read.
-
-    The sheet is the only one that has a target. Raise DataError if there is no such one.
-    """
+def _read_variants(path: Path, file: SchemaFile) -> Iterator[ReadTable]:
+    """Yield a table, or those that its file holds if it is written in another way."""
     try:
-        return read(path, file)
-    except SheetsError as error:
-        changes = [{"sheet": name} for name in error.sheets]
-        found = [*_read_each(path, file, changes)]
-        having = [table for table in found if not table.by_name.keys().isdisjoint(targets)]
-        if len(having) != 1:
-            raise
-        return having[0]
+        table = read(path, file)
     except DataError as error:
-        if error.why == "not-utf-8" and file.encoding == "utf-8":
-            # Windows in Western Europe
-            return _read_somehow(path, file.model_copy(update={"encoding": "cp1252"}), targets)
-        if error.why not in ("row-length", "one-column", "unnamed-column"):
-            raise
-        changes = [{"headerRows": (row,)} for row in range(2, LAST_HEADER + 1)]
-        table = next(_read_each(path, file, changes), None)
-        # A row of names has no number, and a first row of numbers may have one name less.
-        if table is None or any(parse_number(name) is not None for name in table.columns):
-            raise
-        return table
-
-
-def _read_each(
-    path: Path, file: SchemaFile, changes: Sequence[Mapping[str, object]]
-) -> Iterator[ReadTable]:
-    """Yield the tables of a file that can be read with one of the changes."""
-    for change in changes:
-        with suppress(DataError):
-            yield read(path, file.model_copy(update=change))
+        changes = VARIANTS.get(error.why, [{"sheet": name} for name in error.sheets])
+        for change in changes:
+            if change.keys().isdisjoint(file.model_fields_set):
+                yield from _read_variants(path, file.model_copy(update=change))
+        return
+    # A row of names has no number, and a first row of numbers may have one name less.
+    if file.headerRows == (1,) or all(parse_number(name) is None for name in table.columns):
+        yield table
 
 
 def _find(
@@ -419,14 +403,10 @@ def _find_renamed(tables: Sequence[ReadTable]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for table, after in pairwise(tables):
-        differing = [
-            (old, new)
-            for old, new in zip(table.by_name, after.by_name, strict=False)
-            if old != new
-        ]
-        is_next = len(table.columns) == len(after.columns) and table.file.key == after.file.key
-        if is_next and len(differing) == 1:
-            found[differing[0][1]] = differing[0][0]
+        pairs = zip(table.by_name, after.by_name, strict=False)
+        differing = [(new, old) for old, new in pairs if old != new]
+        if table.file.key == after.file.key and len(differing) == 1:
+            found |= dict(differing)
     return found
 
 
@@ -630,7 +610,9 @@ def _announce(
         rows = np.isin(column.codes, entries)
         count = int(rows.sum())
         having = column.sites.having(rows)
-        table = column.sites.table_of(int(np.argmax(rows)))
+        tables = column.sites.tables
+        place = column.sites.names.index(having[0])
+        table = tables[0 if len(tables) == 1 else column.sites.owners.index(place)]
         first = column.texts[entries[0]]
         _, remedy = explain_cell(
             first, name, about, is_target, column.marks[entries[0]].decimal, table.file.key
@@ -803,29 +785,24 @@ def _file_lines(
 
 
 def _lines_of_file(table: ReadTable, found: ReadTable) -> list[str]:
-    file = table.file
-    lines = []
-    if file.encoding != "utf-8":
-        lines.append(f"encoding = {quote(file.encoding)}")
-    if file.decimalChar != "." or found.decimal != ".":
-        lines.append(f"decimalChar = {quote(table.decimal)}")
-    if file.groupChar:
-        lines.append(f"groupChar = {quote(file.groupChar)}")
-    if file.headerRows != (1,):
-        lines.append(f"headerRows = {[*file.headerRows]}")
-    if file.sheet:
-        lines.append(f"sheet = {quote(file.sheet)}")
-    for name, about in file.fields.items():
-        own = quote(about.name[0])
-        if file.key.endswith("/*"):
+    """Return how a file is written, unless it is read so without a schema."""
+    usual = SchemaFile(decimalChar=".").model_dump(exclude={"delimiter", "fields"})
+    lines = [
+        f"{key} = {quote(value)}"
+        for key in usual
+        if (value := getattr(table.file, key)) != usual[key]
+        or (key == "decimalChar" and found.decimal != ".")
+    ]
+    for name, about in table.file.fields.items():
+        if table.file.key.endswith("/*"):
             lines.append(f"# if its unit is another one, add unit and factor to {name}")
-        lines.append(f"fields.{_key(name)} = {{name = {own}}}")
+        lines.append(f"fields.{_key(name)} = {{name = {quote(about.name[0])}}}")
     return lines
 
 
-def quote(text: str) -> str:
-    """Return a text as TOML writes it."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+def quote(value: object) -> str:
+    """Return a text, or a list, as TOML writes it."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _key(name: str) -> str:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from fairbloom.system.machine import half_of_memory
 from fairbloom.text import plural, text_if
 
-from .cells import FileColumn, format_number, shorten
+from .cells import format_number, shorten
 from .folders import REMEDY
 from .reasons import MAX_FAULTS, DataError, KnownReason, raise_faults
 from .schema import MAX_TEXT, Decimal, SchemaFile, fold, normalise
@@ -102,9 +102,8 @@ class ReadTable:
 
     `lines` has the line in which each row ends (`unit` "line"), or the row of a sheet or the number
     of a record ("row"), from 1. `file` describes how the file is written. `remarks` are pairs of a
-    column's name, or "all", and what a person should look at. `surveyed` has, by folded name,
-    the columns that were parsed to infer a schema, with the marks of `file`; encoding takes them.
-    `start` is the place of its first row among those of its client's files.
+    column's name, or "all", and what a person should look at. `start` is the place of its first row
+    among those of its client's files.
     """
 
     path: Path
@@ -113,7 +112,6 @@ class ReadTable:
     unit: Literal["line", "row"] = "line"
     file: SchemaFile = field(default_factory=SchemaFile)
     remarks: Sequence[tuple[str, str]] = ()
-    surveyed: dict[str, FileColumn] = field(default_factory=dict)
     start: int = 0
 
     def __len__(self) -> int:
@@ -151,15 +149,16 @@ class ReadTable:
         return shorten(format_number(value) if isinstance(value, float) else str(value))
 
     def take(self, rows: NDArray[np.intp]) -> "ReadTable":
-        """Return some of the rows."""
+        """Return those of some rows of the client's files that it has."""
+        places = rows - self.start
+        own = places[(places >= 0) & (places < len(self))]
         return replace(
             self,
             columns={
-                name: None if values is None else values.take(rows)
+                name: None if values is None else values.take(own)
                 for name, values in self.columns.items()
             },
-            lines=self.lines[rows],
-            surveyed={},
+            lines=self.lines[own],
         )
 
 
@@ -210,49 +209,12 @@ class CellError(DataError):
         )
 
 
-class SheetsError(DataError):
-    """A workbook has several `sheets` with values, and none is named."""
-
-    def __init__(self, path: Path, file: SchemaFile, sheets: Sequence[str]) -> None:
-        self.sheets = sheets
-        super().__init__(
-            f"{path} has {len(sheets)} sheets that hold values, {', '.join(map(repr, sheets))}:"
-            f" state sheet = {sheets[0]!r}, or another, under [files.{file.key!r}] in the schema, or"
-            " remove or hide all but one",
-            "several-sheets",
-            sheets=len(sheets),
-        )
-
-
-# The tables that were read last, each with the version of its file.
-_TABLES: dict[Path, tuple[tuple[int, int, str], ReadTable]] = {}
-
-# Most tables that are kept.
-MAX_TABLES = 128
-
-
 def read(path: Path, file: SchemaFile) -> ReadTable:
-    """Return the table of a file, by its ending; read it again only if it has changed."""
+    """Return the table of a file, by its ending."""
     try:
-        status = path.stat()
-        version = (status.st_mtime_ns, status.st_size, file.model_dump_json())
-        if path not in _TABLES or _TABLES[path][0] != version:
-            table = _read(path, file)
-            forget_file(path)
-            if len(_TABLES) >= MAX_TABLES:
-                forget_file(next(iter(_TABLES)))
-            _TABLES[path] = (version, table)
-        return _TABLES[path][1]
+        return _read(path, file)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}", "unreadable") from error
-
-
-def forget_file(path: Path) -> None:
-    """Free the memory of a table that was read."""
-    if _TABLES.pop(path, None) is not None:
-        import pyarrow as pa  # imported late, as in reading files
-
-        pa.default_memory_pool().release_unused()
 
 
 def _read(path: Path, file: SchemaFile) -> ReadTable:
@@ -314,11 +276,6 @@ def _read_text(path: Path, file: SchemaFile) -> ReadTable:
     if not len(lines):
         raise DataError(f"{path} is empty: its first line must name the columns", "empty")
     first = content[:end].decode().lstrip("\n")
-    if not file.delimiter and re.fullmatch(r'"?sep=."?[,;]*', first, re.IGNORECASE):
-        raise DataError(
-            f"{path}, line 1 is {first!r}, and must name the columns: delete this line",
-            "separator-line",
-        )
     outside = re.sub(r'"[^"]*"', "", first)
     delimiter: str = file.delimiter or max(",;\t|", key=outside.count)
     if not file.delimiter and delimiter not in outside:
@@ -677,7 +634,15 @@ def _read_workbook(path: Path, file: SchemaFile) -> ReadTable:
         called = f"called {file.sheet!r} " if file.sheet else ""
         raise DataError(f"{path} is empty: no visible sheet {called}holds a value", "empty")
     if len(sheets) > 1:
-        raise SheetsError(path, file, [*sheets])
+        several = DataError(
+            f"{path} has {len(sheets)} sheets that hold values, {', '.join(map(repr, sheets))}:"
+            f" state one as sheet under [files.{file.key!r}] in the schema, or remove or hide all"
+            " others",
+            "several-sheets",
+            sheets=len(sheets),
+        )
+        several.sheets = [*sheets]
+        raise several
     decimal = file.decimalChar or "."
     ((name, sheet_rows),) = sheets.items()
     about = notes_of.get(name, SheetNotes())

@@ -30,7 +30,6 @@ REASONS = {
         "its file is of a format that is not read, or of another one than its name ends with: save"
         " it as .csv, .parquet or .xlsx"
     ),
-    "separator-line": "line 1 of its file states the separator: delete that line",
     "unreadable": "one of its files cannot be read: its own log names it",
     "no-table": (
         "its file cannot be read as a table of the kind that its ending names: its own log says why"
@@ -131,6 +130,9 @@ class DataError(ReportableError):
 
     others: Sequence["DataError"] = ()
     """Further faults of the same file; messages name only the first fault."""
+
+    sheets: Sequence[str] = ()
+    """The sheets of a workbook one of which must be named."""
 
     def __init__(self, message: str, why: str = "unusable", **values: int | KnownReason) -> None:
         for key, value in values.items():

@@ -290,12 +290,6 @@ class SchemaFile(_Table):
         """The key under `files` by which a remedy changes it."""
         return self._key or EVERY_FILE
 
-    def with_key(self, key: str) -> "SchemaFile":
-        """Return a copy with a `key`."""
-        copy = self.model_copy()
-        copy._key = key  # noqa: SLF001
-        return copy
-
     def changed_by(self, other: "SchemaFile") -> "SchemaFile":
         """Return it with the keys that another one states, and so for each of its `fields`."""
         fields = {
@@ -380,15 +374,15 @@ class Schema(_Table):
         """
         client = client or client_of(name)
         keys = [key for key in self.files if is_of_client(key) and client_of(key) == client]
-        own = name if name in keys else next(iter(keys), EVERY_FILE)
-        file = self.files.get(own, SchemaFile())
+        file = self.files.get(next(iter(keys), EVERY_FILE), SchemaFile())
         if name in self.files:
             file = file.changed_by(self.files[name])
         # A file that is named as another client does not have that client's fields.
         file = file.model_copy(update={"fields": self.fields_of(client)})
         for key in (f"{EVERY_FILE}/{name}", f"{client}/{name}"):
             file = file.changed_by(self.files.get(key, SchemaFile()))
-        return file.with_key(key_of_client(client, name))
+        file._key = key_of_client(client, name)
+        return file
 
     def fields_of(self, client: str) -> Mapping[str, FileField]:
         """Return how a client has the columns of the schema, unless a file has them otherwise."""
@@ -486,7 +480,7 @@ def with_files(text: str, files: Mapping[str, Any], client: str = "") -> str:
     """
     name = "owner.toml"
     try:
-        TypeAdapter(dict[str, SchemaFile]).validate_python(files)
+        read = TypeAdapter(dict[str, SchemaFile]).validate_python(files)
     except ValidationError as error:
         raise SchemaError(f"{name}: files.{_explain(error)}", OWN_FILES) from error
     if not files and "files" not in text:
@@ -494,34 +488,31 @@ def with_files(text: str, files: Mapping[str, Any], client: str = "") -> str:
     written = tomllib.loads(text)
     if "fields" not in written:
         return text
-    parse_schema(text)  # its own faults are the run's, and the server may read them
-    of_all = written.get("files", {})
+    schema = parse_schema(text)  # its own faults are the run's, and the server may read them
     try:
-        parse_schema(tomli_w.dumps({**written, "files": {**of_all, **files}}), name)
+        merged = {**written.get("files", {}), **files}
+        parse_schema(tomli_w.dumps({**written, "files": merged}), name)
     except SchemaError as error:
         raise SchemaError(str(error), OWN_FILES) from error
-    own = {key.rpartition("/")[2]: about for key, about in files.items()}
-    said = [about["fields"] for about in own.values() if about.get("fields")]
-    common = own.get(EVERY_FILE, {}).get("fields")
-    if not common and any(fields != said[0] for fields in said):
+    own = {key.rpartition("/")[2]: about for key, about in read.items()}
+    every = own.pop(EVERY_FILE, SchemaFile())
+    said = [about.fields for about in own.values() if about.fields]
+    if not every.fields and any(fields != said[0] for fields in said):
         raise SchemaError(
             f"{name}: files has different fields, and all files of a device are of one client: say"
             f" under [files.{EVERY_FILE!r}] what holds for all of them",
             OWN_FILES,
         )
-    tables = {key: {**about, "fields": {}} for key, about in of_all.items()}
-    every = dict(of_all.get(EVERY_FILE, {}))
-    for key, about in of_all.items():
-        if client_of(key) == client and is_of_client(key):
-            every |= {name: value for name, value in about.items() if value}
-        elif client_of(key) == client:
-            tables[f"{EVERY_FILE}/{key.rpartition('/')[2]}"] = about
-    fields = dict(every.get("fields", {}))
-    for column, about in (common or next(iter(said), {})).items():
-        fields[column] = {**fields.get(column, {}), **about}
-    tables |= {f"{EVERY_FILE}/{file}": about for file, about in own.items() if file != EVERY_FILE}
-    tables[EVERY_FILE] = {**every, **own.get(EVERY_FILE, {}), "fields": fields}
-    return tomli_w.dumps({**written, "files": tables})
+    common = SchemaFile(fields=every.fields or next(iter(said), {}))
+    tables = {key: about.model_copy(update={"fields": {}}) for key, about in schema.files.items()}
+    for file, about in [*schema.files.items(), *own.items()]:
+        if file in own or (client_of(file) == client and not is_of_client(file)):
+            tables[f"{EVERY_FILE}/{file.rpartition('/')[2]}"] = about
+    tables[EVERY_FILE] = schema.file("", client).changed_by(every).changed_by(common)
+    files = {
+        key: about.model_dump(mode="json", exclude_unset=True) for key, about in tables.items()
+    }
+    return tomli_w.dumps({**written, "files": files})
 
 
 AnyTable = TypeVar("AnyTable", bound=_Table)
@@ -617,8 +608,8 @@ def _find_contradictions(schema: Schema) -> Iterator[str]:
     files: dict[str, str] = {}
     for file, about in schema.files.items():
         client = "" if schema.client else client_of(file)
-        is_second = is_of_client(file) and files.setdefault(client, file) != file
-        if about.fields and is_second:
+        is_own = bool(about.fields) and is_of_client(file)
+        if is_own and (other := files.setdefault(client, file)) != file:
             yield f"files.{file}.fields: files.{other} has those of the same client: leave one out"
         if about.groupChar and about.groupChar == about.decimalChar:
             yield (

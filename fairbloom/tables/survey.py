@@ -72,11 +72,6 @@ class Sites:
         """Return how many of these rows each site has."""
         return np.bincount(self.of_row[rows], minlength=len(self.names))
 
-    def table_of(self, row: int) -> ReadTable:
-        """Return the file that has a row."""
-        ends = np.cumsum([len(rows_of_table) for rows_of_table in self.rows])
-        return self.tables[int(np.searchsorted(ends, row, side="right"))]
-
     def having(self, rows: NDArray[np.bool_]) -> list[str]:
         """Return the sites that have some of these rows."""
         return [self.names[place] for place in np.flatnonzero(self.count(rows)).tolist()]
@@ -142,12 +137,9 @@ class Column:
             start += len(column.numbers)
         joined = np.concatenate(codes)
         joined[joined < 0] = start
-        is_there = np.ones(len(sites.names), np.bool_)
-        if len(sites.tables) > 1:
-            having = [
-                owner for owner, each in zip(sites.owners, columns, strict=True) if each is not None
-            ]
-            is_there = np.isin(np.arange(len(is_there)), having)
+        owners = zip(sites.owners, columns, strict=True)
+        having = [owner for owner, each in owners if each is not None]
+        is_there = np.isin(np.arange(len(sites.names)), having) | (len(sites.tables) == 1)
         return cls(
             sites,
             joined,
