@@ -98,8 +98,9 @@ def own_settings(context: Context) -> tuple[RunSettings, object, str | None]:
     config = {**context.run_config, **{key: place for key in PLACES if (place := node.get(key))}}
     config[wire.DEPLOYED] = is_deployed(context)
     name = node.get("name")
-    if config[wire.DEPLOYED] and config.get("task") == "csv":
-        config["data-dir"] = place_of(str(config.get("data-dir", "")), str(name or ""))
+    if name and config[wire.DEPLOYED] and config.get("task") == "csv":
+        config["data-dir"] = place_of(str(config.get("data-dir", "")), str(name))
+        config[wire.ONE_CLIENT] = True
     config["schema"] = with_files(
         str(config.get("schema", "")),
         json.loads(str(node.get(wire.FILES, "{}"))),

@@ -12,7 +12,7 @@ from typing import Any
 import tomli_w
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.names import ACCOUNT_FILE, DEPLOYED, FILES
+from fairbloom.protocol.names import ACCOUNT_FILE, DEPLOYED, FILES, ONE_CLIENT
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.system.files import make_folder, write_private, write_public
 from fairbloom.system.lock import exclusive_lock
@@ -65,10 +65,8 @@ def open_account(
     check_schema(schema)
     name = str(node.get("name", ""))
     text = with_files(schema, json.loads(str(node.get(FILES) or "{}")), name)
-    place = place_of(data_dir, name)
-    settings = RunSettings.of(
-        {"task": TASK, "data-dir": place, "schema": text, DEPLOYED: True, "seed": seed}
-    )
+    about = {"task": TASK, "data-dir": place_of(data_dir, name), "schema": text, "seed": seed}
+    settings = RunSettings.of({**about, DEPLOYED: True, ONE_CLIENT: bool(name)})
     task = load_task(settings)
     client = find_client_key(settings, task, None, name)
     splits = task.splits(client)

@@ -19,7 +19,7 @@ from pydantic import (
 from fairbloom.errors import reason_of
 
 from .effects import IdleIf
-from .names import DEPLOYED
+from .names import DEPLOYED, ONE_CLIENT
 from .options import DECLARED, RunOptions
 from .parameters import (
     Choices,
@@ -662,6 +662,7 @@ def fingerprint(config: Mapping[str, Any]) -> str:
         *marked(Mark.FREE, Mark.LIMIT, Mark.PLACE, Mark.EXTENDABLE),
         OWN_SETTINGS,
         DEPLOYED,
+        ONE_CLIENT,
         "score",  # it changes no client's work, and is decided after the clients have begun
     }
     defaults = {key: each.default for key, each in SETTINGS.items()}

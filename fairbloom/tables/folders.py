@@ -31,6 +31,12 @@ UNREAD = (
     *(".xlsm", ".xlt", ".xltm", ".xltx", ".xpt", ".zsav"),
 )
 
+# The first bytes of tables under any name.
+TABLE_STARTS = (
+    *(b"PAR1", b"ARROW1", b"FEA1", b"ORC", b"Obj\x01", b"$FL2", b"$FL3", b"<stata_dta>"),
+    *(b"SQLite format 3", b"RDX2", b"RDX3", b"HEADER RECORD*******"),
+)
+
 # Bytes of a file that show whether it is a text of rows and columns.
 SNIFFED = 2**16
 
@@ -235,7 +241,7 @@ def _name_others(place: str, others: Sequence[Path]) -> None:
 
 
 def _is_table(path: Path) -> bool:
-    """Return whether the lines of a text have the same columns, by its beginning."""
+    """Return whether a file begins as a table, or with lines of the same columns."""
     try:
         with path.open("rb") as file:
             start = file.read(SNIFFED)
@@ -243,8 +249,8 @@ def _is_table(path: Path) -> bool:
         return False  # it is named with other entries that are not read
     marked = start.startswith((b"\xff\xfe", b"\xfe\xff"))
     text = start.decode("utf-16" if marked else "latin-1", errors="replace")
-    if "\0" in text:
-        return False
+    if "\0" in text or start.startswith(TABLE_STARTS):
+        return start.startswith(TABLE_STARTS)
     lines = [line for line in text.splitlines() if line.strip()][:MAX_LINES]
     if len(start) == SNIFFED:
         lines = lines[:-1]  # it may be cut off

@@ -103,7 +103,7 @@ class ReadTable:
     `lines` has the line in which each row ends (`unit` "line"), or the row of a sheet or the number
     of a record ("row"), from 1. `file` describes how the file is written. `remarks` are pairs of a
     column's name, or "all", and what a person should look at. `start` is the place of its first row
-    among those of its client's files.
+    among the rows of its client.
     """
 
     path: Path
@@ -149,7 +149,7 @@ class ReadTable:
         return shorten(format_number(value) if isinstance(value, float) else str(value))
 
     def take(self, rows: NDArray[np.intp]) -> "ReadTable":
-        """Return those of some rows of the client's files that it has."""
+        """Return the rows of the client in `rows` that it has."""
         places = rows - self.start
         own = places[(places >= 0) & (places < len(self))]
         return replace(

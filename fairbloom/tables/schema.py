@@ -274,9 +274,9 @@ class SchemaFile(_Table):
     """
 
     delimiter: Literal[",", ";", "\t", "|"] | None = None
+    encoding: Annotated[str, AfterValidator(_check_encoding)] = "utf-8"
     decimalChar: Decimal | None = None  # noqa: N815 (Frictionless calls it so)
     groupChar: GroupMark = ""  # noqa: N815
-    encoding: Annotated[str, AfterValidator(_check_encoding)] = "utf-8"
     headerRows: Annotated[  # noqa: N815
         tuple[Annotated[int, Interval(ge=1, le=MAX_HEADER)], ...], Len(1, 1)
     ] = (1,)
@@ -287,7 +287,7 @@ class SchemaFile(_Table):
 
     @property
     def key(self) -> str:
-        """The key under `files` by which a remedy changes it."""
+        """The key under `files` that a remedy names."""
         return self._key or EVERY_FILE
 
     def changed_by(self, other: "SchemaFile") -> "SchemaFile":
@@ -499,16 +499,18 @@ def with_files(text: str, files: Mapping[str, Any], client: str = "") -> str:
     said = [about.fields for about in own.values() if about.fields]
     if not every.fields and any(fields != said[0] for fields in said):
         raise SchemaError(
-            f"{name}: files has different fields, and all files of a device are of one client: say"
-            f" under [files.{EVERY_FILE!r}] what holds for all of them",
+            f"{name}: files has different fields, and all files of a device are of one client: keep"
+            f" one table with fields, or say under [files.{EVERY_FILE!r}] what holds for all",
             OWN_FILES,
         )
     common = SchemaFile(fields=every.fields or next(iter(said), {}))
-    tables = {key: about.model_copy(update={"fields": {}}) for key, about in schema.files.items()}
+    every = schema.file("", client).changed_by(every).changed_by(common)
+    of_others = {"fields": {}} if every.fields else {}
+    tables = {key: about.model_copy(update=of_others) for key, about in schema.files.items()}
     for file, about in [*schema.files.items(), *own.items()]:
         if file in own or (client_of(file) == client and not is_of_client(file)):
             tables[f"{EVERY_FILE}/{file.rpartition('/')[2]}"] = about
-    tables[EVERY_FILE] = schema.file("", client).changed_by(every).changed_by(common)
+    tables[EVERY_FILE] = every
     files = {
         key: about.model_dump(mode="json", exclude_unset=True) for key, about in tables.items()
     }

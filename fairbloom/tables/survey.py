@@ -32,7 +32,7 @@ class Sites:
 
     @classmethod
     def of_files(cls, tables: Sequence[ReadTable], clients: Sequence[str]) -> "Sites":
-        """Return the sites whose files these are; those of one follow each other."""
+        """Return the sites of files; the files of a site follow each other."""
         rows = [np.arange(len(table)) for table in tables]
         names = [*dict.fromkeys(clients)]
         owners = [names.index(client) for client in clients]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from fairbloom.errors import FairbloomError, ReportableError, did_you_mean
 from fairbloom.imports import import_callable, imported, is_import_string
-from fairbloom.protocol.names import DEPLOYED
+from fairbloom.protocol.names import ONE_CLIENT
 from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.settings import RunSettings, Setup, Value
 from fairbloom.tables.schema import SCHEMA_NAME, read_schema
@@ -158,8 +158,8 @@ class TaskInfo:
         """Return the settings that the task needs, with its own defaults for those left open."""
         partition = settings.partition or next(iter(self.partitions), "shards")
         clients = settings.clients
-        if self.reads:  # the files decide, unless they are of one device
-            clients = 1 if settings.parameters.get(DEPLOYED) else 0
+        if self.reads:  # the files decide, unless all are of one client
+            clients = 1 if settings.parameters.get(ONE_CLIENT) else 0
         elif not clients and partition not in self.natural:
             clients = self.clients
         return Setup.model_construct(
