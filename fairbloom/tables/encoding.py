@@ -67,14 +67,29 @@ def read_columns(
     for name in schema.fields if names is None else names:
         called = [each for each in table.own_names(name) if unread.pop(fold(each), "")]
         if len(called) > 1:
-            of_columns.append(_explain_two_names(table, name, called))
+            problem = f"has the columns {join_first(called)}, each of which is {name!r} here"
+            remedy = (
+                f"remove one, or put it in ignore and say fields.{name}.name of the other under"
+                f" [files.'{client_of(table.file.key)}/{table.path.name}'] in the schema"
+            )
+            of_columns.append(CellError(table, name, problem, remedy, "two-names"))
         if called:
             columns[name] = read_column(table, name, schema, of_cells)
             continue
         lacking.append(name)
         columns[name] = _no_values(schema.fields[name], len(table))
         if schema.missing_of(name) != "fill":
-            of_columns.append(_explain_no_column(table, name, unread.values()))
+            own = table.column_name(name)
+            problem = f"has no column {own!r}"
+            named = f"name it by fields.{name}.name under [files.{table.file.key!r}] in the schema"
+            if own != name:
+                problem += f", as the schema's files call {name!r} here"
+                named = "correct its name there"
+            remedy = (
+                f'{did_you_mean(own, unread.values())}add it, {named}, or missing = "fill" in'
+                f" fields.{name}"
+            )
+            of_columns.append(CellError(table, name, problem, remedy, "no-column"))
     if names is None and schema.unit and table.find(table.column_name(schema.unit)) is None:
         problem = f"has no column {schema.unit!r}, the schema's unit"
         of_columns.append(CellError(table, schema.unit, problem, "add it", "no-column"))
@@ -102,29 +117,6 @@ def read_columns(
         for name in strange[:MAX_FAULTS]
     ]
     return columns, [*of_columns, *of_cells]
-
-
-def _explain_two_names(table: ReadTable, name: str, called: Sequence[str]) -> CellError:
-    own = f"{client_of(table.file.key)}/{table.path.name}"
-    return CellError(
-        table,
-        name,
-        f"has the columns {join_first(called)}, each of which is a name of {name!r} here",
-        f"remove one, or put it in ignore and say fields.{name}.name of the other under"
-        f" [files.{own!r}] in the schema",
-        "two-names",
-    )
-
-
-def _explain_no_column(table: ReadTable, name: str, unread: Collection[str]) -> CellError:
-    called = table.column_name(name)
-    problem = f"has no column {called!r}"
-    own = f"name it by fields.{name}.name under [files.{table.file.key!r}] in the schema"
-    if called != name:
-        problem += f", as the schema's files call {name!r} here"
-        own = "correct its name there"
-    remedy = f'{did_you_mean(called, unread)}add it, {own}, or missing = "fill" in fields.{name}'
-    return CellError(table, name, problem, remedy, "no-column")
 
 
 def _no_values(field: Field, rows: int) -> ColumnValues:

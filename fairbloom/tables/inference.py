@@ -375,7 +375,12 @@ def _match_names(tables: dict[Path, ReadTable], target: str) -> dict[str, str]:
         for name in table.columns:
             names.setdefault(fold(name), normalise(name))
             holders.setdefault(fold(name), []).append(site)
-    renamed = _find_renamed([*tables.values()])
+    renamed: dict[str, str] = {}
+    for table, after in pairwise(tables.values()):
+        pairs = zip(table.by_name, after.by_name, strict=False)
+        differing = [(new, old) for old, new in pairs if old != new]
+        if table.file.key == after.file.key and len(differing) == 1:
+            renamed |= dict(differing)
     alike: dict[str, list[str]] = {}
     for name in names:
         alike.setdefault(_squash(renamed.get(name, name)), []).append(name)
@@ -394,20 +399,6 @@ def _match_names(tables: dict[Path, ReadTable], target: str) -> dict[str, str]:
                     tables[site], file=tables[site].file.model_copy(update={"fields": known})
                 )
     return matched
-
-
-def _find_renamed(tables: Sequence[ReadTable]) -> dict[str, str]:
-    """Return the columns that have another name in the next file of a client, by the new name.
-
-    Both names are folded. All other columns of the two files have the same names and places.
-    """
-    found: dict[str, str] = {}
-    for table, after in pairwise(tables):
-        pairs = zip(table.by_name, after.by_name, strict=False)
-        differing = [(new, old) for old, new in pairs if old != new]
-        if table.file.key == after.file.key and len(differing) == 1:
-            found |= dict(differing)
-    return found
 
 
 def _ignore_other_names(draft: Draft, tables: dict[Path, ReadTable], unit: str) -> None:

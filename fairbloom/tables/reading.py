@@ -317,15 +317,14 @@ def _read_content(path: Path, file: SchemaFile) -> tuple[bytes, str]:
     The file's encoding is that of its byte order mark, or else UTF-8, or else the stated one.
     """
     content = path.read_bytes()
-    given = file.encoding
-    encoding = given
+    encoding = file.encoding
     if not content.isascii() or b"\0" in content:
         marked = next((name for mark, name in MARKS.items() if content.startswith(mark)), "")
-        encodings = ["utf-8", given]
+        encodings = ["utf-8", file.encoding]
         if marked:
             encodings = [marked]
         elif b"\0" in content:  # UTF-8 would read it, as a text with zero bytes
-            encodings = [given]
+            encodings = [file.encoding]
         text = ""
         wrong = None
         for encoding in encodings:
@@ -631,8 +630,8 @@ def _read_workbook(path: Path, file: SchemaFile) -> ReadTable:
         if any(str(cell).strip() for row in cells for cell in row)
     }
     if not sheets:
-        called = f"called {file.sheet!r} " if file.sheet else ""
-        raise DataError(f"{path} is empty: no visible sheet {called}holds a value", "empty")
+        sheet = f"sheet {file.sheet!r}" if file.sheet else "sheet"
+        raise DataError(f"{path} is empty: no visible {sheet} holds a value", "empty")
     if len(sheets) > 1:
         several = DataError(
             f"{path} has {len(sheets)} sheets that hold values, {', '.join(map(repr, sheets))}:"
@@ -658,11 +657,12 @@ def _read_workbook(path: Path, file: SchemaFile) -> ReadTable:
         [as_text(number, column, cell) for column, cell in enumerate(row, start=starts[name])]
         for number, row in enumerate(sheet_rows, start=1)
     ]
-    mark = file.commentChar
     (_, names), *rows = [
         (number, row)
         for number, row in enumerate(texts, start=1)
-        if any(row) and number >= file.headerRows[0] and not (mark and row[0].startswith(mark))
+        if any(row)
+        and number >= file.headerRows[0]
+        and not (file.commentChar and row[0].startswith(file.commentChar))
     ]
     columns = [[row[place] for _, row in rows] for place in range(len(names))]
     kept = [place for place, cells in enumerate(columns) if names[place] or any(cells)]

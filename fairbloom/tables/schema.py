@@ -473,10 +473,10 @@ def with_files(text: str, files: Mapping[str, Any], client: str = "") -> str:
     """Return a schema's text with the formats of a device's own files, which replace the schema's.
 
     `files` is a TOML table of owner.toml. All files of a device are of one client: what the schema
-    says of the `client`, in which "*" of `files` replaces keys, holds for every file; without it
-    the `fields` of one of `files` do. Raise SchemaError if `files` has a fault, or does not fit the
-    schema. The server may not read names of the device's own files and columns, so it gets
-    OWN_FILES instead of such an error.
+    says of the `client`, in which "*" of `files` replaces keys, holds for every file, unless
+    `files` says something else of it. If neither has `fields`, those of one of `files` hold. Raise
+    SchemaError if `files` has a fault, or does not fit the schema. The server may not read names of
+    the device's own files and columns, so it gets OWN_FILES instead of such an error.
     """
     name = "owner.toml"
     try:
@@ -495,7 +495,7 @@ def with_files(text: str, files: Mapping[str, Any], client: str = "") -> str:
     except SchemaError as error:
         raise SchemaError(str(error), OWN_FILES) from error
     own = {key.rpartition("/")[2]: about for key, about in read.items()}
-    every = own.pop(EVERY_FILE, SchemaFile())
+    every = schema.file("", client).changed_by(own.pop(EVERY_FILE, SchemaFile()))
     said = [about.fields for about in own.values() if about.fields]
     if not every.fields and any(fields != said[0] for fields in said):
         raise SchemaError(
@@ -503,18 +503,19 @@ def with_files(text: str, files: Mapping[str, Any], client: str = "") -> str:
             f" one table with fields, or say under [files.{EVERY_FILE!r}] what holds for all",
             OWN_FILES,
         )
-    common = SchemaFile(fields=every.fields or next(iter(said), {}))
-    every = schema.file("", client).changed_by(every).changed_by(common)
-    of_others = {"fields": {}} if every.fields else {}
-    tables = {key: about.model_copy(update=of_others) for key, about in schema.files.items()}
+    every = every.changed_by(SchemaFile(fields=every.fields or next(iter(said), {})))
+    tables = {
+        key: about.model_copy(update={"fields": {} if every.fields else about.fields})
+        for key, about in schema.files.items()
+    }
     for file, about in [*schema.files.items(), *own.items()]:
         if file in own or (client_of(file) == client and not is_of_client(file)):
             tables[f"{EVERY_FILE}/{file.rpartition('/')[2]}"] = about
     tables[EVERY_FILE] = every
-    files = {
+    own_tables = {
         key: about.model_dump(mode="json", exclude_unset=True) for key, about in tables.items()
     }
-    return tomli_w.dumps({**written, "files": files})
+    return tomli_w.dumps({**written, "files": own_tables})
 
 
 AnyTable = TypeVar("AnyTable", bound=_Table)

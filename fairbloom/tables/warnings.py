@@ -89,16 +89,6 @@ class SiteValues(NamedTuple):
             return self
         return SiteValues(self.names, self.values[~rows], self.sites[~rows])
 
-    def join(self, rows: NDArray[np.bool_]) -> str:
-        """Return the names of the sites with these rows, as a sentence lists them."""
-        return join_first([self.names[place] for place in np.unique(self.sites[rows])], SHOWN)
-
-    def split(self) -> dict[str, ColumnValues]:
-        """Return the values of each site that has some."""
-        ends = np.cumsum(np.bincount(self.sites, minlength=len(self.names))).tolist()
-        of_sites = zip(self.names, [0, *ends], ends, strict=False)
-        return {name: self.values[start:end] for name, start, end in of_sites if end > start}
-
 
 def find_remarks(
     name: str, field: Field, columns: Mapping[str, ColumnValues]
@@ -118,8 +108,9 @@ def find_remarks(
     else:
         codes = np.zeros(len(present.values), np.bool_)
         for code, rows, problem in _find_codes(present):
+            sites = [present.names[place] for place in np.unique(present.sites[rows])]
             yield (
-                present.join(rows),
+                join_first(sites, SHOWN),
                 f"{code:g} in {int(rows.sum())} rows, {problem}: if it means a missing value, add"
                 f' "{code:g}" to missingValues of fields.{name}',
             )
@@ -186,10 +177,10 @@ def _compare_units(name: str, present: SiteValues) -> Iterator[tuple[str, str]]:
     if (values := present.values).min(initial=0.0) < 0.0:
         return
     present = present.without(values == 0.0)
-    parts = present.split()
-    if len(parts) < 2:
+    having, starts = np.unique(present.sites, return_index=True)
+    if len(having) < 2:
         return
-    medians = np.array([_median(values) for values in parts.values()])
+    medians = np.array([_median(values) for values in np.split(present.values, starts[1:])])
     usual = np.median(medians)
     # If there are others within a factor of sqrt(apart), the median of all is among them.
     far = (
@@ -203,7 +194,7 @@ def _compare_units(name: str, present: SiteValues) -> Iterator[tuple[str, str]]:
         apart = max(medians[place], usual) / min(medians[place], usual)
         if apart >= OTHER_UNIT and others.max() / others.min() < np.sqrt(apart):
             yield (
-                [*parts][place],
+                present.names[having[place]],
                 f"median {medians[place]:.4g}, and {usual:.4g} elsewhere: if it is in another unit,"
                 f" say so by fields.{name} = {{unit, factor}} under the file",
             )

@@ -3,9 +3,8 @@
 PyTorch is imported late, because `fairbloom data` only reads tables.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,7 +52,7 @@ def infer(
     """Return the schema that the files of a folder suggest; clients in `without` are not read."""
     files = files_in(setup.data_dir, ENDINGS)
     if client.strip():
-        _check_single(setup.data_dir, client.strip(), files)
+        _check_single(setup.data_dir, client.strip(), sum(map(len, files.values())))
     text, left_out = tables.infer(
         {name: paths for name, paths in files.items() if client.strip() or name not in without},
         positive_words=POSITIVE_WORDS,
@@ -116,9 +115,8 @@ def load(setup: Setup, *, smallest_client: int, **_: str) -> Task:
     )
 
 
-def _check_single(place: str, client: str, files: Mapping[str, Sequence[Path]]) -> None:
+def _check_single(place: str, client: str, count: int) -> None:
     """Raise DataError if there is a column of clients, and not a single file."""
-    count = sum(map(len, files.values()))
     if count > 1:
         raise DataError(
             f"client = {client!r} is for a single file, and {place} has {count} files: leave it"
@@ -145,7 +143,8 @@ class CsvFiles:
         self.clients = tuple(self._paths)
         self.left_out: tuple[str, ...] = ()
         if self._schema.client and self._paths:
-            _check_single(setup.data_dir, self._schema.client, self._paths)
+            count = sum(map(len, self._paths.values()))
+            _check_single(setup.data_dir, self._schema.client, count)
             single = self._of_file(*self._paths)
             self.clients = single.names
             self.left_out = single.left_out

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -266,9 +267,8 @@ class TaskInfo:
         if self.is_user_defined:
             return sorted(file for file in path.rglob("*") if file.is_file())
         entries = [entry for entry in path.glob("[!.]*") if not is_run_folder(entry)]
-        files = [*entries]
-        for depth in range(1, self.levels):  # hidden ones left out
-            files += [file for entry in entries for file in entry.glob("/".join(["[!.]*"] * depth))]
+        below = ["/".join(["[!.]*"] * depth) for depth in range(1, self.levels)]  # no hidden ones
+        files = chain(entries, *(entry.glob(each) for entry in entries for each in below))
         return sorted(
             file for file in files if file.suffix.lower() in self.reads and file.is_file()
         )

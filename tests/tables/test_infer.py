@@ -3,7 +3,6 @@ look at."""
 
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +13,6 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
-from fairbloom.tables.cells import SAMPLE, parse_numbers
 from fairbloom.tables.encoding import read_columns
 from fairbloom.tables.identifiers import DATE, IDENTIFIER, are_dates, nearly_all_differ
 from fairbloom.tables.reading import read

@@ -6,7 +6,6 @@ import datetime
 import gzip
 import io
 import re
-import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial

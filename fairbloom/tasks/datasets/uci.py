@@ -45,7 +45,8 @@ def read_columns(path: Path, columns: Sequence[str], schema: Schema) -> Mapping[
     if not len(table):
         raise FairbloomError(f"{path} has no rows: put the original in its place")
     texts = {name: table.column(name) for name in columns}
-    lines = np.arange(1, len(table) + 1)
-    found, faults = encode_columns(ReadTable(path, texts, lines, "row"), schema)
+    found, faults = encode_columns(
+        ReadTable(path, texts, np.arange(1, len(table) + 1), "row"), schema
+    )
     raise_faults(faults)
     return found
