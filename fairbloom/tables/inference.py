@@ -72,7 +72,9 @@ PADDED = re.compile(r"0[0-9]+")
 # cp1252, and a note may be above the names of the columns.
 VARIANTS: Mapping[str, Sequence[Mapping[str, object]]] = {
     "not-utf-8": [{"encoding": "cp1252"}],
-    **{key: [{"headerRows": (2,)}] for key in ("row-length", "one-column", "unnamed-column")},
+    "row-length": [{"headerRows": (2,)}],
+    "one-column": [{"headerRows": (2,)}],
+    "unnamed-column": [{"headerRows": (2,)}],
 }
 
 # Usual names of the target, in any case of letters, used if no setting names it.
