@@ -64,13 +64,14 @@ def read_columns(
     of_columns: list[DataError] = []
     of_cells: list[DataError] = []
     lacking: list[str] = []
+    this = f"{client_of(table.file.key)}/{table.path.name}"
     for name in schema.fields if names is None else names:
         called = [each for each in table.own_names(name) if unread.pop(fold(each), "")]
         if len(called) > 1:
             problem = f"has the columns {join_first(called)}, each of which is {name!r} here"
             remedy = (
                 f"remove one, or put it in ignore and say fields.{name}.name of the other under"
-                f" [files.'{client_of(table.file.key)}/{table.path.name}'] in the schema"
+                f" [files.{this!r}] in the schema"
             )
             of_columns.append(CellError(table, name, problem, remedy, "two-names"))
         if called:
@@ -108,7 +109,8 @@ def read_columns(
             text_if(
                 lacking,
                 f"if it is {join_first(lacking, 3)}, say fields.{own}.name ="
-                f" {[*table.file.names_of(own), name]} under [files.{table.file.key!r}]; else ",
+                f" {[*table.file.names_of(own), name]} under [files.{table.file.key!r}], or its"
+                f" name, unit and factor under [files.{this!r}]; else ",
             )
             + f"{did_you_mean(name, schema.fields)}add it to ignore, or to fields",
             "strange-columns",

@@ -260,8 +260,7 @@ def _read_all(
 ) -> tuple[dict[Path, ReadTable], list[tuple[Path, DataError]]]:
     """Return the tables, and the files that cannot be read, with the errors.
 
-    Of a workbook's sheets, the only one with a target is read. Raise DataError if no file can be
-    read.
+    Raise DataError if none can be read.
     """
     tables: dict[Path, ReadTable] = {}
     unread: list[tuple[Path, DataError]] = []
@@ -269,9 +268,7 @@ def _read_all(
         file = SchemaFile()
         file._key = key_of_client(name, path.name)
         try:
-            found = [*_read_variants(path, file)]
-            if len(found) > 1:
-                found = [each for each in found if not targets.isdisjoint(each.by_name)]
+            found = [*_read_variants(path, file, targets)]
             tables[path] = found[0] if len(found) == 1 else read(path, file)
         except DataError as error:
             unread.append((path, error))
@@ -280,18 +277,20 @@ def _read_all(
     return tables, unread
 
 
-def _read_variants(path: Path, file: SchemaFile) -> Iterator[ReadTable]:
-    """Yield a table, or those that its file holds if it is written in another way."""
+def _read_variants(path: Path, file: SchemaFile, targets: Set[str]) -> Iterator[ReadTable]:
+    """Yield a file's table, or if it cannot be read as it is, those that it may hold.
+
+    One of several sheets, or one below a note, must have a target.
+    """
     try:
         table = read(path, file)
     except DataError as error:
         changes = VARIANTS.get(error.why, [{"sheet": name} for name in error.sheets])
         for change in changes:
             if change.keys().isdisjoint(file.model_fields_set):
-                yield from _read_variants(path, file.model_copy(update=change))
+                yield from _read_variants(path, file.model_copy(update=change), targets)
         return
-    # A row of names has no number, and a first row of numbers may have one name less.
-    if file.headerRows == (1,) or all(parse_number(name) is None for name in table.columns):
+    if file.model_fields_set <= {"encoding"} or not targets.isdisjoint(table.by_name):
         yield table
 
 

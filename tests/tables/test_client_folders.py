@@ -12,8 +12,10 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from fairbloom.client.app import app
 from fairbloom.client.private.account import digest_files
 from fairbloom.errors import FairbloomError
+from fairbloom.prediction.predictor import find_own_file
 from fairbloom.protocol.names import NUM_EXAMPLES
 from fairbloom.protocol.settings import RunSettings
+from fairbloom.server.run_folder.files import DATA
 from fairbloom.tables.encoding import encode_files
 from fairbloom.tables.folders import files_in
 from fairbloom.tables.reasons import DataError
@@ -213,7 +215,7 @@ def test_a_new_name_is_offered_before_it_is_ignored(tmp_path: Path) -> None:
     there = write(tmp_path, coban__1=RENAMED[0], coban__2=RENAMED[1], lund=csv_of(20, 2))
     (fault,) = faults_of(there, FILLED)
     said = re.search(
-        r"^has a column 'dose_mg'.*: if it is dose, say (.*) under (\[.*\]); else ",
+        r"^has a column 'dose_mg'.*: if it is dose, say (.*) under (\[files\.[^]]*\]), or ",
         str(fault["problem"]) + ": " + str(fault["remedy"]),
     )
     assert said
@@ -249,6 +251,14 @@ def test_a_unit_may_be_that_of_one_file(tmp_path: Path) -> None:
     dose = encode_files(files_in(str(there), ENDINGS)["a"], "a", schema).columns["dose"]
     read = [float(line.split(",")[1]) for text in RENAMED for line in text.splitlines()[1:]]
     np.testing.assert_array_equal(dose, np.array(read) * ([1.0] * 20 + [10.0] * 20))
+
+
+def test_a_split_is_of_a_clients_only_file(tmp_path: Path) -> None:
+    there = write(tmp_path, lund=csv_of(20), coban__1=csv_of(20, 1))
+    DATA.write(tmp_path, digests(RunSettings.of(config(there, SCHEMA))))
+    assert find_own_file(tmp_path, there / "lund.csv", "", "") == "lund.csv"
+    with pytest.raises(FairbloomError, match="read as a client's only one"):
+        find_own_file(tmp_path, there / "coban" / "1.csv", "coban", "")
 
 
 # Notes, comments and sheets -----------------------------------------------------------------------
