@@ -352,13 +352,12 @@ def _summarise_file(file: EncodedFile, clients: Mapping[str, NDArray[np.intp]]) 
         for error in file.faults
         if not isinstance(error, CellError) or error.rows is None
     )
-    for table in file.read():
+    for table in file.read():  # several are of one client
         for column, problem, remedy, rows in _find_kinds(file, table):
             first, last = table.lines[rows[[0, -1]]].tolist()
             more = len(rows) - 1
-            having = np.unique(of_row[rows + table.start])
             yield {
-                "client": join_names([names[each] for each in having]),
+                "client": join_names([names[each] for each in np.unique(of_row[rows])]),
                 "file": table.path.name,
                 "line": f"{first}{text_if(more, f' to {last}, {more:,} more')}",
                 "column": column,

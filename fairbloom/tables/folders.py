@@ -108,7 +108,7 @@ def place_of(place: str, client: str) -> str:
     path = Path(place).expanduser()
     named = [
         entry
-        for entry in (_list_visible(path) if client and path.is_dir() else ())
+        for entry in (_list_visible(path) if path.is_dir() else ())
         if normalize("NFC", entry.name if entry.is_dir() else entry.stem) == client
     ]
     return str(named[0]) if len(named) == 1 else place
@@ -249,8 +249,8 @@ def _is_table(path: Path) -> bool:
         return False  # it is named with other entries that are not read
     marked = start.startswith((b"\xff\xfe", b"\xfe\xff"))
     text = start.decode("utf-16" if marked else "latin-1", errors="replace")
-    if "\0" in text or start.startswith(TABLE_STARTS):
-        return start.startswith(TABLE_STARTS)
+    if start.startswith(TABLE_STARTS):
+        return True
     lines = [line for line in text.splitlines() if line.strip()][:MAX_LINES]
     if len(start) == SNIFFED:
         lines = lines[:-1]  # it may be cut off

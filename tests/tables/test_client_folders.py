@@ -94,7 +94,7 @@ def test_rows_of_a_person_in_two_files_stay_together(tmp_path: Path) -> None:
 
 def test_what_is_no_table_makes_no_client(tmp_path: Path) -> None:
     there = write(tmp_path, lund=csv_of(20), coban__2024=csv_of(20), notes__deep__x=csv_of(20))
-    for name in (".hidden/1.csv", "coban/~$2024.csv", "coban/.2023.csv", "coban/read me.md"):
+    for name in (".hidden/1.csv", "coban/~$2024.csv", "coban/.2023.csv", "coban/letter.txt"):
         (there / name).parent.mkdir(exist_ok=True)
         (there / name).write_text("age,dose\n1,2\n")
     write(there, runs__config=csv_of(20))
@@ -130,17 +130,27 @@ def test_a_column_of_clients_is_for_a_single_file(tmp_path: Path) -> None:
 
 def test_faults_name_the_file_and_line_of_a_client(tmp_path: Path) -> None:
     first, second = parts()
-    wrong = [first.replace("south", "sud", 1), second.replace("west", "ouest", 2)]
+    wrong = [first.replace("north", "nord", 1), second.replace("west", "ouest", 2)]
+    wrong[1] = f"{wrong[1]}200,0.5,south,1\n"
     there = write(tmp_path, coban__2024=wrong[0], coban__2025=wrong[1], lund=csv_of(20))
-    lines = [text.splitlines() for text in wrong]
-    found = {(row["file"], row["line"], row["value"]) for row in faults_of(there, SCHEMA)}
-    places = [k + 1 for k, line in enumerate(lines[1]) if "ouest" in line]
-    assert found == {
-        ("2024.csv", str(lines[0].index(next(filter(lambda x: "sud" in x, lines[0]))) + 1), "sud"),
+    schema = schema_with(('"number"', '"number"\nconstraints = {maximum = 150}'))
+    places = [k for k, line in enumerate(wrong[1].splitlines(), start=1) if "ouest" in line]
+    assert {(row["file"], row["line"], row["value"]) for row in faults_of(there, schema)} == {
+        ("2024.csv", "2", "nord"),
         ("2025.csv", f"{places[0]} to {places[1]}, 1 more", "ouest"),
+        ("2025.csv", "22", "200"),
     }
-    with pytest.raises(DataError, match=r"coban/2024\.csv, line \d+, column 'ward' holds 'sud'"):
-        load(there, SCHEMA).splits("coban")
+    for name, text, said in (
+        ("2025", second, r"coban/2024\.csv, line 2, column 'ward' holds 'nord'"),
+        ("2024", first, ""),
+        ("2025", f"{second}200,0.5,south,1\n", r"coban/2025\.csv, line 22, column 'age'"),
+    ):
+        write(there, **{f"coban__{name}": text})
+        if not said:
+            assert load(there, schema).splits("coban")
+            continue
+        with pytest.raises(DataError, match=said):
+            load(there, schema).splits("coban")
 
 
 # What is said of files ----------------------------------------------------------------------------
@@ -330,6 +340,7 @@ def test_a_draft_proposes_what_it_can_see(tmp_path: Path) -> None:
         flores__1="A note, in 2024\n" + RENAMED[0],
         flores__2="A note, in 2025\n" + RENAMED[1],
         zacapa="A note\n" + csv_of(20),
+        lund="sep=,\n" + csv_of(20),
     )
     rows: list[list[object]] = [[*line.split(",")] for line in csv_of(20).splitlines()]
     (there / "solola").mkdir()
@@ -340,6 +351,7 @@ def test_a_draft_proposes_what_it_can_see(tmp_path: Path) -> None:
         "flores/2.csv": {"fields": {"dose": {"name": "dose_mg"}}},
         "solola/*": {"sheet": "Births"},
         "zacapa.csv": {"headerRows": [2]},
+        "lund.csv": {"headerRows": [2]},
     }
     assert without_faults(there, inferred(there))
 
@@ -397,6 +409,7 @@ def test_a_devices_folder_is_one_client_with_its_files(tmp_path: Path) -> None:
     both = write(tmp_path / "both", lund=csv_of(20), coban__2024=first, coban__2025=second)
     assert asked(both, name="coban") == "32"
     assert asked(both, name="lund") == "16"
+    assert asked(write(tmp_path / "files", lund=csv_of(20), oslo=second), name="lund") == "16"
     assert "holds the data of 2 clients" in asked(both, name="oslo")
     before = digest_files(str(here))
     write(here, **{"2025": second + second.splitlines()[1] + "\n"})
