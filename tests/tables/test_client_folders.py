@@ -97,6 +97,7 @@ def test_what_is_no_table_makes_no_client(tmp_path: Path) -> None:
     for name in (".hidden/1.csv", "coban/~$2024.csv", "coban/.2023.csv", "coban/letter.txt"):
         (there / name).parent.mkdir(exist_ok=True)
         (there / name).write_text("age,dose\n1,2\n")
+    (there / "old.csv").mkdir()
     write(there, runs__config=csv_of(20))
     for name in ("config.toml", "env.json"):
         (there / "runs" / name).write_text("")
@@ -120,6 +121,12 @@ def test_clients_of_folders_that_cannot_be_told_are_refused(tmp_path: Path) -> N
     with pytest.raises(DataError, match="or in a folder in it, but er: name the folder that has"):
         files_in(str(there / "deep"), ENDINGS)
     assert [*files_in(str(there / "deep" / "er"), ENDINGS)] == ["a"]
+
+
+def test_a_client_of_few_rows_is_named_by_its_folder(tmp_path: Path) -> None:
+    there = write(tmp_path, coban__1=csv_of(1), coban__2=csv_of(1, 1), lund=csv_of(20))
+    with pytest.raises(DataError, match=r"/coban has 2 rows: "):
+        load(there, SCHEMA).splits("coban")
 
 
 def test_a_column_of_clients_is_for_a_single_file(tmp_path: Path) -> None:
@@ -372,13 +379,14 @@ def test_a_draft_proposes_no_uncertain_name(tmp_path: Path, first: str, second: 
 def test_a_draft_takes_no_row_of_numbers_for_names(tmp_path: Path) -> None:
     names, *lines = csv_of(20).splitlines()
     rownames = "\n".join([names, *(f"{k},{line}" for k, line in enumerate(lines))])
-    there = write(tmp_path, a__1=rownames, b=csv_of(20), c=csv_of(20, 1))
+    lacking = "age,dose,wård\n1.5,2.5,x\n2.5,3.5,y\n".encode("cp1252")
+    there = write(tmp_path, a__1=rownames, b=csv_of(20), c=csv_of(20, 1), e=lacking)
     rows: list[list[object]] = [[*line.split(",")] for line in lines]
     write_workbook(there / "d.xlsx", {"One": [names.split(","), *rows], "Two": [["target"], [1]]})
     draft = inferred(there)
     assert "1.csv is left out of this draft" in draft
     assert "d.xlsx is left out of this draft" in draft
-    assert "files" not in tomllib.loads(draft)
+    assert [*tomllib.loads(draft)["files"]] == ["e.csv"]
 
 
 # Devices ------------------------------------------------------------------------------------------
