@@ -26,6 +26,7 @@ from fairbloom.protocol.settings import FINGERPRINT, Mark, RunSettings, marked
 from fairbloom.protocol.terms import Terms
 from fairbloom.recorddict import read_values, view_of
 from fairbloom.system.retry import deadline, write_until
+from fairbloom.tables.folders import place_of
 from fairbloom.tables.schema import with_files
 from fairbloom.tasks import find_task, forget_tasks
 
@@ -97,6 +98,9 @@ def own_settings(context: Context) -> tuple[RunSettings, object, str | None]:
     config = {**context.run_config, **{key: place for key in PLACES if (place := node.get(key))}}
     config[wire.DEPLOYED] = is_deployed(context)
     name = node.get("name")
+    if name and config[wire.DEPLOYED] and config.get("task") == "csv":
+        config["data-dir"] = place_of(str(config.get("data-dir", "")), str(name))
+        config[wire.ONE_CLIENT] = True
     config["schema"] = with_files(
         str(config.get("schema", "")),
         json.loads(str(node.get(wire.FILES, "{}"))),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import tomli_w
 
-from fairbloom.protocol.names import DEPLOYED
+from fairbloom.protocol.names import DEPLOYED, ONE_CLIENT
 from fairbloom.protocol.settings import Mark, RunSettings, marked
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT
 from fairbloom.system.files import make_folder, sync_folder, write_private
@@ -58,7 +58,7 @@ def keep_model(
     shutil.rmtree(draft, ignore_errors=True)
     make_folder(draft)
     # Whoever predicts would import a method of the user's, and need not have it.
-    left_out = {DEPLOYED, "method", *marked(Mark.DEVICE)}
+    left_out = {DEPLOYED, ONE_CLIENT, "method", *marked(Mark.DEVICE)}
     config = {key: value for key, value in sorted(settings.given().items()) if key not in left_out}
     write_private(
         draft / CONFIG,

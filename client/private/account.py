@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -201,7 +202,7 @@ def folder_of(data_dir: str) -> Path:
 
 def digest_files(data_dir: str) -> str:
     """Return the SHA-256 of the tables of a folder, whatever their names are."""
-    paths = files_in(data_dir, TASKS[TASK].reads).values()
+    paths = chain(*files_in(data_dir, TASKS[TASK].reads).values())
     return _digest(tuple((path, path.stat().st_mtime_ns) for path in paths))
 
 

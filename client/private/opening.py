@@ -12,10 +12,11 @@ from typing import Any
 import tomli_w
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.names import ACCOUNT_FILE, DEPLOYED, FILES
+from fairbloom.protocol.names import ACCOUNT_FILE, DEPLOYED, FILES, ONE_CLIENT
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.system.files import make_folder, write_private, write_public
 from fairbloom.system.lock import exclusive_lock
+from fairbloom.tables.folders import place_of
 from fairbloom.tables.schema import parse_schema, with_files
 from fairbloom.tasks import load_task
 from fairbloom.tasks.clients import own_columns
@@ -64,9 +65,8 @@ def open_account(
     check_schema(schema)
     name = str(node.get("name", ""))
     text = with_files(schema, json.loads(str(node.get(FILES) or "{}")), name)
-    settings = RunSettings.of(
-        {"task": TASK, "data-dir": data_dir, "schema": text, DEPLOYED: True, "seed": seed}
-    )
+    about = {"task": TASK, "data-dir": place_of(data_dir, name), "schema": text, "seed": seed}
+    settings = RunSettings.of({**about, DEPLOYED: True, ONE_CLIENT: bool(name)})
     task = load_task(settings)
     client = find_client_key(settings, task, None, name)
     splits = task.splits(client)

@@ -70,7 +70,8 @@ def export_onnx(predictor: Predictor, out: Path | None = None) -> Path:
         refused = np.zeros(len(raw), np.bool_)
         if how.form == TABLE:
             values, refused = find_refused(
-                table_of_frame(raw.rename(columns=how.own.column_name), how.own), how
+                table_of_frame(raw.rename(columns=lambda name: how.own.names_of(name)[0]), how.own),
+                how,
             )
             inputs = torch.from_numpy(how.inputs(values))
         else:

@@ -76,7 +76,7 @@ def true_values_of(table: ReadTable, preprocessing: Preprocessing) -> NDArray[An
     A cell that cannot be read, or that is missing, is "" or NaN.
     """
     schema = preprocessing.dictionary
-    if table.find(table.file.column_name(schema.target)) is None:
+    if table.find(table.column_name(schema.target)) is None:
         return None
     values = read_column(table, schema.target, schema, [])
     if not schema.predicted.categories:

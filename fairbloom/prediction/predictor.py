@@ -161,7 +161,9 @@ class Predictor:
                 " predict a file, or call Predictor.outputs with a tensor"
             )
         own = preprocessing.own
-        columns = {fold(own.column_name(name)) for name in preprocessing.dictionary.inputs}
+        columns = {
+            fold(each) for name in preprocessing.dictionary.inputs for each in own.names_of(name)
+        }
         named = [str(name) for name in frame.index.names if name is not None]
         index = [name for name in named if fold(name) in columns]
         if index:
@@ -418,12 +420,12 @@ def find_own_file(run: Path, path: Path, client: str, column: str) -> str:
     names = {
         client_of(name): name
         for name, digest in recorded.items()
-        if digest == digest_of(path, "sha256")
+        if digest == digest_of(path, "sha256") and "/" not in name
     }
     if not names:
         raise FairbloomError(
-            f"{path} is not a file that the run in {run} read, so its rows have no split: name the"
-            " client's file, with the bytes that it had then"
+            f"{path} is not a file that the run in {run} read as a client's only one, so its rows"
+            " have no split: name such a file, with the bytes that it had then"
         )
     if len(names) > 1 and client not in names:
         raise FairbloomError(

@@ -57,6 +57,10 @@ ZERO_RATE = "zero-rate"
 # Key in a client's settings: whether its reports leave the machine. No run can set it.
 DEPLOYED = "deployed"
 
+# Key in a client's settings: whether all files in the folder of its data are its own. No run can
+# set it.
+ONE_CLIENT = "one-client"
+
 # Key in the settings of clients in one process: the schema that a continued run began with, if the
 # settings name none. No run can set it.
 RECORDED_SCHEMA = "recorded-schema"

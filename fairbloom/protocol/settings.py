@@ -19,7 +19,7 @@ from pydantic import (
 from fairbloom.errors import reason_of
 
 from .effects import IdleIf
-from .names import DEPLOYED
+from .names import DEPLOYED, ONE_CLIENT
 from .options import DECLARED, RunOptions
 from .parameters import (
     Choices,
@@ -55,8 +55,8 @@ class Setup(BaseModel):
     """The settings of a run on which its task depends; every task gets them.
 
     The task gets them with the defaults of model, partition and number of clients filled in; the
-    number is 0 if the clients come with the data. `schema_` is then the text of the schema that
-    describes the clients' files.
+    number is 0 if the clients come with the data, and 1 on a device with its own. `schema_` is then
+    the text of the schema that describes the clients' files.
     """
 
     model_config = ConfigDict(frozen=True, alias_generator=key_of, protected_namespaces=())
@@ -662,6 +662,7 @@ def fingerprint(config: Mapping[str, Any]) -> str:
         *marked(Mark.FREE, Mark.LIMIT, Mark.PLACE, Mark.EXTENDABLE),
         OWN_SETTINGS,
         DEPLOYED,
+        ONE_CLIENT,
         "score",  # it changes no client's work, and is decided after the clients have begun
     }
     defaults = {key: each.default for key, each in SETTINGS.items()}

@@ -19,7 +19,7 @@ from .encoding import (
     is_missing,
     is_unknown,
 )
-from .reading import CellError, ReadTable, read
+from .reading import CellError, ReadTable
 from .reasons import DataError
 from .schema import Field, Schema, normalise
 from .sizes import Row, summarise_clients
@@ -347,34 +347,34 @@ def _summarise_file(file: EncodedFile, clients: Mapping[str, NDArray[np.intp]]) 
     names = [*clients]
     if not file.faults:
         return
-    table = read(file.path, file.schema.file(file.path.name))
     yield from (
         _describe_fault(join_names(names), error)
         for error in file.faults
         if not isinstance(error, CellError) or error.rows is None
     )
-    for column, problem, remedy, rows in _find_kinds(file, table):
-        first, last = table.lines[rows[[0, -1]]].tolist()
-        more = len(rows) - 1
-        yield {
-            "client": join_names([names[each] for each in np.unique(of_row[rows])]),
-            "file": file.path.name,
-            "line": f"{first}{text_if(more, f' to {last}, {more:,} more')}",
-            "column": column,
-            "value": table.show_cell(column, int(rows[0])),
-            "problem": problem,
-            "remedy": remedy,
-        }
+    for table in file.read():  # several are of one client
+        for column, problem, remedy, rows in _find_kinds(file, table):
+            first, last = table.lines[rows[[0, -1]]].tolist()
+            more = len(rows) - 1
+            yield {
+                "client": join_names([names[each] for each in np.unique(of_row[rows])]),
+                "file": table.path.name,
+                "line": f"{first}{text_if(more, f' to {last}, {more:,} more')}",
+                "column": column,
+                "value": table.show_cell(column, int(rows[0])),
+                "problem": problem,
+                "remedy": remedy,
+            }
 
 
 def _find_kinds(file: EncodedFile, table: ReadTable) -> Iterator[Kind]:
-    """Yield the kinds of faults of a file's cells, by column."""
+    """Yield the kinds of faults of a table's cells, by column, with rows of the table."""
     several: set[str] = set()
     for error in file.faults:
-        if not isinstance(error, CellError) or error.rows is None:
+        if not isinstance(error, CellError) or error.rows is None or error.file != table.path.name:
             continue
         if error.why not in ("no-number", "no-category"):
-            yield error.column, error.problem, error.remedy, error.rows
+            yield error.column, error.problem, error.remedy, error.rows - table.start
         elif error.column not in several:
             several.add(error.column)
             yield from _kinds_of_column(file, table, error.column)
@@ -383,13 +383,14 @@ def _find_kinds(file: EncodedFile, table: ReadTable) -> Iterator[Kind]:
 def _kinds_of_column(file: EncodedFile, table: ReadTable, name: str) -> Iterator[Kind]:
     """Yield the kinds of faulty cells of a column; each new category is one."""
     field = file.schema.fields[name]
-    rows = np.flatnonzero(is_unknown(file.columns[name]))
-    cells, codes = different_cells(table.find(table.file.column_name(name)).take(rows))
+    values = file.columns[name][table.start : table.start + len(table)]
+    rows = np.flatnonzero(is_unknown(values))
+    cells, codes = different_cells(table.find(table.column_name(name)).take(rows))
     kinds: dict[tuple[str, str], list[int]] = {}
     remedies: dict[tuple[str, str], str] = {}
     for code, cell in enumerate(cells[:-1]):
         problem, remedy = explain_cell(
-            cell, name, field, name == file.schema.target, table.decimal, table.path.name
+            cell, name, field, name == file.schema.target, table.decimal, table.file.key
         )
         text = text_if(field.categories, normalise(cell))
         kinds.setdefault((problem, text), []).append(code)

@@ -1,4 +1,4 @@
-"""Count the rows that a client has twice, and the rows that clients have in common."""
+"""Count the rows that clients have in common."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -58,17 +58,18 @@ def find_duplicates(tables: Mapping[str, ClientTable]) -> Iterator[tuple[str, st
         return
     hashes = np.concatenate([client.hashes for client in clients])
     sites = np.repeat(np.arange(len(clients)), [len(client.hashes) for client in clients])
-    found = [
-        *_count_repeated(hashes, sites, len(clients)),
-        *_count_common(hashes, sites, len(clients)),
-    ]
+    found = _count_common(hashes, sites, len(clients))
     for count, places in sorted(found, key=lambda pair: -pair[0]):
         if count < FEWEST:
             return
         holders = [clients[place] for place in places]
         expected = _expect_equal(holders)
         if count > FREQUENT * (expected + np.sqrt(expected)):
-            yield join_names([holder.name for holder in holders]), _describe(count, len(holders))
+            yield (
+                join_names([holder.name for holder in holders]),
+                f"{count:,} rows are the same at each in every column: if they are copies, keep"
+                " them at one",
+            )
 
 
 def hash_rows(columns: Sequence[ColumnValues]) -> Hashes:
@@ -86,27 +87,6 @@ def hash_rows(columns: Sequence[ColumnValues]) -> Hashes:
             hashes = (hashes ^ (hashes >> np.uint64(shift))) * factor
         hashes ^= hashes >> np.uint64(31)
     return hashes
-
-
-def _describe(count: int, sites: int) -> str:
-    if sites == 1:
-        return (
-            f"{count:,} rows repeat others of this client in every column: if they are copies,"
-            " leave them out, as training and test may share them"
-        )
-    return (
-        f"{count:,} rows are the same at each in every column: if they are copies, keep them at one"
-    )
-
-
-def _count_repeated(
-    hashes: Hashes, sites: NDArray[np.int64], count: int
-) -> Iterator[tuple[int, list[int]]]:
-    """Yield the number of rows that repeat another of the same site, and the site."""
-    order = np.lexsort((hashes, sites))
-    is_repeated = (np.diff(hashes[order]) == 0) & (np.diff(sites[order]) == 0)
-    repeated = np.bincount(sites[order][1:][is_repeated], minlength=count)
-    yield from ((int(repeated[site]), [site]) for site in np.flatnonzero(repeated).tolist())
 
 
 def _count_common(
@@ -144,13 +124,8 @@ def _count_common(
 
 
 def _expect_equal(clients: Sequence[_Rows]) -> float:
-    """Return how many pairs of rows would be equal if the columns were independent.
-
-    The rows of a single client are compared with each other. Of several clients, the first is
-    compared with the second.
-    """
-    sizes = [len(client.hashes) for client in clients]
-    expected = sizes[0] * (sizes[0] - 1) / 2 if len(sizes) == 1 else float(sizes[0] * sizes[1])
+    """Return how many rows of the first two clients would be equal with independent columns."""
+    expected = float(len(clients[0].hashes) * len(clients[1].hashes))
     hashes = np.concatenate([client.hashes for client in clients])
     some = slice(None, None, 1 + len(hashes) // SAMPLE)
     _, different = np.unique(hashes[some], return_index=True)

@@ -1,9 +1,10 @@
 """Encode a file by the schema, in whole columns, and find its faults."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, reduce
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,16 +15,15 @@ from fairbloom.errors import did_you_mean
 from fairbloom.text import join_first, plural, text_if
 
 from .cells import (
-    MISSING,
     canonical,
     different_cells,
     explain_number,
     fold_value,
     parse_numbers,
 )
-from .reading import CellError, ReadTable, Values, forget_file, read
+from .reading import CellError, ReadTable, Values, read
 from .reasons import MAX_FAULTS, DataError, raise_faults
-from .schema import MAX_TEXT, Decimal, Field, Schema, fold, normalise, parse_schema
+from .schema import MAX_TEXT, Decimal, Field, Schema, client_of, fold, normalise, parse_schema
 
 # The index of a cell that is in no category; a missing value has -1. In a column of numbers, a cell
 # that is not a number is inf.
@@ -39,13 +39,6 @@ ColumnValues = NDArray[Any]
 # The rows of each client in a file, and the number of rows of each spelling of a client's name.
 ClientRows = Mapping[str, NDArray[np.intp]]
 Spellings = Mapping[str, Counter[str]]
-
-
-def encode(table: ReadTable, schema: Schema) -> dict[str, ColumnValues]:
-    """Return the columns of a table by the schema; raise DataError with all faults."""
-    columns, wrong = read_columns(table, schema)
-    raise_faults(wrong)
-    return columns
 
 
 def is_missing(values: ColumnValues) -> NDArray[np.bool_]:
@@ -70,37 +63,56 @@ def read_columns(
     columns: dict[str, ColumnValues] = {}
     of_columns: list[DataError] = []
     of_cells: list[DataError] = []
+    lacking: list[str] = []
+    this = f"{client_of(table.file.key)}/{table.path.name}"
     for name in schema.fields if names is None else names:
-        if unread.pop(fold(table.file.column_name(name)), None) is not None:
+        called = [each for each in table.own_names(name) if unread.pop(fold(each), "")]
+        if len(called) > 1:
+            problem = f"has the columns {join_first(called)}, each of which is {name!r} here"
+            remedy = (
+                f"remove one, or put it in ignore and say fields.{name}.name of the other under"
+                f" [files.{this!r}] in the schema"
+            )
+            of_columns.append(CellError(table, name, problem, remedy, "two-names"))
+        if called:
             columns[name] = read_column(table, name, schema, of_cells)
             continue
+        lacking.append(name)
         columns[name] = _no_values(schema.fields[name], len(table))
         if schema.missing_of(name) != "fill":
-            called = table.file.column_name(name)
-            problem = f"has no column {called!r}"
-            own = f"name it by fields.{name}.name under [files.{table.path.name!r}] in the schema"
-            if called != name:
+            own = table.column_name(name)
+            problem = f"has no column {own!r}"
+            named = f"name it by fields.{name}.name under [files.{table.file.key!r}] in the schema"
+            if own != name:
                 problem += f", as the schema's files call {name!r} here"
-                own = "correct its name there"
+                named = "correct its name there"
             remedy = (
-                f'{did_you_mean(called, unread.values())}add it, {own}, or missing = "fill" in'
+                f'{did_you_mean(own, unread.values())}add it, {named}, or missing = "fill" in'
                 f" fields.{name}"
             )
             of_columns.append(CellError(table, name, problem, remedy, "no-column"))
-    if names is None and schema.unit and table.find(table.file.column_name(schema.unit)) is None:
+    if names is None and schema.unit and table.find(table.column_name(schema.unit)) is None:
         problem = f"has no column {schema.unit!r}, the schema's unit"
         of_columns.append(CellError(table, schema.unit, problem, "add it", "no-column"))
-    own_names = map(table.file.column_name, (*schema.fields, schema.unit))
+    own_names = chain(*map(table.file.names_of, (*schema.fields, schema.unit)))
     known = {fold(name) for name in (*schema.ignore, *schema.fields, schema.client, *own_names)}
     if names is not None:  # new data may have the target, by any client's name of it
-        known |= {fold(file.column_name(schema.target)) for file in schema.files.values()}
+        targets = chain(*(file.names_of(schema.target) for file in schema.files.values()))
+        known.update(map(fold, targets))
     strange = [name for key, name in unread.items() if key not in known]
+    own = lacking[0] if len(lacking) == 1 else "NAME"
     of_columns += [
         CellError(
             table,
             name,
             f"has a column {name!r}, which the schema does not name",
-            f"{did_you_mean(name, schema.fields)}add it to ignore, or to fields",
+            text_if(
+                lacking,
+                f"if it is {join_first(lacking, 3)}, say fields.{own}.name ="
+                f" {[*table.file.names_of(own), name]} under [files.{table.file.key!r}], or its"
+                f" name, unit and factor under [files.{this!r}]; else ",
+            )
+            + f"{did_you_mean(name, schema.fields)}add it to ignore, or to fields",
             "strange-columns",
             columns=len(strange),
         )
@@ -118,7 +130,7 @@ def read_column(
 ) -> ColumnValues:
     """Return a column of a file by the schema, and append its faults to `wrong`."""
     field = schema.fields[name]
-    values = table.find(table.file.column_name(name))
+    values = table.find(table.column_name(name))
     if values is None:
         wrong.append(
             CellError(
@@ -180,7 +192,7 @@ def _read_categories(
     found = np.array(places, np.int32)[codes]
     for code in np.unique(codes[found == UNKNOWN])[:MAX_FAULTS]:
         explained = explain_cell(
-            cells[code], name, field, name == schema.target, table.decimal, table.path.name
+            cells[code], name, field, name == schema.target, table.decimal, table.file.key
         )
         wrong.append(_count_fault(table, name, explained, "no-category", codes == code))
     return found
@@ -237,19 +249,12 @@ def _read_numbers(
     missing = _markers_of(schema, name)
     about = table.file.field(name)
     units = {field.unit, about.unit} - {""}
-    surveyed = table.surveyed.pop(fold(table.file.column_name(name)), None)
-    # A survey reads a column of numbers as texts, which have no -0.
-    if surveyed is not None and str(values.type) == "string" and not units and missing == MISSING:
-        numbers = surveyed.numbers[surveyed.codes]
-        is_wrong = surveyed.is_wrong[surveyed.codes]
-        gone = surveyed.is_missing[surveyed.codes]
-    else:
-        numbers, is_wrong, gone = parse_numbers(values, table.file, units, missing)
+    numbers, is_wrong, gone = parse_numbers(values, table.file, units, missing)
     if is_wrong.any():
         rows = np.flatnonzero(is_wrong)
         cells, codes = different_cells(values.take(rows))
         for code, cell in enumerate(cells[:-1][:MAX_FAULTS]):
-            explained = explain_number(cell, table.decimal, name, field.unit, table.path.name)
+            explained = explain_number(cell, table.decimal, name, field.unit, table.file.key)
             having = np.isin(np.arange(len(table)), rows[codes == code])
             wrong.append(_count_fault(table, name, explained, "no-number", having))
     numbers *= about.factor
@@ -319,22 +324,26 @@ def rows_of_clients(
 
 @dataclass(frozen=True, eq=False)
 class EncodedFile:
-    """A file that is encoded once for all of its clients.
+    """A file that is encoded once for all of its clients, or the files of one client.
 
     Attributes
     ----------
     path
-        The file.
+        The file, or the folder of several.
+    paths
+        The files, one after the other.
+    client
+        The client that they are read for.
     schema
-        The schema that it was encoded by.
+        The schema that they were encoded by.
     columns
-        The schema's columns by name, with the rows in the file's order.
+        The schema's columns by name, with the rows in the files' order.
     found
-        The names of the columns that the file has; the others are without values.
+        The names of the columns that a file has; the others are without values.
     usable
         Which rows are used: rows with a missing value may be left out.
     faults
-        The faults of the whole file.
+        The faults of all rows.
     rows
         The rows of each client that the schema's column names, sorted by name; None if the schema
         has no such column.
@@ -343,10 +352,12 @@ class EncodedFile:
     units
         The unit of each row, as an index; None if the schema names no column of units.
     remarks
-        Pairs of a column's name, or "all", and a remark on how the file is written.
+        Pairs of a column's name, or "all", and a remark on how a file is written.
     """
 
     path: Path
+    paths: Sequence[Path]
+    client: str
     schema: Schema
     columns: Mapping[str, ColumnValues]
     found: Sequence[str]
@@ -379,7 +390,12 @@ class EncodedFile:
     def raise_faults(self, rows: NDArray[np.intp]) -> None:
         """Raise DataError with all faults of some rows, if they have any."""
         if self.faulty[rows].any():
-            encode(read(self.path, self.schema.file(self.path.name)).take(rows), self.schema)
+            read_again = [read_columns(table.take(rows), self.schema) for table in self.read()]
+            raise_faults([fault for _, faults in read_again for fault in faults])
+
+    def read(self) -> Iterator[ReadTable]:
+        """Read the files again."""
+        return _read_files(self.paths, self.client, self.schema)
 
 
 class ClientTable(NamedTuple):
@@ -394,62 +410,74 @@ class ClientTable(NamedTuple):
         return {name: self.file.columns[name][self.rows] for name in self.file.found}
 
 
-def encode_file(path: Path, text: str) -> EncodedFile:
-    """Return a file encoded by a schema's text; encode it again only if the file has changed."""
+def encode_files(paths: Sequence[Path], client: str, text: str) -> EncodedFile:
+    """Return a client's files encoded by a schema's text; encode them again only after a change."""
     try:
-        status = path.stat()
+        changes = tuple((each.st_mtime_ns, each.st_size) for each in map(Path.stat, paths))
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}", "unreadable") from error
-    return _encode_file(path, status.st_mtime_ns, status.st_size, text)
+        problem = f"{error.filename} cannot be read: {error.strerror}"
+        raise DataError(problem, "unreadable") from error
+    return _encode_files(tuple(paths), changes, client, text)
+
+
+def _read_files(paths: Sequence[Path], client: str, schema: Schema) -> Iterator[ReadTable]:
+    start = 0
+    for path in paths:
+        table = replace(read(path, schema.file(path.name, client)), start=start)
+        start += len(table)
+        yield table
 
 
 # The seeds of a study share the files that they split.
 @lru_cache(maxsize=128)
-def _encode_file(path: Path, changed: int, size: int, text: str) -> EncodedFile:
+def _encode_files(
+    paths: Sequence[Path], changes: Sequence[tuple[int, int]], client: str, text: str
+) -> EncodedFile:
     schema = parse_schema(text)
-    table = read(path, schema.file(path.name))
-    rows, spellings = _rows_of_clients(table, schema) if schema.client else (None, {})
-    columns, faults = read_columns(table, schema)
-    usable = np.ones(len(table), np.bool_)
+    tables = [*_read_files(paths, client, schema)]
+    rows, spellings = _rows_of_clients(tables[0], schema) if schema.client else (None, {})
+    parts = [read_columns(table, schema) for table in tables]
+    columns = {name: np.concatenate([part[name] for part, _ in parts]) for name in schema.fields}
+    usable = np.ones(len(columns[schema.target]), np.bool_)
     # Not for columns that only make groups: a row without a group is used.
     for name in (schema.target, *schema.inputs):
         if schema.missing_of(name) == "drop":
             usable &= ~is_missing(columns[name])
-    encoded = EncodedFile(
-        path,
+    return EncodedFile(
+        paths[0] if len(paths) == 1 else paths[0].parent,
+        paths,
+        client,
         schema,
         columns,
-        [name for name in columns if fold(table.file.column_name(name)) in table.by_name],
+        [name for name in columns if any(table.own_names(name) for table in tables)],
         usable,
-        faults,
+        [fault for _, faults in parts for fault in faults],
         rows,
         spellings,
-        _read_units(table, schema),
-        table.remarks,
+        _read_units(tables, schema),
+        [remark for table in tables for remark in table.remarks],
     )
-    del table
-    forget_file(path)  # the columns take less memory than their texts
-    return encoded
 
 
-def _read_units(table: ReadTable, schema: Schema) -> NDArray[np.int64] | None:
+def _read_units(tables: Sequence[ReadTable], schema: Schema) -> NDArray[np.int64] | None:
     """Return the unit of each row, as an index; a row without one has its own, from NO_UNIT."""
     name = schema.unit
-    values = table.find(table.file.column_name(name)) if name else None
-    if values is None:  # which is a fault, if the schema names one
-        return None
-    missing = _markers_of(schema, name).union(
-        normalise(text).casefold() for text in table.file.field(name).missingValues
-    )
-    rows, _ = rows_of_clients(values, table.decimal, missing)
-    units = np.arange(NO_UNIT, NO_UNIT + len(table))
-    for place, of_unit in enumerate(
-        sorted(
-            [of_unit for unit, of_unit in rows.items() if unit], key=lambda of_unit: int(of_unit[0])
+    found: list[NDArray[np.int64]] = []
+    places: dict[str, int] = {}
+    for table in tables:
+        values = table.find(table.column_name(name)) if name else None
+        if values is None:  # which is a fault, if the schema names one
+            return None
+        missing = _markers_of(schema, name).union(
+            normalise(text).casefold() for text in table.file.field(name).missingValues
         )
-    ):
-        units[of_unit] = place
-    return units
+        rows, _ = rows_of_clients(values, table.decimal, missing)
+        units = np.arange(NO_UNIT, NO_UNIT + len(table)) + table.start
+        for unit in sorted(filter(None, rows), key=lambda unit: int(rows[unit][0])):
+            key = fold_value(unit, table.decimal)
+            units[rows[unit]] = places.setdefault(key, len(places))
+        found.append(units)
+    return np.concatenate(found)
 
 
 def _rows_of_clients(table: ReadTable, schema: Schema) -> tuple[ClientRows, Spellings]:

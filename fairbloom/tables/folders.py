@@ -7,7 +7,6 @@ from functools import lru_cache
 from multiprocessing import parent_process
 from pathlib import Path
 from unicodedata import normalize
-from zipfile import BadZipFile, ZipFile
 
 from fairbloom.errors import join_names
 from fairbloom.logs import log
@@ -32,31 +31,20 @@ UNREAD = (
     *(".xlsm", ".xlt", ".xltm", ".xltx", ".xpt", ".zsav"),
 )
 
-# The first bytes of tables under any name. Zip archives and the files of old Office programs may be
-# tables or not.
+# The first bytes of tables under any name.
 TABLE_STARTS = (
     *(b"PAR1", b"ARROW1", b"FEA1", b"ORC", b"Obj\x01", b"$FL2", b"$FL3", b"<stata_dta>"),
     *(b"SQLite format 3", b"RDX2", b"RDX3", b"HEADER RECORD*******"),
 )
-ZIPPED = b"PK\x03\x04"
-OLD_OFFICE = b"\xd0\xcf\x11\xe0"
 
-# Bytes of a file that show whether it is a text of rows and columns, or an old workbook.
+# Bytes of a file that show whether it is a text of rows and columns.
 SNIFFED = 2**16
 
 # Lines that show whether a text is a table: a letter may have one comma in each of two lines.
 FEWEST_LINES = 3
 MAX_LINES = 50
 
-# A number in a table that is only looked at.
-SIMPLE_NUMBER = re.compile(r"[+-]?[0-9]*[.,]?[0-9]+")
-
-# Files that programs write into folders of parts of one table.
-PARTS = re.compile(r"part[-.]\d.*|_success", re.IGNORECASE)
-
 REMEDY = "save it as .csv, .parquet or .xlsx"
-
-IN_PARTS = f"it is a table in a folder of parts, and a table is read from one file: {REMEDY}"
 
 # Endings of texts that are no tables, although each of their lines may have one comma.
 TEXTS = (
@@ -72,33 +60,80 @@ OF_SYSTEMS = (
 )
 
 
-def files_in(place: str, endings: Sequence[str]) -> dict[str, Path]:
+def files_in(
+    place: str, endings: Sequence[str], *, of_one: bool = False
+) -> dict[str, tuple[Path, ...]]:
     """Return the tables of a folder by client, sorted by name; `place` may also be a single file.
 
-    Empty if `place` is "". A table has one of `endings`, such as ".csv". A client has its file's
-    name without the ending, in form NFC: macOS writes accents as characters of their own. Hidden
-    files, locks, files of operating systems and run folders are skipped. A table that is not read
-    raises DataError; other entries are logged.
+    Empty if `place` is "". A table has one of `endings`, such as ".csv". Each file is a client, and
+    so is each subfolder with tables, which are parts of one. If the folder is `of_one` client, its
+    files are parts, too. A client has its folder's name, or its file's without the ending, in form
+    NFC: macOS writes accents as characters of their own. Hidden files, locks, files of operating
+    systems and run folders are skipped. A table that is not read raises DataError; other entries
+    are logged.
     """
     if not place:
         return {}
     path = _existing_path(place)
-    if path.suffix.lower() in endings and path.is_dir() and _has_parts(path):
-        raise DataError(f"data-dir = {place!r}: {IN_PARTS}", "other-format")
-    files = [path] if path.is_file() else _list_entries(path)
-    for file in files:
-        if (problem := _find_unread(file, file == path, endings)) is not None:
-            raise DataError(f"{file}: {problem}", "other-format")
-    tables = {file: file.stem for file in files if file.suffix.lower() in endings or file == path}
-    if not tables:
+    entries = [path] if path.is_file() else _list_entries(path)
+    others = _find_others(entries, path, endings)
+    parts: dict[Path, tuple[Path, ...]] = {
+        entry: (entry,) for entry in entries if entry not in others
+    }
+    if of_one and len(parts) > 1:
+        names_of_parts = join_names([part.name for part in parts])
+        _log_once("data-dir = %r has files that are read as one table: %s", place, names_of_parts)
+        parts = {path.resolve(): tuple(parts)}
+    for folder in filter(Path.is_dir, entries):
+        inside = _list_entries(folder)
+        if any(file.suffix.lower() in endings for file in inside):
+            left_out = _find_others(inside, path, endings)
+            parts[folder] = tuple(file for file in inside if file not in left_out)
+            others += left_out
+    if not parts:
         raise DataError(
-            f"data-dir = {place!r}: there is no {', '.join(endings)} file in it, but"
-            f" {_contents(path)}",
+            f"data-dir = {place!r}: there is no {', '.join(endings)} file in it, or in a folder in"
+            f" it, but {_contents(path)}: name the folder that has a file, or a folder of files,"
+            " for each client",
             "no-file",
         )
-    found = _name_clients(place, tables, "")
-    _name_others(place, [file for file in files if file not in tables])
-    return found
+    names = {entry: entry.name if entry.is_dir() else entry.stem for entry in sorted(parts)}
+    found = _name_clients(place, names, "")
+    _name_others(place, [entry for entry in others if entry not in parts])
+    return {client: parts[entry] for client, entry in found.items()}
+
+
+def place_of(place: str, client: str) -> str:
+    """Return the file or subfolder of a folder that has the name of a client, or else `place`."""
+    path = Path(place).expanduser()
+    named = [
+        entry
+        for entry in (_list_visible(path) if path.is_dir() else ())
+        if normalize("NFC", entry.name if entry.is_dir() else entry.stem) == client
+    ]
+    return str(named[0]) if len(named) == 1 else place
+
+
+def _find_others(entries: Sequence[Path], path: Path, endings: Sequence[str]) -> list[Path]:
+    """Return the entries that are no tables, in a folder `path`, or below it.
+
+    Raise DataError for a table that is not read. A file that `path` names is read as a text,
+    whatever its ending.
+    """
+    others = [
+        entry
+        for entry in entries
+        if entry != path and (entry.is_dir() or entry.suffix.lower() not in endings)
+    ]
+    for entry in entries:
+        ending = entry.suffix.lower()
+        is_text = entry in others and ending not in TEXTS and not entry.is_dir()
+        if (ending in UNREAD and not entry.is_dir()) or (is_text and _is_table(entry)):
+            kind = f"{entry.suffix} files" if ending else "files without an ending"
+            raise DataError(
+                f"{entry}: it holds a table, and {kind} are not read: {REMEDY}", "other-format"
+            )
+    return others
 
 
 def folders_in(place: str) -> dict[str, Path]:
@@ -167,7 +202,7 @@ def _list_visible(folder: Path) -> Iterable[Path]:
 
 def _list_entries(folder: Path) -> list[Path]:
     """Return a folder's entries that may hold clients' data; raise DataError for a broken link."""
-    entries = [path for path in _list_visible(folder) if not _is_run_folder(path)]
+    entries = [path for path in _list_visible(folder) if not is_run_folder(path)]
     for entry in entries:
         if not entry.exists():
             raise DataError(
@@ -178,7 +213,7 @@ def _list_entries(folder: Path) -> list[Path]:
     return entries
 
 
-def _is_run_folder(path: Path) -> bool:
+def is_run_folder(path: Path) -> bool:
     """Return whether a folder is one of a run or a study, or holds such."""
     # Two entries each: a folder of pictures may have a study.json of its own.
     kinds = (("config.toml", "env.json"), ("study.json", "runs"))
@@ -190,92 +225,37 @@ def _is_run_folder(path: Path) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _say_not_read(place: str, names: str) -> None:
-    """Log once what is not read; a run lists its files several times."""
-    log.warning("data-dir = %r has entries that are not read: %s", place, names)
+def _log_once(message: str, place: str, names: str) -> None:
+    """Log once what is read; a run lists its files several times."""
+    if parent_process() is None:  # a study's processes have one that reads for all
+        log.warning(message, place, names)
 
 
 def _name_others(place: str, others: Sequence[Path]) -> None:
-    if others and parent_process() is None:  # a study's processes have one that reads for all
-        _say_not_read(place, join_names([other.name for other in others]))
+    if others:
+        names = join_names([other.name for other in others])
+        _log_once("data-dir = %r has entries that are not read: %s", place, names)
 
 
 # Tables that are not read -------------------------------------------------------------------------
 
 
-def _find_unread(path: Path, is_named: bool, endings: Sequence[str]) -> str | None:
-    """Return why an entry is a table that cannot be read, with the remedy; None if it is not one.
-
-    A file that data-dir names itself (`is_named`) is read as a text, whatever its ending.
-    """
-    ending = path.suffix.lower()
-    if path.is_dir():
-        is_of_parts = ending in (*endings, *UNREAD) or "=" in path.name or _has_parts(path)
-        return IN_PARTS if is_of_parts else None
-    if ending in UNREAD:
-        return f"{path.suffix} files are not read: {REMEDY}"
-    if ending in (*endings, *TEXTS) or is_named or not _is_table(path):
-        return None
-    kind = f"{path.suffix} files" if path.suffix else "files without an ending"
-    return f"it holds a table, and {kind} are not read: {REMEDY}"
-
-
-def _has_parts(folder: Path) -> bool:
-    try:
-        entries = [*folder.iterdir()]
-    except OSError:
-        return False  # it is named with other entries that are not read
-    return any(
-        PARTS.fullmatch(entry.name) or (entry.is_dir() and "=" in entry.name) for entry in entries
-    )
-
-
 def _is_table(path: Path) -> bool:
-    """Return whether the content of a file is a table, by its first bytes."""
+    """Return whether a file begins as a table, or with lines of the same columns."""
     try:
         with path.open("rb") as file:
             start = file.read(SNIFFED)
     except OSError:
         return False  # it is named with other entries that are not read
-    if start.startswith(ZIPPED):
-        return _is_workbook(path)
-    if start.startswith(OLD_OFFICE):
-        return "Workbook".encode("utf-16-le") in path.read_bytes()
-    return start.startswith(TABLE_STARTS) or _has_columns(start)
-
-
-def _is_workbook(path: Path) -> bool:
-    try:
-        with ZipFile(path) as archive:
-            return any(name.startswith("xl/") for name in archive.namelist())
-    except (BadZipFile, OSError):
-        return False
-
-
-def _has_columns(start: bytes) -> bool:
-    """Return whether the lines of a text have the same columns, by its beginning."""
     marked = start.startswith((b"\xff\xfe", b"\xfe\xff"))
     text = start.decode("utf-16" if marked else "latin-1", errors="replace")
-    if "\0" in text:
-        return False
-    if re.match(r"\s*\[\s*\{", text):  # records in JSON
+    if start.startswith(TABLE_STARTS):
         return True
     lines = [line for line in text.splitlines() if line.strip()][:MAX_LINES]
     if len(start) == SNIFFED:
         lines = lines[:-1]  # it may be cut off
-    if len(lines) < FEWEST_LINES:
-        return False
-    for mark in ",;\t|":
-        counts = {re.sub(r'"[^"]*"', "", line).count(mark) for line in lines}
-        if len(counts) == 1 and counts != {0}:
-            return True
-    rows = [line.split() for line in lines[1:]]
-    widths = {len(row) for row in rows}
-    return (
-        len(widths) == 1
-        and widths != {1}
-        and all(any(map(SIMPLE_NUMBER.fullmatch, row)) for row in rows)
-    )
+    counts = [[re.sub(r'"[^"]*"', "", line).count(mark) for line in lines] for mark in ",;\t|"]
+    return len(lines) >= FEWEST_LINES and any(each[0] > 0 and len({*each}) == 1 for each in counts)
 
 
 def _contents(path: Path) -> str:

@@ -6,8 +6,9 @@ import shlex
 import tomllib
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,7 @@ from .schema import (
     SchemaFile,
     fold,
     fold_cell,
+    key_of_client,
     normalise,
 )
 from .survey import Column, Sites
@@ -65,6 +67,15 @@ from .warnings import SHOWN, determines, find_remarks, present_values
 
 # A number with a leading 0, as codes have.
 PADDED = re.compile(r"0[0-9]+")
+
+# How a file may be written that is not read as it is, by the reason: in Western Europe, Windows has
+# cp1252, and a note may be above the names of the columns.
+VARIANTS: Mapping[str, Sequence[Mapping[str, object]]] = {
+    "not-utf-8": [{"encoding": "cp1252"}],
+    "row-length": [{"headerRows": (2,)}],
+    "one-column": [{"headerRows": (2,)}],
+    "unnamed-column": [{"headerRows": (2,)}],
+}
 
 # Usual names of the target, in any case of letters, used if no setting names it.
 TARGETS = ("target", "label", "y")
@@ -116,7 +127,7 @@ class Draft:
 
 
 def infer(
-    paths: Mapping[str, Path],
+    paths: Mapping[str, Sequence[Path]],
     *,
     positive_words: Collection[str],
     target: str = "",
@@ -149,7 +160,8 @@ def infer(
     without
         The clients of a single file whose rows are left out.
     """
-    tables, unread = _read_all(paths)
+    clients = {path: name for name, files in paths.items() for path in files}
+    tables, unread = _read_all(clients, {fold(target)} if target else {*TARGETS})
     first = next(iter(tables.values()))
     target = _find(tables, target, "csv.target", TARGETS)
     client = _find(tables, client, "csv.client") if client else ""
@@ -165,10 +177,10 @@ def infer(
     notes = [f"{path.name} is left out of this draft: {why}" for path, why in unread]
     unmarked = dict(tables)
     raw: list[dict[str, FileColumn]] = []
-    for name, table in unmarked.items():
+    for path, table in unmarked.items():
         columns = _survey_file(table, SchemaFile())
         marks = _find_marks(table, columns)
-        tables[name] = replace(
+        tables[path] = replace(
             table,
             file=table.file.model_copy(
                 update={"decimalChar": marks.decimal, "groupChar": marks.group}
@@ -177,15 +189,13 @@ def infer(
         if marks.unclear:
             notes.append(
                 f"{table.path.name}: {marks.unclear!r} can be read in two ways: state decimalChar"
-                f" or groupChar under [files.{quote(table.path.name)}]"
+                f" or groupChar under [files.{quote(table.file.key)}]"
             )
         if (marks.decimal, marks.group) != (".", ""):
-            columns = _survey_file(table, tables[name].file)
+            columns = _survey_file(table, tables[path].file)
         raw.append(columns)
-        if (marks.decimal, marks.group) == (table.decimal, table.file.groupChar):
-            table.surveyed.update(columns)
     names = _match_names(tables, target)
-    sites = Sites.of_files(tables)
+    sites = Sites.of_files([*tables.values()], [clients[path] for path in tables])
     if client:
         found, _ = rows_of_clients(first.find(client), next(iter(tables.values())).decimal, MISSING)
         rows = {name: reason for name, reason in found.items() if name}
@@ -197,7 +207,7 @@ def infer(
     draft = Draft()
     for name in names.values():
         parts = [
-            columns.get(fold(table.file.column_name(name)))
+            columns.get(fold(table.column_name(name)))
             for table, columns in zip(tables.values(), raw, strict=True)
         ]
         draft.columns[name] = Column.of(sites, parts)
@@ -215,7 +225,7 @@ def infer(
     for name, each in draft.fields.items():
         if name != target and determines(each.values, draft.fields[target].values):
             each.comments.append(f"{name} determines {target}: is it known only after the outcome?")
-    shown = join_first([path.name for path in paths.values()], 10)
+    shown = join_first([key_of_client(name, files[0].name) for name, files in paths.items()], 10)
     lines = [
         f"# Inferred from {shown}. Read it and correct it.",
         *(f"# {_printable(note)}" for note in notes),
@@ -226,7 +236,7 @@ def infer(
         lines.append(f"client = {quote(client)}")
     if unit:
         lines.append(f"unit = {quote(unit)}")
-    lines += [*_lines(draft, missing), *_file_lines(tables, unmarked)]
+    lines += [*_lines(draft, missing), *_file_lines(tables, unmarked, clients)]
     return "\n".join(lines) + "\n", draft.ignored | {
         name: NUMBERS_OF_ROWS for name, each in draft.fields.items() if NO_INPUT in each.lines
     }
@@ -246,30 +256,46 @@ def _positive_lines(target: Drafted, words: Collection[str]) -> Iterator[str]:
 
 
 def _read_all(
-    paths: Mapping[str, Path],
-) -> tuple[dict[str, ReadTable], list[tuple[Path, DataError]]]:
-    """Return the tables by client, and the files that cannot be read, with the errors.
+    clients: Mapping[Path, str], targets: Set[str]
+) -> tuple[dict[Path, ReadTable], list[tuple[Path, DataError]]]:
+    """Return the tables, and the files that cannot be read, with the errors.
 
     Raise DataError if none can be read.
     """
-    tables: dict[str, ReadTable] = {}
+    tables: dict[Path, ReadTable] = {}
     unread: list[tuple[Path, DataError]] = []
-    for name, path in paths.items():
-        for encoding in ("utf-8", "cp1252"):  # cp1252: Windows in Western Europe
-            try:
-                tables[name] = read(path, SchemaFile(encoding=encoding))
-            except DataError as error:
-                if error.why == "not-utf-8" and encoding == "utf-8":
-                    continue
-                unread.append((path, error))
-            break
+    for path, name in clients.items():
+        file = SchemaFile()
+        file._key = key_of_client(name, path.name)
+        try:
+            found = [*_read_variants(path, file, targets)]
+            tables[path] = found[0] if len(found) == 1 else read(path, file)
+        except DataError as error:
+            unread.append((path, error))
     if not tables:
         raise unread[0][1]
     return tables, unread
 
 
+def _read_variants(path: Path, file: SchemaFile, targets: Set[str]) -> Iterator[ReadTable]:
+    """Yield a file's table, or if it cannot be read as it is, those that it may hold.
+
+    One of several sheets, or one below a note, must have a target.
+    """
+    try:
+        table = read(path, file)
+    except DataError as error:
+        changes = VARIANTS.get(error.why, [{"sheet": name} for name in error.sheets])
+        for change in changes:
+            if change.keys().isdisjoint(file.model_fields_set):
+                yield from _read_variants(path, file.model_copy(update=change), targets)
+        return
+    if file.model_fields_set <= {"encoding"} or not targets.isdisjoint(table.by_name):
+        yield table
+
+
 def _find(
-    tables: Mapping[str, ReadTable], name: str, setting: str, usual: Collection[str] = ()
+    tables: Mapping[Path, ReadTable], name: str, setting: str, usual: Collection[str] = ()
 ) -> str:
     """Return the name of the column that `name` means, or if it is "", of the only `usual` one.
 
@@ -337,21 +363,28 @@ def _find_marks(table: ReadTable, columns: Mapping[str, FileColumn]) -> Marks:
     return infer_marks(cells)
 
 
-def _match_names(tables: dict[str, ReadTable], target: str) -> dict[str, str]:
+def _match_names(tables: dict[Path, ReadTable], target: str) -> dict[str, str]:
     """Return the columns' names by their folded forms, each in its first spelling.
 
-    A column that other files write differently, as in "Blood Pressure" and "blood_pressure", has
-    the most frequent name. Its name in the other files becomes a part of their `file`.
+    A column that other files write differently, as in "Blood Pressure" and "blood_pressure", or
+    that has another name in the same place of a client's next file, has the most frequent name. Its
+    name in the other files becomes a part of their `file`.
     """
     names: dict[str, str] = {}
-    holders: dict[str, list[str]] = {}  # folded name → files
+    holders: dict[str, list[Path]] = {}  # folded name → files
     for site, table in tables.items():
         for name in table.columns:
             names.setdefault(fold(name), normalise(name))
             holders.setdefault(fold(name), []).append(site)
+    renamed: dict[str, str] = {}
+    for table, after in pairwise(tables.values()):
+        pairs = zip(table.by_name, after.by_name, strict=False)
+        differing = [(new, old) for old, new in pairs if old != new]
+        if table.file.key == after.file.key and len(differing) == 1:
+            renamed |= dict(differing)
     alike: dict[str, list[str]] = {}
     for name in names:
-        alike.setdefault(_squash(name), []).append(name)
+        alike.setdefault(_squash(renamed.get(name, name)), []).append(name)
     matched: dict[str, str] = {}
     for group in alike.values():
         files = [site for name in group for site in holders[name]]
@@ -362,14 +395,14 @@ def _match_names(tables: dict[str, ReadTable], target: str) -> dict[str, str]:
         matched[usual] = names[usual]
         for other in group:
             for site in holders[other] if other != usual else ():
-                known = {**tables[site].file.fields, names[usual]: FileField(name=names[other])}
+                known = {**tables[site].file.fields, names[usual]: FileField(name=(names[other],))}
                 tables[site] = replace(
                     tables[site], file=tables[site].file.model_copy(update={"fields": known})
                 )
     return matched
 
 
-def _ignore_other_names(draft: Draft, tables: dict[str, ReadTable], unit: str) -> None:
+def _ignore_other_names(draft: Draft, tables: dict[Path, ReadTable], unit: str) -> None:
     """Ignore ignored columns in files that write their names differently, too."""
     for site, table in tables.items():
         used = {}
@@ -377,7 +410,7 @@ def _ignore_other_names(draft: Draft, tables: dict[str, ReadTable], unit: str) -
             if name in draft.fields or name == unit:
                 used[name] = about
             else:
-                draft.ignored[about.name] = draft.ignored[name]
+                draft.ignored[about.name[0]] = draft.ignored[name]
         tables[site] = replace(table, file=table.file.model_copy(update={"fields": used}))
 
 
@@ -570,10 +603,11 @@ def _announce(
         count = int(rows.sum())
         having = column.sites.having(rows)
         tables = column.sites.tables
-        table = tables[0] if len(tables) == 1 else tables[column.sites.names.index(having[0])]
+        place = column.sites.names.index(having[0])
+        table = tables[0 if len(tables) == 1 else column.sites.owners.index(place)]
         first = column.texts[entries[0]]
         _, remedy = explain_cell(
-            first, name, about, is_target, column.marks[entries[0]].decimal, table.path.name
+            first, name, about, is_target, column.marks[entries[0]].decimal, table.file.key
         )
         cells = plural(count, "1 cell", f"{count} cells")
         others = text_if(len(entries) > 1 and not text, " and the like")
@@ -718,34 +752,49 @@ def _lines(draft: Draft, missing: Missing) -> Iterator[str]:
         yield from (f"[fields.{_key(name)}]", *each.lines)
 
 
-def _file_lines(tables: Mapping[str, ReadTable], found: Mapping[str, ReadTable]) -> Iterator[str]:
-    """Yield the formats of files that differ from how they are read without a schema."""
-    written = {}
-    for name, table in tables.items():
-        file = table.file
-        lines = []
-        if file.encoding != "utf-8":
-            lines.append(f"encoding = {quote(file.encoding)}")
-        if file.decimalChar != "." or found[name].decimal != ".":
-            lines.append(f"decimalChar = {quote(table.decimal)}")
-        if file.groupChar:
-            lines.append(f"groupChar = {quote(file.groupChar)}")
-        lines += [
-            f"fields.{_key(field_name)} = {{name = {quote(about.name)}}}"
-            for field_name, about in file.fields.items()
-        ]
-        written[table.path.name] = lines
+def _file_lines(
+    tables: Mapping[Path, ReadTable], found: Mapping[Path, ReadTable], clients: Mapping[Path, str]
+) -> Iterator[str]:
+    """Yield the formats of files that differ from how they are read without a schema.
+
+    What is the same in all files of a client is said once.
+    """
+    lines_of = {path: _lines_of_file(table, found[path]) for path, table in tables.items()}
+    written: dict[str, list[str]] = {}
+    for path, table in tables.items():
+        files = [other for other in tables if tables[other].file.key == table.file.key]
+        of_all = [line for line in lines_of[path] if all(line in lines_of[each] for each in files)]
+        written[table.file.key] = of_all
+        rest = [line for line in lines_of[path] if line not in of_all]
+        if rest:
+            written[f"{clients[path]}/{path.name}"] = rest
     every = next(iter(written.values()))
     if all(lines == every for lines in written.values()):
         written = {EVERY_FILE: every}
-    for file_name, lines in written.items():
+    for key, lines in written.items():
         if lines:
-            yield from ("", f"[files.{_key(file_name)}]", *lines)
+            yield from ("", f"[files.{_key(key)}]", *lines)
 
 
-def quote(text: str) -> str:
-    """Return a text as TOML writes it."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+def _lines_of_file(table: ReadTable, found: ReadTable) -> list[str]:
+    """Return how a file is written, unless it is read so without a schema."""
+    usual = SchemaFile(decimalChar=".").model_dump(exclude={"delimiter", "fields"})
+    lines = [
+        f"{key} = {quote(value)}"
+        for key in usual
+        if (value := getattr(table.file, key)) != usual[key]
+        or (key == "decimalChar" and found.decimal != ".")
+    ]
+    for name, about in table.file.fields.items():
+        if table.file.key.endswith("/*"):
+            lines.append(f"# if its unit is another one, add unit and factor to {name}")
+        lines.append(f"fields.{_key(name)} = {{name = {quote(about.name[0])}}}")
+    return lines
+
+
+def quote(value: object) -> str:
+    """Return a text, or a list, as TOML writes it."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _key(name: str) -> str:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from fairbloom.system.machine import half_of_memory
 from fairbloom.text import plural, text_if
 
-from .cells import FileColumn, format_number, shorten
+from .cells import format_number, shorten
 from .folders import REMEDY
 from .reasons import MAX_FAULTS, DataError, KnownReason, raise_faults
 from .schema import MAX_TEXT, Decimal, SchemaFile, fold, normalise
@@ -36,6 +36,12 @@ Values = Any
 STATE = (
     'state encoding = "{}" under [files.{!r}] in the schema, or save it in UTF-8 (in Excel: CSV'
     " UTF-8)"
+)
+
+# The remedy for notes above the names of the columns; the braces take their row and the file's key.
+HEADER = (
+    "if a note is above the names of the columns, state headerRows = [{}] under [files.{!r}] in the"
+    " schema"
 )
 
 # Byte order marks that a text may begin with, and their encodings.
@@ -96,8 +102,8 @@ class ReadTable:
 
     `lines` has the line in which each row ends (`unit` "line"), or the row of a sheet or the number
     of a record ("row"), from 1. `file` describes how the file is written. `remarks` are pairs of a
-    column's name, or "all", and what a person should look at. `surveyed` has, by folded name,
-    the columns that were parsed to infer a schema, with the marks of `file`; encoding takes them.
+    column's name, or "all", and what a person should look at. `start` is the place of its first row
+    among the rows of its client.
     """
 
     path: Path
@@ -106,7 +112,7 @@ class ReadTable:
     unit: Literal["line", "row"] = "line"
     file: SchemaFile = field(default_factory=SchemaFile)
     remarks: Sequence[tuple[str, str]] = ()
-    surveyed: dict[str, FileColumn] = field(default_factory=dict)
+    start: int = 0
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -126,23 +132,33 @@ class ReadTable:
         """Return a column by its name, upper or lower case; None if missing or not usable."""
         return self.columns.get(self.by_name.get(fold(name), ""))
 
+    def own_names(self, name: str) -> list[str]:
+        """Return the client's names of a column of the schema that the table has, as it has."""
+        folded = dict.fromkeys(map(fold, self.file.names_of(name)))
+        return [self.by_name[each] for each in folded if each in self.by_name]
+
+    def column_name(self, name: str) -> str:
+        """Return the table's name of a column of the schema, or its client's first one."""
+        return next(iter(self.own_names(name)), self.file.names_of(name)[0])
+
     def show_cell(self, name: str, row: int) -> str:
         """Return a cell as an error shows it; `name` is the column's name in the schema."""
-        value = self.find(self.file.column_name(name))[row].as_py()
+        value = self.find(self.column_name(name))[row].as_py()
         if value is None:
             return ""
         return shorten(format_number(value) if isinstance(value, float) else str(value))
 
     def take(self, rows: NDArray[np.intp]) -> "ReadTable":
-        """Return some of the rows."""
+        """Return the rows of the client in `rows` that it has."""
+        places = rows - self.start
+        own = places[(places >= 0) & (places < len(self))]
         return replace(
             self,
             columns={
-                name: None if values is None else values.take(rows)
+                name: None if values is None else values.take(own)
                 for name, values in self.columns.items()
             },
-            lines=self.lines[rows],
-            surveyed={},
+            lines=self.lines[own],
         )
 
 
@@ -154,7 +170,7 @@ class CellError(DataError):
     file, line
         The position of the first such cell: the line in the file, 0 for a whole column.
     rows
-        All rows of the table with this fault, counted from 0, ascending.
+        All rows of the client's files with this fault, counted from 0, ascending.
     column, value
         The column's name, in the schema if it has one, and the cell's content.
     problem, remedy
@@ -172,7 +188,7 @@ class CellError(DataError):
         **values: int,
     ) -> None:
         self.file = table.path.name
-        self.rows = at
+        self.rows = None if at is None else at + table.start
         self.column = column
         self.problem = problem
         self.remedy = remedy
@@ -193,35 +209,12 @@ class CellError(DataError):
         )
 
 
-# The tables that were read last, each with the version of its file.
-_TABLES: dict[Path, tuple[tuple[int, int, str], ReadTable]] = {}
-
-# Most tables that are kept.
-MAX_TABLES = 128
-
-
 def read(path: Path, file: SchemaFile) -> ReadTable:
-    """Return the table of a file, by its ending; read it again only if it has changed."""
+    """Return the table of a file, by its ending."""
     try:
-        status = path.stat()
-        version = (status.st_mtime_ns, status.st_size, file.model_dump_json())
-        if path not in _TABLES or _TABLES[path][0] != version:
-            table = _read(path, file)
-            forget_file(path)
-            if len(_TABLES) >= MAX_TABLES:
-                forget_file(next(iter(_TABLES)))
-            _TABLES[path] = (version, table)
-        return _TABLES[path][1]
+        return _read(path, file)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}", "unreadable") from error
-
-
-def forget_file(path: Path) -> None:
-    """Free the memory of a table that was read."""
-    if _TABLES.pop(path, None) is not None:
-        import pyarrow as pa  # imported late, as in reading files
-
-        pa.default_memory_pool().release_unused()
 
 
 def _read(path: Path, file: SchemaFile) -> ReadTable:
@@ -245,7 +238,8 @@ def _by_names(
         if not normalise(name):
             raise DataError(
                 f"{path}: column {place} has no name: give it one (pandas: to_csv(…, index=False)"
-                " leaves the row numbers out)",
+                " leaves the row numbers out), or if a note is above the names, state headerRows in"
+                " the schema",
                 "unnamed-column",
                 column=place,
             )
@@ -271,22 +265,23 @@ def _by_names(
 
 
 def _read_text(path: Path, file: SchemaFile) -> ReadTable:
-    content, encoding = _read_content(path, file.encoding)
+    content, encoding = _read_content(path, file)
+    # Lines that are not read become blank ones, so that the others keep their numbers.
+    above = file.headerRows[0] - 1
+    content = b"\n".join([b""] * above + content.split(b"\n", above)[above:])
+    if file.commentChar:
+        mark = re.escape(file.commentChar.encode())
+        content = re.sub(rb"^%b.*" % mark, b"", content, flags=re.MULTILINE)
     end, lines = _find_rows(content)
     if not len(lines):
         raise DataError(f"{path} is empty: its first line must name the columns", "empty")
     first = content[:end].decode().lstrip("\n")
-    if not file.delimiter and re.fullmatch(r'"?sep=."?[,;]*', first, re.IGNORECASE):
-        raise DataError(
-            f"{path}, line 1 is {first!r}, and must name the columns: delete this line",
-            "separator-line",
-        )
     outside = re.sub(r'"[^"]*"', "", first)
     delimiter: str = file.delimiter or max(",;\t|", key=outside.count)
     if not file.delimiter and delimiter not in outside:
         raise DataError(
-            f"{path}, line 1 names one column only, {first.strip()[:60]!r}: separate columns by"
-            " comma, semicolon, tab or |",
+            f"{path}, line {lines[0]} names one column only, {first.strip()[:60]!r}: separate"
+            f" columns by comma, semicolon, tab or |; {HEADER.format(lines[0] + 1, file.key)}",
             "one-column",
         )
     if b'"' in content:
@@ -299,14 +294,10 @@ def _read_text(path: Path, file: SchemaFile) -> ReadTable:
     names = [
         name.strip() for name in next(csv.reader(StringIO(first, newline=""), delimiter=delimiter))
     ]
-    columns = _parse_rows(path, content, end + 1, delimiter, len(names), lines)
-    file = file.model_copy(
-        update={
-            "decimalChar": file.decimalChar or _infer_decimal(file, columns),
-            "delimiter": delimiter,
-            "encoding": encoding,
-        }
-    )
+    file = file.model_copy(update={"delimiter": delimiter, "encoding": encoding})
+    columns = _parse_rows(path, content, end + 1, file, len(names), lines)
+    decimal = file.decimalChar or _infer_decimal(file, columns)
+    file = file.model_copy(update={"decimalChar": decimal})
     return ReadTable(path, _by_names(path, names, columns), lines[1:], file=file)
 
 
@@ -320,20 +311,20 @@ def _infer_decimal(file: SchemaFile, columns: Sequence[Values]) -> Decimal:
     return "," if any(map(COMMA.fullmatch, cells)) and not any(map(POINT.fullmatch, cells)) else "."
 
 
-def _read_content(path: Path, given: str) -> tuple[bytes, str]:
+def _read_content(path: Path, file: SchemaFile) -> tuple[bytes, str]:
     """Return a text in UTF-8 with lines that end in LF, and the file's encoding.
 
-    The file's encoding is that of its byte order mark, or else UTF-8, or else the `given` one.
+    The file's encoding is that of its byte order mark, or else UTF-8, or else the stated one.
     """
     content = path.read_bytes()
-    encoding = given
+    encoding = file.encoding
     if not content.isascii() or b"\0" in content:
         marked = next((name for mark, name in MARKS.items() if content.startswith(mark)), "")
-        encodings = ["utf-8", given]
+        encodings = ["utf-8", file.encoding]
         if marked:
             encodings = [marked]
         elif b"\0" in content:  # UTF-8 would read it, as a text with zero bytes
-            encodings = [given]
+            encodings = [file.encoding]
         text = ""
         wrong = None
         for encoding in encodings:
@@ -346,7 +337,7 @@ def _read_content(path: Path, given: str) -> tuple[bytes, str]:
         if "\0" in text or (wrong and not marked and b"\0" in content):
             raise DataError(
                 f"{path}: it has zero bytes: it is in UTF-16 without a mark, or no text:"
-                f" {STATE.format('utf-16-le', path.name)}",
+                f" {STATE.format('utf-16-le', file.key)}",
                 "utf-16",
             )
         if wrong:
@@ -354,7 +345,7 @@ def _read_content(path: Path, given: str) -> tuple[bytes, str]:
             key = "not-utf-8" if encoding.startswith("utf-8") else "other-encoding"
             known = "not UTF-8" if key == "not-utf-8" else f"neither UTF-8 nor {encoding}"
             raise DataError(
-                f"{path}: line {line} is {known}: {STATE.format('cp1252', path.name)}",
+                f"{path}: line {line} is {known}: {STATE.format('cp1252', file.key)}",
                 key,
                 line=line,
             )
@@ -428,7 +419,7 @@ def _check_quotes(path: Path, content: bytes, delimiter: str) -> None:
 
 
 def _parse_rows(
-    path: Path, content: bytes, start: int, delimiter: str, width: int, lines: NDArray[np.int64]
+    path: Path, content: bytes, start: int, file: SchemaFile, width: int, lines: NDArray[np.int64]
 ) -> list[Values]:
     """Return the columns of the rows that begin at byte `start`.
 
@@ -454,6 +445,8 @@ def _parse_rows(
             " remove values; one that holds the separator, as a decimal comma may be, needs quotes"
             " around it"
         )
+        if row.number == 1:
+            message += f"; {HEADER.format(counts['header'] + 1, file.key)}"
         faults.append(DataError(f"{path}, {message.format(**counts)}", "row-length", **counts))
         return "skip" if len(faults) < MAX_FAULTS else "error"
 
@@ -463,7 +456,7 @@ def _parse_rows(
             # Threads would not number the rows.
             arrow_csv.ReadOptions(column_names=[*texts], block_size=MAX_ROW, use_threads=False),
             arrow_csv.ParseOptions(
-                delimiter=delimiter,
+                delimiter=file.delimiter,
                 newlines_in_values=b'"' in content,
                 invalid_row_handler=note,
             ),
@@ -582,7 +575,7 @@ def _to_numbers_or_texts(values: Values, decimal: Decimal) -> Values:
 
 
 def _read_workbook(path: Path, file: SchemaFile) -> ReadTable:
-    """Return the only visible sheet that holds values, as a CSV file would have it.
+    """Return a sheet, or the only visible one that holds values, as a CSV file would have it.
 
     Empty rows are left out.
     """
@@ -599,6 +592,8 @@ def _read_workbook(path: Path, file: SchemaFile) -> ReadTable:
         with load_workbook(path) as workbook:
             metadata = workbook.sheets_metadata
             names = [sheet.name for sheet in metadata if (sheet.typ, sheet.visible) == shown]
+            if file.sheet:
+                names = [name for name in names if name == file.sheet]
             opened = {name: workbook.get_sheet_by_name(name) for name in names}
             sheets = {name: [*sheet.iter_rows()] for name, sheet in opened.items()}
             # Rows begin with the sheet's first row, and cells with the first column that has some.
@@ -635,14 +630,18 @@ def _read_workbook(path: Path, file: SchemaFile) -> ReadTable:
         if any(str(cell).strip() for row in cells for cell in row)
     }
     if not sheets:
-        raise DataError(f"{path} is empty: no visible sheet holds a value", "empty")
+        sheet = f"sheet {file.sheet!r}" if file.sheet else "sheet"
+        raise DataError(f"{path} is empty: no visible {sheet} holds a value", "empty")
     if len(sheets) > 1:
-        raise DataError(
+        several = DataError(
             f"{path} has {len(sheets)} sheets that hold values, {', '.join(map(repr, sheets))}:"
-            " remove or hide all but one",
+            f" state one as sheet under [files.{file.key!r}] in the schema, or remove or hide all"
+            " others",
             "several-sheets",
             sheets=len(sheets),
         )
+        several.sheets = [*sheets]
+        raise several
     decimal = file.decimalChar or "."
     ((name, sheet_rows),) = sheets.items()
     about = notes_of.get(name, SheetNotes())
@@ -658,7 +657,13 @@ def _read_workbook(path: Path, file: SchemaFile) -> ReadTable:
         [as_text(number, column, cell) for column, cell in enumerate(row, start=starts[name])]
         for number, row in enumerate(sheet_rows, start=1)
     ]
-    (_, names), *rows = [(number, row) for number, row in enumerate(texts, start=1) if any(row)]
+    (_, names), *rows = [
+        (number, row)
+        for number, row in enumerate(texts, start=1)
+        if any(row)
+        and number >= file.headerRows[0]
+        and not (file.commentChar and row[0].startswith(file.commentChar))
+    ]
     columns = [[row[place] for _, row in rows] for place in range(len(names))]
     kept = [place for place, cells in enumerate(columns) if names[place] or any(cells)]
     arrays = [pa.chunked_array([columns[place]], pa.string()) for place in kept]

@@ -30,7 +30,6 @@ REASONS = {
         "its file is of a format that is not read, or of another one than its name ends with: save"
         " it as .csv, .parquet or .xlsx"
     ),
-    "separator-line": "line 1 of its file states the separator: delete that line",
     "unreadable": "one of its files cannot be read: its own log names it",
     "no-table": (
         "its file cannot be read as a table of the kind that its ending names: its own log says why"
@@ -40,7 +39,8 @@ REASONS = {
         "its file needs a package that is not installed on the device: its own log says which one"
     ),
     "several-sheets": (
-        "its workbook has {sheets} sheets that hold values: remove or hide all but one"
+        "its workbook has {sheets} sheets that hold values: state one in the schema, or remove or"
+        " hide all but one"
     ),
     "no-results": (
         "its workbook has formulas without stored results: open it in a spreadsheet and save it"
@@ -60,6 +60,7 @@ REASONS = {
     "long-name": "the name of column {column} has {characters} characters: shorten it",
     "same-column": "columns {column} and {other} have the same name: rename or remove one",
     "no-column": "it has no column {column}, which the schema names",
+    "two-names": "it has two columns that the schema calls {column}: remove one",
     "strange-columns": (
         "it has columns that the schema does not name ({columns}): add them to ignore"
     ),
@@ -129,6 +130,9 @@ class DataError(ReportableError):
 
     others: Sequence["DataError"] = ()
     """Further faults of the same file; messages name only the first fault."""
+
+    sheets: Sequence[str] = ()
+    """The sheets of a workbook one of which must be named."""
 
     def __init__(self, message: str, why: str = "unusable", **values: int | KnownReason) -> None:
         for key, value in values.items():

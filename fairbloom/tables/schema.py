@@ -21,6 +21,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    PrivateAttr,
     TypeAdapter,
     ValidationError,
 )
@@ -54,6 +55,9 @@ MAX_CATEGORIES = 1_000
 # Columns of a schema.
 MAX_COLUMNS = 10_000
 
+# The last row that may name a file's columns.
+MAX_HEADER = 1_000
+
 # Characters of a schema's text.
 MAX_BYTES = 2**20
 
@@ -65,7 +69,7 @@ OWN_FILES = (
     "its owner.toml says something of a file that the schema does not have: its own log says what"
 )
 
-# The key under `files` for all files that have no table of their own.
+# The key under `files` for all clients that have no table of their own, and for all files.
 EVERY_FILE = "*"
 
 
@@ -106,8 +110,19 @@ def fold_cell(text: str) -> str:
 
 
 def client_of(file: str) -> str:
-    """Return the client of a file: its name without the ending, in form NFC."""
-    return unicodedata.normalize("NFC", Path(file).stem)
+    """Return the client of a file, in form NFC: its folder, or its name without the ending."""
+    folder, is_in_folder, _ = file.partition("/")
+    return unicodedata.normalize("NFC", folder if is_in_folder else Path(file).stem)
+
+
+def is_of_client(key: str) -> bool:
+    """Return whether a key under `files` names all files of a client: bern.csv, or bern/*."""
+    return "/" not in key or key.endswith("/*")
+
+
+def key_of_client(client: str, file: str) -> str:
+    """Return the key under `files` for a client, one of whose files has this name."""
+    return file if client_of(file) == client else f"{client}/*"
 
 
 # A text, or a number that means it: 1 is "1".
@@ -122,6 +137,10 @@ def _check_factor(factor: float) -> float:
     if not 0.0 < abs(factor) < math.inf:
         raise ValueError("it must be a number other than 0")
     return factor
+
+
+def _as_tuple(names: object) -> object:
+    return (names,) if isinstance(names, str) else names
 
 
 def _check_encoding(name: str) -> str:
@@ -234,11 +253,12 @@ class Field(_Table):
 class FileField(_Table):
     """A column that one client has under another `name`, in another `unit` or other words.
 
-    Its numbers, multiplied by `factor`, are in the schema's unit. `spellings` and `missingValues`
-    add to those of the schema, and replace them if they mean something else.
+    Each of its files has one of several names. Its numbers, multiplied by `factor`, are in the
+    schema's unit. `spellings` and `missingValues` add to those of the schema, and replace them if
+    they mean something else.
     """
 
-    name: str = ""
+    name: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ()
     unit: str = ""
     factor: Annotated[float, AfterValidator(_check_factor)] = 1.0
     spellings: Mapping[str, tuple[Category, ...]] = {}
@@ -246,24 +266,46 @@ class FileField(_Table):
 
 
 class SchemaFile(_Table):
-    """The format of one file, and the `fields` of the client that the file is named as.
+    """The format of a client's files, or of one, and the `fields` of the client.
 
-    Keys that are missing are inferred from the file.
+    Keys that are missing are inferred from the file. `headerRows` has the line, or the row of a
+    sheet, that names the columns: those above it are not read, nor are those that begin with
+    `commentChar`. `sheet` is the name of a workbook's sheet.
     """
 
     delimiter: Literal[",", ";", "\t", "|"] | None = None
+    encoding: Annotated[str, AfterValidator(_check_encoding)] = "utf-8"
     decimalChar: Decimal | None = None  # noqa: N815 (Frictionless calls it so)
     groupChar: GroupMark = ""  # noqa: N815
-    encoding: Annotated[str, AfterValidator(_check_encoding)] = "utf-8"
+    headerRows: Annotated[  # noqa: N815
+        tuple[Annotated[int, Interval(ge=1, le=MAX_HEADER)], ...], Len(1, 1)
+    ] = (1,)
+    commentChar: str = ""  # noqa: N815
+    sheet: str = ""
     fields: Mapping[str, FileField] = {}
+    _key: str = PrivateAttr("")
+
+    @property
+    def key(self) -> str:
+        """The key under `files` that a remedy names."""
+        return self._key or EVERY_FILE
+
+    def changed_by(self, other: "SchemaFile") -> "SchemaFile":
+        """Return it with the keys that another one states, and so for each of its `fields`."""
+        fields = {
+            name: self.field(name).model_copy(update=about.model_dump(exclude_unset=True))
+            for name, about in other.fields.items()
+        }
+        stated = {key: getattr(other, key) for key in other.model_fields_set}
+        return self.model_copy(update={**stated, "fields": {**self.fields, **fields}})
 
     def field(self, name: str) -> FileField:
         """Return how the client has a column of the schema."""
         return self.fields.get(name, FileField())
 
-    def column_name(self, name: str) -> str:
-        """Return the client's name of a column of the schema."""
-        return self.field(name).name or name
+    def names_of(self, name: str) -> tuple[str, ...]:
+        """Return the client's names of a column of the schema, of which each file has one."""
+        return self.field(name).name or (name,)
 
 
 class Schema(_Table):
@@ -320,23 +362,33 @@ class Schema(_Table):
         """Whether clients have different `fields`, so that a file can only be read for a client."""
         every = self.files.get(EVERY_FILE, SchemaFile()).fields
         return not self.client and any(
-            about.fields != every for about in self.files.values() if about.fields
+            about.fields != every
+            for key, about in self.files.items()
+            if about.fields and client_of(key) != EVERY_FILE
         )
 
     def file(self, name: str, client: str = "") -> SchemaFile:
         """Return the format of a file that is read for a client, or for the one it is named as.
 
-        The file's name decides on how it is written, and the client on what its cells mean.
+        What is stated of the file goes before what is stated of the client's files.
         """
-        return (self.files.get(name) or self.files.get(EVERY_FILE) or SchemaFile()).model_copy(
-            update={"fields": self.fields_of(client or client_of(name))}
-        )
+        client = client or client_of(name)
+        keys = [key for key in self.files if is_of_client(key) and client_of(key) == client]
+        file = self.files.get(next(iter(keys), EVERY_FILE), SchemaFile())
+        if name in self.files:
+            file = file.changed_by(self.files[name])
+        # A file that is named as another client does not have that client's fields.
+        file = file.model_copy(update={"fields": self.fields_of(client)})
+        for key in (f"{EVERY_FILE}/{name}", f"{client}/{name}"):
+            file = file.changed_by(self.files.get(key, SchemaFile()))
+        file._key = key_of_client(client, name)
+        return file
 
     def fields_of(self, client: str) -> Mapping[str, FileField]:
-        """Return how a client has the columns of the schema."""
-        for name, about in self.files.items():
+        """Return how a client has the columns of the schema, unless a file has them otherwise."""
+        for key, about in self.files.items():
             # A column of clients is that of a single file.
-            if about.fields and (self.client or client_of(name) == client):
+            if about.fields and is_of_client(key) and (self.client or client_of(key) == client):
                 return about.fields
         return self.files.get(EVERY_FILE, SchemaFile()).fields
 
@@ -420,15 +472,15 @@ def parse_image_schema(text: str, name: str = SCHEMA_NAME) -> ImageSchema:
 def with_files(text: str, files: Mapping[str, Any], client: str = "") -> str:
     """Return a schema's text with the formats of a device's own files, which replace the schema's.
 
-    `files` is a TOML table of owner.toml. All files of a device are of one client: the `fields` of
-    the file that the schema names as the `client`, in which those of one of `files` replace keys,
-    hold for every file. Raise SchemaError if `files` has a fault, or does not fit the schema. The
-    server may not read names of the device's own files and columns, so it gets OWN_FILES instead
-    of such an error.
+    `files` is a TOML table of owner.toml. All files of a device are of one client: what the schema
+    says of the `client`, in which "*" of `files` replaces keys, holds for every file, unless
+    `files` says something else of it. If neither has `fields`, those of one of `files` hold. Raise
+    SchemaError if `files` has a fault, or does not fit the schema. The server may not read names of
+    the device's own files and columns, so it gets OWN_FILES instead of such an error.
     """
     name = "owner.toml"
     try:
-        TypeAdapter(dict[str, SchemaFile]).validate_python(files)
+        read = TypeAdapter(dict[str, SchemaFile]).validate_python(files)
     except ValidationError as error:
         raise SchemaError(f"{name}: files.{_explain(error)}", OWN_FILES) from error
     if not files and "files" not in text:
@@ -436,33 +488,34 @@ def with_files(text: str, files: Mapping[str, Any], client: str = "") -> str:
     written = tomllib.loads(text)
     if "fields" not in written:
         return text
-    parse_schema(text)  # its own faults are the run's, and the server may read them
-    tables = {**written.get("files", {}), **files}
-    merged = tomli_w.dumps({**written, "files": tables})
+    schema = parse_schema(text)  # its own faults are the run's, and the server may read them
     try:
-        parse_schema(merged, name)
+        merged = {**written.get("files", {}), **files}
+        parse_schema(tomli_w.dumps({**written, "files": merged}), name)
     except SchemaError as error:
         raise SchemaError(str(error), OWN_FILES) from error
-    said = [about["fields"] for about in files.values() if about.get("fields")]
-    if any(fields != said[0] for fields in said):
+    own = {key.rpartition("/")[2]: about for key, about in read.items()}
+    every = schema.file("", client).changed_by(own.pop(EVERY_FILE, SchemaFile()))
+    said = [about.fields for about in own.values() if about.fields]
+    if not every.fields and any(fields != said[0] for fields in said):
         raise SchemaError(
             f"{name}: files has different fields, and all files of a device are of one client: keep"
-            " one table with fields",
+            f" one table with fields, or say under [files.{EVERY_FILE!r}] what holds for all",
             OWN_FILES,
         )
-    stated = {
-        client_of(file): about["fields"]
-        for file, about in written.get("files", {}).items()
-        if about.get("fields")
+    every = every.changed_by(SchemaFile(fields=every.fields or next(iter(said), {})))
+    tables = {
+        key: about.model_copy(update={"fields": {} if every.fields else about.fields})
+        for key, about in schema.files.items()
     }
-    fields = dict(stated.get(client) or stated.get(EVERY_FILE) or {})
-    for column, own in (next(iter(said), {})).items():
-        fields[column] = {**fields.get(column, {}), **own}
-    if not fields:
-        return merged
-    tables = {file: {**about, "fields": {}} for file, about in tables.items()}
-    tables[EVERY_FILE] = {**tables.get(EVERY_FILE, {}), "fields": fields}
-    return tomli_w.dumps({**written, "files": tables})
+    for file, about in [*schema.files.items(), *own.items()]:
+        if file in own or (client_of(file) == client and not is_of_client(file)):
+            tables[f"{EVERY_FILE}/{file.rpartition('/')[2]}"] = about
+    tables[EVERY_FILE] = every
+    own_tables = {
+        key: about.model_dump(mode="json", exclude_unset=True) for key, about in tables.items()
+    }
+    return tomli_w.dumps({**written, "files": own_tables})
 
 
 AnyTable = TypeVar("AnyTable", bound=_Table)
@@ -558,7 +611,8 @@ def _find_contradictions(schema: Schema) -> Iterator[str]:
     files: dict[str, str] = {}
     for file, about in schema.files.items():
         client = "" if schema.client else client_of(file)
-        if about.fields and (other := files.setdefault(client, file)) != file:
+        is_own = bool(about.fields) and is_of_client(file)
+        if is_own and (other := files.setdefault(client, file)) != file:
             yield f"files.{file}.fields: files.{other} has those of the same client: leave one out"
         if about.groupChar and about.groupChar == about.decimalChar:
             yield (

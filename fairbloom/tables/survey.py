@@ -20,24 +20,24 @@ class Sites:
     """The rows of all sites, one site after the other.
 
     `tables` are the files, and `rows` has the rows that are used of each, in this order. `ends` has
-    the place at which each site ends.
+    the place at which each site ends. `owners` has the site of each file, as an index; that of a
+    single file of several sites means nothing.
     """
 
     names: Sequence[str]
     tables: Sequence[ReadTable]
     rows: Sequence[NDArray[np.intp]]
     ends: NDArray[np.int64]
+    owners: Sequence[int] = (0,)
 
     @classmethod
-    def of_files(cls, tables: Mapping[str, ReadTable]) -> "Sites":
-        """Return sites that have a file each."""
-        rows = [np.arange(len(table)) for table in tables.values()]
-        return cls(
-            [*tables],
-            [*tables.values()],
-            rows,
-            np.cumsum([len(rows_of_site) for rows_of_site in rows]),
-        )
+    def of_files(cls, tables: Sequence[ReadTable], clients: Sequence[str]) -> "Sites":
+        """Return the sites of files; the files of a site follow each other."""
+        rows = [np.arange(len(table)) for table in tables]
+        names = [*dict.fromkeys(clients)]
+        owners = [names.index(client) for client in clients]
+        counts = np.bincount(owners, weights=[len(table) for table in tables])
+        return cls(names, tables, rows, np.cumsum(counts.astype(np.int64)), owners)
 
     @classmethod
     def of_one_file(cls, table: ReadTable, rows: Mapping[str, NDArray[np.intp]]) -> "Sites":
@@ -137,11 +137,9 @@ class Column:
             start += len(column.numbers)
         joined = np.concatenate(codes)
         joined[joined < 0] = start
-        is_there = (
-            np.array([each is not None for each in columns])
-            if len(sites.tables) > 1
-            else np.ones(len(sites.names), np.bool_)
-        )
+        owners = zip(sites.owners, columns, strict=True)
+        having = [owner for owner, each in owners if each is not None]
+        is_there = np.isin(np.arange(len(sites.names)), having) | (len(sites.tables) == 1)
         return cls(
             sites,
             joined,

@@ -9,16 +9,13 @@ from numpy.typing import NDArray
 
 from fairbloom.text import join_first
 
-from .encoding import ColumnValues, measure_moments
+from .encoding import ColumnValues
 from .schema import Field
 
 # Numbers that often stand for a missing value: 9, 99, -9, -1, 88 and so on.
 SENTINELS = np.array(
     [sign * (10**k - 1) for k in range(1, 6) for sign in (1, -1)] + [-1, 88, 888, 8888, -88, -888]
 )
-
-# A deviation below this share of the largest magnitude is probably rounding.
-HARDLY_VARIES = 1e-9
 
 # If a site's median is 4 times the other sites' medians, or a quarter, it may be in another unit.
 OTHER_UNIT = 4.0
@@ -92,16 +89,6 @@ class SiteValues(NamedTuple):
             return self
         return SiteValues(self.names, self.values[~rows], self.sites[~rows])
 
-    def join(self, rows: NDArray[np.bool_]) -> str:
-        """Return the names of the sites with these rows, as a sentence lists them."""
-        return join_first([self.names[place] for place in np.unique(self.sites[rows])], SHOWN)
-
-    def split(self) -> dict[str, ColumnValues]:
-        """Return the values of each site that has some."""
-        ends = np.cumsum(np.bincount(self.sites, minlength=len(self.names))).tolist()
-        of_sites = zip(self.names, [0, *ends], ends, strict=False)
-        return {name: self.values[start:end] for name, start, end in of_sites if end > start}
-
 
 def find_remarks(
     name: str, field: Field, columns: Mapping[str, ColumnValues]
@@ -121,26 +108,14 @@ def find_remarks(
     else:
         codes = np.zeros(len(present.values), np.bool_)
         for code, rows, problem in _find_codes(present):
+            sites = [present.names[place] for place in np.unique(present.sites[rows])]
             yield (
-                present.join(rows),
+                join_first(sites, SHOWN),
                 f"{code:g} in {int(rows.sum())} rows, {problem}: if it means a missing value, add"
                 f' "{code:g}" to missingValues of fields.{name}',
             )
             codes |= rows
-        yield from _find_rounding(present)
         yield from _compare_units(name, present.without(codes))
-
-
-def _find_rounding(present: SiteValues) -> Iterator[tuple[str, str]]:
-    """Yield the sites with numbers that differ hardly more than by rounding."""
-    for site, values in present.split().items():
-        if (apart := np.ptp(values)) > HARDLY_VARIES * len(values) * abs(values[0]) or not apart:
-            continue
-        _, deviation = measure_moments(values) or (0.0, 0.0)
-        if not deviation:
-            yield site, "its numbers differ by rounding only: it is taken as constant"
-        elif deviation < HARDLY_VARIES * np.abs(values).max():
-            yield site, f"its deviation is only {deviation:.1g}: if that is rounding, leave it out"
 
 
 def _find_codes(present: SiteValues) -> Iterator[tuple[float, NDArray[np.bool_], str]]:
@@ -166,13 +141,11 @@ def _find_codes(present: SiteValues) -> Iterator[tuple[float, NDArray[np.bool_],
     )
     yield from _find_negatives(values, others)
     positive = others[others > 0.0] if (others == 0.0).sum() > 1 else others[:0]
-    # A site that has only zeros is another remark.
     if (
         len(positive)
         and others.min() >= 0.0
         and positive.min() > positive.std()
         and len(np.unique(positive)) >= FEWEST_KINDS
-        and not _find_sites_of_zeros(present)
     ):
         yield 0.0, values == 0.0, f"and no other number is below {positive.min():g}"
 
@@ -196,31 +169,18 @@ def _find_negatives(
             yield code, rows, "and no other number is negative"
 
 
-def _find_sites_of_zeros(present: SiteValues) -> list[int]:
-    """Return the sites with no number but 0, if no other site has a 0."""
-    zeros = np.bincount(present.sites[present.values == 0.0], minlength=len(present.names))
-    rows = np.bincount(present.sites, minlength=len(present.names))
-    having = np.flatnonzero(zeros)
-    return having.tolist() if (zeros == rows)[having].all() else []
-
-
 def _compare_units(name: str, present: SiteValues) -> Iterator[tuple[str, str]]:
     """Yield the sites with a median far from the others', if no number is negative.
 
     Zeros count for nothing, as they often stand for missing values.
     """
-    if zeros := _find_sites_of_zeros(present):
-        yield (
-            present.join(np.isin(present.sites, zeros)),
-            "it is 0 in all rows, and never elsewhere: is it known there?",
-        )
     if (values := present.values).min(initial=0.0) < 0.0:
         return
     present = present.without(values == 0.0)
-    parts = present.split()
-    if len(parts) < 2:
+    having, starts = np.unique(present.sites, return_index=True)
+    if len(having) < 2:
         return
-    medians = np.array([_median(values) for values in parts.values()])
+    medians = np.array([_median(values) for values in np.split(present.values, starts[1:])])
     usual = np.median(medians)
     # If there are others within a factor of sqrt(apart), the median of all is among them.
     far = (
@@ -234,7 +194,7 @@ def _compare_units(name: str, present: SiteValues) -> Iterator[tuple[str, str]]:
         apart = max(medians[place], usual) / min(medians[place], usual)
         if apart >= OTHER_UNIT and others.max() / others.min() < np.sqrt(apart):
             yield (
-                [*parts][place],
+                present.names[having[place]],
                 f"median {medians[place]:.4g}, and {usual:.4g} elsewhere: if it is in another unit,"
                 f" say so by fields.{name} = {{unit, factor}} under the file",
             )

@@ -13,10 +13,18 @@ from fairbloom import tables
 from fairbloom.errors import FairbloomError, did_you_mean, join_names
 from fairbloom.logs import log
 from fairbloom.tables import ClientTable, DataError
-from fairbloom.tables.encoding import encode_file
+from fairbloom.tables.encoding import encode_files
 from fairbloom.tables.folders import files_in
 from fairbloom.tables.preprocessing import Preprocessing
-from fairbloom.tables.schema import EVERY_FILE, Missing, SchemaError, client_of, parse_schema
+from fairbloom.tables.schema import (
+    EVERY_FILE,
+    Missing,
+    SchemaError,
+    client_of,
+    is_of_client,
+    key_of_client,
+    parse_schema,
+)
 
 from .catalogue import TASKS
 from .clients import FileClients, preprocessing_of
@@ -44,9 +52,9 @@ def infer(
     """Return the schema that the files of a folder suggest; clients in `without` are not read."""
     files = files_in(setup.data_dir, ENDINGS)
     if client.strip():
-        _check_single(setup.data_dir, client.strip(), len(files))
+        _check_single(setup.data_dir, client.strip(), sum(map(len, files.values())))
     text, left_out = tables.infer(
-        {name: path for name, path in files.items() if client.strip() or name not in without},
+        {name: paths for name, paths in files.items() if client.strip() or name not in without},
         positive_words=POSITIVE_WORDS,
         target=target.strip(),
         client=client.strip(),
@@ -112,16 +120,17 @@ def _check_single(place: str, client: str, count: int) -> None:
     if count > 1:
         raise DataError(
             f"client = {client!r} is for a single file, and {place} has {count} files: leave it"
-            " out, so that each file is a client",
+            " out, so that each file, or folder of files, is a client",
             "several-files",
             files=count,
         )
 
 
 class CsvFiles:
-    """The files of a folder, each of which is read when a client's data are first needed.
+    """The files of a folder, which are read when a client's data are first needed.
 
-    `clients` are named as their files, or by a column of a single file, which is read at once.
+    `clients` are named as their files or folders, or by a column of a single file, which is read at
+    once. A setup for one client has all files of the folder as its parts.
     `left_out` are the clients of a single file that have too few rows.
     """
 
@@ -129,12 +138,13 @@ class CsvFiles:
         self._setup = setup
         self._smallest = smallest
         self._schema = parse_schema(setup.schema_)
-        self._paths = files_in(setup.data_dir, ENDINGS)
+        self._paths = files_in(setup.data_dir, ENDINGS, of_one=setup.clients == 1)
         self._of_file = lru_cache(maxsize=None)(self._read_file)
         self.clients = tuple(self._paths)
         self.left_out: tuple[str, ...] = ()
         if self._schema.client and self._paths:
-            _check_single(setup.data_dir, self._schema.client, len(self._paths))
+            count = sum(map(len, self._paths.values()))
+            _check_single(setup.data_dir, self._schema.client, count)
             single = self._of_file(*self._paths)
             self.clients = single.names
             self.left_out = single.left_out
@@ -157,7 +167,7 @@ class CsvFiles:
         return self._of_file(*self._paths) if self._schema.client else self._of_file(client)
 
     def _read_file(self, name: str) -> FileClients:
-        file = encode_file(self._paths[name], self._setup.schema_)
+        file = encode_files(self._paths[name], name, self._setup.schema_)
         if file.rows is None:
             return FileClients(file, {name: np.arange(len(file))}, self._setup)
         return FileClients(file, file.rows, self._setup, self._smallest)
@@ -167,9 +177,13 @@ class CsvFiles:
 
         Raise SchemaError if the schema describes a file that a folder of several does not have.
         """
+        keys = [key_of_client(client, paths[0].name) for client, paths in self._paths.items()]
         for name in self._schema.files if len(self._paths) > 1 else ():
-            if name != EVERY_FILE and client_of(name) not in self._paths:
-                near = did_you_mean(name, [path.name for path in self._paths.values()])
+            client = client_of(name)
+            files = [path.name for path in self._paths.get(client, ())]
+            is_there = bool(files) if is_of_client(name) else name.rpartition("/")[2] in files
+            if client != EVERY_FILE and not is_there:
+                near = did_you_mean(name, keys)
                 raise SchemaError(
                     f"files.{name}: {self._setup.data_dir} has no such file: {near}correct its"
                     " name, or leave it out"

@@ -7,11 +7,13 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairbloom.errors import FairbloomError, ReportableError, did_you_mean
 from fairbloom.imports import import_callable, imported, is_import_string
+from fairbloom.protocol.names import ONE_CLIENT
 from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.settings import RunSettings, Setup, Value
 from fairbloom.tables.schema import SCHEMA_NAME, read_schema
@@ -157,8 +159,8 @@ class TaskInfo:
         """Return the settings that the task needs, with its own defaults for those left open."""
         partition = settings.partition or next(iter(self.partitions), "shards")
         clients = settings.clients
-        if self.reads:
-            clients = 0  # the files decide
+        if self.reads:  # the files decide, unless all are of one client
+            clients = 1 if settings.parameters.get(ONE_CLIENT) else 0
         elif not clients and partition not in self.natural:
             clients = self.clients
         return Setup.model_construct(
@@ -257,14 +259,18 @@ class TaskInfo:
         """Return the files that the task reads in a folder, sorted; all files for a user's task."""
         if not place or not (self.reads or self.is_user_defined):
             return []
+        from fairbloom.tables.folders import is_run_folder  # imported late: lists need no NumPy
+
         path = Path(place).expanduser()
         if path.is_file():
             return [path]
         if self.is_user_defined:
             return sorted(file for file in path.rglob("*") if file.is_file())
-        at_depth = path.glob("/".join(["[!.]*"] * self.levels))  # hidden ones left out
+        entries = [entry for entry in path.glob("[!.]*") if not is_run_folder(entry)]
+        below = ["/".join(["[!.]*"] * depth) for depth in range(1, self.levels)]  # no hidden ones
+        files = chain(entries, *(entry.glob(each) for entry in entries for each in below))
         return sorted(
-            file for file in at_depth if file.suffix.lower() in self.reads and file.is_file()
+            file for file in files if file.suffix.lower() in self.reads and file.is_file()
         )
 
     def infer_schema(

@@ -83,7 +83,7 @@ def unannounced(folder: Path, **wanted: Any) -> Iterator[str]:
         for name in [line for line in lines if line.startswith("[fields.")]:
             (field,) = parse_fields(name)
             comments[field] = "\n".join(line for line in lines if line.startswith("#"))
-    for path in files_in(str(folder), ENDINGS).values():
+    for (path,) in files_in(str(folder), ENDINGS).values():
         for fault in read_columns(read(path, schema.file(path.name)), schema)[1]:
             assert isinstance(fault, CellError)
             said = comments.get(fault.column, "")

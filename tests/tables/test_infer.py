@@ -3,7 +3,6 @@ look at."""
 
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +13,6 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
-from fairbloom.tables.cells import SAMPLE, parse_numbers
 from fairbloom.tables.encoding import read_columns
 from fairbloom.tables.identifiers import DATE, IDENTIFIER, are_dates, nearly_all_differ
 from fairbloom.tables.reading import read
@@ -84,19 +82,6 @@ def test_columns_are_fields_in_the_first_files_order(folder: Folder) -> None:
     assert parse_schema(
         inferred(folder(a=csv_of(20), b=csv_of(20, 1, "target,ward,dose,age")))
     ) == parse_schema(SCHEMA).model_copy(update={"positive": "1"})
-
-
-def test_a_column_is_parsed_once_to_infer_and_to_encode(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = 4 * SAMPLE
-    lines = (f"{k / 8},{k % 50},{k % 3}" for k in range(rows))
-    parsed = Mock(side_effect=parse_numbers)
-    monkeypatch.setattr("fairbloom.tables.cells.parse_numbers", parsed)
-    monkeypatch.setattr("fairbloom.tables.encoding.parse_numbers", parsed)
-    describe_data(RunSettings.of(config(folder(a="\n".join(["many,few,target", *lines])))))
-    # That is `many`; the others have few different cells.
-    assert [len(call.args[0]) for call in parsed.call_args_list].count(rows) == 1
 
 
 @pytest.mark.parametrize(
@@ -457,16 +442,6 @@ def test_zeros_do_not_hide_another_unit(folder: Folder) -> None:
         **{name: with_column("chol", [f"{x:g}" for x in each]) for name, each in cells.items()}
     )
     assert "# a: median 5.65, and 207 elsewhere" in drafted(there, "chol")
-
-
-def test_a_site_of_zeros_is_remarked(folder: Folder) -> None:
-    there = folder(
-        a=with_column("chol", ["0"]),
-        b=with_column("chol", ["201", "236", "190"]),
-        c=with_column("chol", ["188", "204", "251"]),
-    )
-    assert "# a: it is 0 in all rows, and never elsewhere" in drafted(there, "chol")
-    assert "chol.missingValues" not in inferred(there)
 
 
 @pytest.mark.parametrize(

@@ -203,9 +203,8 @@ def test_a_persons_number_is_the_same_in_all_spellings(tmp_path: Path) -> None:
         tmp_path / "all.csv",
         [spelling for k in range(6) for spelling in (f"P{k}", f"p{k}", f"P{k} ")],
     )
-    units = encoding.encode_file(
-        file, schema_with(('target = "target"', 'target = "target"\nunit = "site"'))
-    ).units
+    schema = schema_with(('target = "target"', 'target = "target"\nunit = "site"'))
+    units = encoding.encode_files([file], "all", schema).units
     assert units is not None
     assert len({*units.tolist()}) == 6
 

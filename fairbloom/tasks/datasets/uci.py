@@ -9,9 +9,10 @@ from pyarrow import csv
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import split_names
-from fairbloom.tables.encoding import ColumnValues, encode
+from fairbloom.tables.encoding import ColumnValues, read_columns as encode_columns
 from fairbloom.tables.groups import read_groups
 from fairbloom.tables.reading import ReadTable
+from fairbloom.tables.reasons import raise_faults
 from fairbloom.tables.schema import Schema, find_wrong_groups
 
 
@@ -44,4 +45,8 @@ def read_columns(path: Path, columns: Sequence[str], schema: Schema) -> Mapping[
     if not len(table):
         raise FairbloomError(f"{path} has no rows: put the original in its place")
     texts = {name: table.column(name) for name in columns}
-    return encode(ReadTable(path, texts, np.arange(1, len(table) + 1), "row"), schema)
+    found, faults = encode_columns(
+        ReadTable(path, texts, np.arange(1, len(table) + 1), "row"), schema
+    )
+    raise_faults(faults)
+    return found
