@@ -13,7 +13,7 @@ from ..results.caveats import caveats_of_run, describe_same_splits, describe_uns
 from ..results.compared_scores import SHOWN, personal_label
 from ..results.measures import LARGER_CLASS, measure_title
 from ..results.presentation import page_of
-from ..results.run import Run, measures, scores_of, sentences_of
+from ..results.run import ALL_TRAINED, Run, measures, scores_of, sentences_of
 from ..results.tables import is_shown
 from .cells import NONE, Digits
 from .chart_rows import NAMED, Line, Scene, shown_of, worst_first
@@ -129,6 +129,8 @@ def _words(run: Run, final: Values) -> tuple[str, list[str]]:
             *unfinished,
             "The columns refused and missing of rounds.csv say why not later.",
         ]
+    if run.untested:
+        return f"{run.label} has {ALL_TRAINED}.", unfinished
     if not final:
         return f"{run.label} has not been evaluated yet.", unfinished
     score = run.score
