@@ -283,13 +283,16 @@ def federate(
         check_arrays(module)
         declare_arrays(method, module)
         log_kept_parts(method, module)
-        # clients.csv has no rows of clients without tests
-        is_known = deployed or not settings.test_share
+        # clients.csv does not name clients without tests
         rounds = Rounds(
             method,
             clients,
             settings.num_rounds,
-            drop_revoked(record_known(path, clients.online(1)).known if is_known else ()),
+            drop_revoked(
+                record_known(path, clients.online(1)).known
+                if deployed or not settings.test_share
+                else ()
+            ),
             # Only real devices report their own counts.
             first_limit=MOST_TIMES if os.environ.get(CLIENTS_FOLDER) else math.inf,
             scores=(*task.group_scores, *task.scores),

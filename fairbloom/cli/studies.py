@@ -1,4 +1,4 @@
-"""The commands that train: `fairbloom run`, `compare`, `refit`, `search`, `reproduce`; and `evaluate`."""
+"""Commands that train, `fairbloom run`, `compare`, `refit`, `search`, `reproduce`; `evaluate`."""
 
 import json
 import traceback

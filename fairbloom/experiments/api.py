@@ -1,4 +1,4 @@
-"""The functions that users and the command line call: run, compare, refit, search, load, evaluate."""
+"""The functions for users and the command line: run, compare, refit, search, load, evaluate."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -29,11 +29,10 @@ from .results.measures import find_measure
 from .results.reproduction import Reproduction
 from .results.run import Run, frame, load as load_run
 from .results.search import Search, read_search
-from .studies.compare import compare_arms
+from .studies.compare import compare_arms, settings_of_refit
 from .studies.given_runs import Folders, compare_runs
 from .studies.on_ray import Pool, place_of
 from .studies.progress import RunBar, progress as progress_bar, study_progress
-from .studies.refit import settings_of_refit
 from .studies.reproduce import load_reproduction, reproduce
 from .studies.running import OnRun, ignore_run
 from .studies.search import VALIDATION_SHARE, arms_of, parse_grid, search_arms

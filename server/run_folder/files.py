@@ -20,7 +20,7 @@ from fairbloom.system.sealed import read_about
 from fairbloom.system.values import decode_as
 from fairbloom.tables.preprocessing import PREPROCESSING as PREPROCESSING_NAME, Preprocessing
 from fairbloom.tables.schema import SCHEMA_NAME
-from fairbloom.text import join_first, text_if
+from fairbloom.text import join_first
 
 from ..checkpoint import Arrays, load_last, load_model, save_model
 from .errors import (
@@ -342,21 +342,15 @@ def log_finished(folder: Path) -> None:
     )
 
 
-def refit_command(folder: Path) -> str:
-    """Return the command that trains a method of the study in a folder on all rows."""
-    return f"fairbloom refit {shlex.quote(str(folder))} --method METHOD"
-
-
 def refuse_study(folder: Path) -> None:
     """Raise RunFolderError if a folder holds a study, which has a model for each of its runs."""
     with explain_access_errors(folder):
         if not (folder / STUDY).exists():
             return
     runs = sorted(each.parent.name for each in folder.glob(f"runs/*/{CONFIG.name}"))
-    place = folder / "runs"
     raise RunFolderError(
-        f"{folder} holds several runs: name one in {place}{text_if(runs, ': ')}{join_first(runs)},"
-        f" or train one on all rows by {refit_command(folder)}"
+        f"{folder} holds several runs: name one in {folder / 'runs'}: {join_first(runs)}; or train"
+        f" one on all rows by fairbloom refit {shlex.quote(str(folder))} --method METHOD"
     )
 
 

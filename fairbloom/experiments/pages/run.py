@@ -129,10 +129,9 @@ def _words(run: Run, final: Values) -> tuple[str, list[str]]:
             *unfinished,
             "The columns refused and missing of rounds.csv say why not later.",
         ]
-    if run.untested:
-        return f"{run.label} has {ALL_TRAINED}.", unfinished
     if not final:
-        return f"{run.label} has not been evaluated yet.", unfinished
+        has = f"has {ALL_TRAINED}" if run.untested else "has not been evaluated yet"
+        return f"{run.label} {has}.", unfinished
     score = run.score
     found = measures(final, run.score)
     order = worst_first(final, run.score)

@@ -57,7 +57,7 @@ from fairbloom.strategies import METHODS, FairStrategy, canonical, served_model
 from fairbloom.strategies.named import COMMON, title
 from fairbloom.strategies.torchjd import TORCHJD
 from fairbloom.tasks import TASKS, TaskInfo
-from fairbloom.text import join_first, text_if
+from fairbloom.text import text_if
 
 from ..arms import Arm, label_of
 from ..study import Study
@@ -126,7 +126,7 @@ def load(folder: str | os.PathLike[str], score: str = "") -> "Run":
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run(Shown):
     """A run.
 
@@ -681,17 +681,6 @@ class Run(Shown):
         split = SPLIT.read(self.folder)
         return {} if split is None else dict(zip(split.clients, split.marks, strict=False))
 
-    def __repr__(self) -> str:
-        """Return the run in a line."""
-        about = f"{self.label}, {self.rounds_done} of {self.num_rounds} rounds, {self.state}"
-        if final := self.final():
-            measured = measures(final, self.score)
-            about += (
-                f", {self.score.words}: mean {self.score.written(measured['mean'])},"
-                f" worst 10 % {self.score.written(measured['worst_10'])}"
-            )
-        return f"Run({str(self.folder)!r}: {about})"
-
     @cached_property
     def attackers(self) -> frozenset[str]:
         """The evaluated clients that attack in an experiment; no measure counts them."""
@@ -732,12 +721,11 @@ class OpenedRuns:
 def final_of(run: Run) -> dict[str, float]:
     """Return the score of each client under the final model; raise RunFolderError without any."""
     final = run.final()
-    if run.untested:
-        raise RunFolderError(f"{run.folder} has {ALL_TRAINED}. Name runs with a test-share")
     if not final:
+        look = f"see the columns refused and missing in {ROUNDS.path_in(run.folder)}"
         raise RunFolderError(
             f"{CLIENTS.path_in(run.folder)} has no test {run.score.words} after the last round:"
-            f" see the columns refused and missing in {ROUNDS.path_in(run.folder)}"
+            f" {ALL_TRAINED if run.untested else look}"
         )
     return final
 

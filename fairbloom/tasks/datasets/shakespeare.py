@@ -52,12 +52,15 @@ def load(setup: Setup, *, smallest: int) -> Task:
     def enough(count: int) -> bool:
         train, test, validation = map(len, split_in_time(np.arange(count), setup))
         used = train + test + validation  # without those between two parts
-        wanted = (
-            train,
-            test if setup.test_share else 1,
-            validation if setup.validation_share else 1,
+        return (
+            used >= smallest
+            and min(
+                train,
+                test if setup.test_share else 1,
+                validation if setup.validation_share else 1,
+            )
+            > 0
         )
-        return min(wanted) > 0 and used >= smallest
 
     rows = draw_clients(lines.rows, setup, "speakers", enough)
 
