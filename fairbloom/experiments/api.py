@@ -298,7 +298,7 @@ def refit(
     out: str | os.PathLike[str] | None = None,
     trust: bool = False,
 ) -> Run:
-    """Train a method of a comparison once more, on all rows, for a model to use.
+    """Train a method of a comparison on all rows, for a model to use.
 
     The run has the settings and the first seed of the comparison. It has the median of the rounds
     after which the method's runs ended or, with validation examples, were best. The same call
@@ -330,7 +330,7 @@ def refit(
     """
     with only_trusted_imports(trust):
         config = settings_of_refit(Path(folder), method, test_share)
-        return run(settings={**config, "out": os.fspath(out or config["out"])})
+        return run(settings={**config, "out": os.fspath(out) if out else config["out"]})
 
 
 @expand_options

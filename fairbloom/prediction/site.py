@@ -56,8 +56,10 @@ def evaluate_site(run: Path, data_dir: str, client: str, model: str) -> SiteScor
         **{"data-dir": data_dir, "state-dir": "", "device": "auto", "pooled": False},
     }
     if data_dir:  # a site may be one that was not in training
-        share = settings["test-share"] or SETTINGS["test-share"].default
-        settings |= {"held-out-clients": 0.0, "test-share": share}
+        settings |= {
+            "held-out-clients": 0.0,
+            "test-share": settings.get("test-share") or SETTINGS["test-share"].default,
+        }
     schema = schema_in(run, settings)
     settings["schema"] = with_files(schema, {}, client)
     # such a client has its own words and units in a file of any name

@@ -110,7 +110,7 @@ def brief_sections(comparison: Comparison) -> list[Section]:
                     *without_gaps(comparison.by_group),
                 ],
             ),
-            *map(next_section, comparison.runs[comparison.baseline][:1]),
+            *map(next_section, comparison.runs.get(comparison.baseline, ())[:1]),
         ]
     )
 

@@ -463,8 +463,11 @@ def next_section(run: Run) -> Section | None:
     """Return how a method of a run's comparison gets a model to use, if it can be trained again."""
     if run.of_app or run.privacy:
         return None
-    use = "fairbloom refit FOLDER --method METHOD trains a method of this comparison on all rows"
-    return notes_section("next", "What next", [f"For a model to use, {use}."])
+    return notes_section(
+        "next",
+        "What next",
+        ["For a model to use, train a method on all rows: fairbloom refit FOLDER --method METHOD."],
+    )
 
 
 # Cells --------------------------------------------------------------------------------------------

@@ -130,9 +130,9 @@ def tables_of(comparison: Comparison) -> dict[str, Sequence[Mapping[str, object]
 def settings_of_refit(folder: Path, method: Named, test_share: float = 0.0) -> dict[str, Value]:
     """Return the settings of a refit of a method of the study in a folder, and log their sources.
 
-    They are those of the method's first finished run, with the median of the rounds of all its
-    runs. Raise FairbloomError if the folder holds no study of a task, the study has no such method,
-    none of its runs is finished, or they spent privacy accounts.
+    The settings are the first finished run's, and the rounds the median over the method's runs.
+    Raise FairbloomError if the folder holds no study of a task, the study has no such method, none
+    of its runs is finished, or they spent privacy accounts.
     """
     study = find_study(folder)
     if study is None:
@@ -179,7 +179,7 @@ def settings_of_refit(folder: Path, method: Named, test_share: float = 0.0) -> d
     rounds = chosen.num_rounds if is_paced else median_high(ends)
     why = "as steps decay over them, and not the median" if is_paced else "the median"
     log.warning(
-        "%s: %d rounds, %s of those after which its runs ended, or were best on validation"
+        "%s: num-rounds = %d, %s of those after which its runs ended, or were best on validation"
         " examples: %s",
         label,
         rounds,
