@@ -266,7 +266,9 @@ def test_a_notebook_shows_tables_and_charts(
 
 def test_a_line_tells_what_an_object_is(ran: api.Run, compared: api.Comparison) -> None:
     assert repr(ran).startswith("Run(FedFV (tau=2) on digits: FedFV (tau=2) serves its clients ")
-    assert repr(compared) == f"Comparison(2 methods compared on digits: {compared.verdict.headline})"
+    assert (
+        repr(compared) == f"Comparison(2 methods compared on digits: {compared.verdict.headline})"
+    )
 
 
 # Data frames --------------------------------------------------------------------------------------

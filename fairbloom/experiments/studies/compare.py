@@ -21,7 +21,7 @@ from fairbloom.server.run_folder.files import (
     NOT_IN_TRAINING,
     is_finished,
 )
-from fairbloom.server.settings import IDLE, Settings, check_used, default_config
+from fairbloom.server.settings import IDLE, Settings, check_used
 from fairbloom.strategies import name_of
 from fairbloom.tasks import find_task
 
@@ -136,7 +136,7 @@ def settings_of_refit(folder: Path, method: Named, test_share: float = 0.0) -> d
     """
     study = find_study(folder)
     if study is None:
-        raise RunFolderError(f"{folder} holds no study: name the --out of a fairbloom compare")
+        raise RunFolderError(f"{folder} holds no study: name the folder of a comparison")
     arms = {arm.label: arm for arm in study.arms}
     label = find_label(method, list(arms))
     if label is None:
@@ -155,22 +155,23 @@ def settings_of_refit(folder: Path, method: Named, test_share: float = 0.0) -> d
             f"{label} was trained under privacy accounts, which have fixed the split of their rows,"
             f" and their steps: use the model of a run that is there, {runs[0].folder}"
         )
-    out = str(folder / f"refit-{arms[label].folder}")
-    recorded = {**runs[0].settings, "test-share": test_share, "out": out}
-    info = find_task(str(recorded["task"]))
-    without = {"early-stopping"}
+    settings = runs[0].settings
+    own = {
+        "fraction": settings["fraction"],
+        "test-share": test_share,
+        "out": str(folder / f"refit-{arms[label].folder}"),
+    }
+    without = {"early-stopping", "fraction" if settings["pooled"] else ""}
+    info = find_task(str(settings["task"]))
     if not test_share:
         without |= OF_TESTS
-        if info.held_out or info.tests_by_seed(recorded) == "fixed":
-            recorded["test-share"] = runs[0].settings["test-share"]
+        if info.held_out or info.tests_by_seed(settings) == "fixed":
+            without.add("test-share")
             log.warning("task %s has test examples of its own, which stay out", info.name)
     if held_out := HELD_OUT.read(runs[0].folder).get(NOT_IN_TRAINING):
         log.warning("held out, as in the %s: %s", study.noun, join_names(held_out))
-    defaults = default_config()
     config = {
-        key: value
-        for key, value in recorded.items()
-        if key not in without and value != defaults.get(key)
+        key: value for key, value in {**runs[0].differing(), **own}.items() if key not in without
     }
     ends = [*map(_round_of_model, runs)]
     chosen = Settings.of(config)
