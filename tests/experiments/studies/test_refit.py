@@ -2,12 +2,12 @@
 
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import fairbloom
 from fairbloom.errors import FairbloomError
@@ -18,9 +18,10 @@ from fairbloom.experiments.studies.compare import settings_of_refit
 from fairbloom.experiments.study import find_study
 from fairbloom.protocol.settings import Value
 from fairbloom.server.run_folder.files import BEST, MODEL
-from fairbloom.tasks import TASKS, Examples, Setup, Splits, Task, load_task
+from fairbloom.tasks import TASKS, Examples, Setup, Splits, Task
 from tests.prediction.hospitals import write_hospital, write_hospitals
 from tests.simulation.helpers import assert_same_model, table
+from tests.tasks.mine import line
 
 from ..helpers import as_json, captured, fairbloom as command
 
@@ -61,11 +62,6 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def rows_of_clients(folder: Path) -> dict[str, int]:
-    task = load_task(load(folder).settings)
-    return {client: len(task.splits(client).train) for client in task.clients}
-
-
 # What is trained ----------------------------------------------------------------------------------
 
 
@@ -75,10 +71,7 @@ def test_a_refit_has_all_rows_and_the_first_seed(compared: Path) -> None:
     settings = {**load(compared / "runs" / "qfedavg-q=1-seed7").settings, "test-share": 0.0}
     settings |= {"out": str(done.folder)}
     assert done.settings == settings
-    before = load_task(load(compared / "runs" / "qfedavg-q=1-seed7").settings)
-    assert rows_of_clients(done.folder) == {
-        client: sum(map(len, before.splits(client))) for client in before.clients
-    }
+    assert {*done.split().part.tolist()} == {0}
 
 
 @pytest.mark.parametrize("method", ["fedavg", "QFedAvg (q=1)", "qfedavg(q=1)", "ditto"])
@@ -350,36 +343,19 @@ def test_a_site_is_evaluated_on_a_share_of_its_own(hospitals: Path, tmp_path: Pa
     assert (found.train_examples, found.test_examples) == (80, 20)
 
 
-def make_task(share: float) -> Task:
-    """Thirty examples a client, of which a share is for tests."""
-    inputs = torch.arange(60.0).reshape(30, 2) / 60
-    targets = (torch.arange(30) % 2).long()
-    count = int(30 * share)
+def whole_line(setup: Setup) -> Task:
+    """The points on lines without those for tests."""
+    task = line(setup)
 
     def splits(client: str) -> Splits:
-        return Splits(
-            Examples(inputs[count:], targets[count:]), Examples(inputs[:count], targets[:count])
-        )
+        train, test = task.splits(client)
+        return Splits(train, Examples(test.inputs[:0], test.all_targets[:0]))
 
-    def make() -> torch.nn.Module:
-        return torch.nn.Linear(2, 2)
-
-    loss = torch.nn.CrossEntropyLoss(reduction="none")
-    return Task(clients=("a", "b"), splits=splits, model=make, loss=loss)
-
-
-def own_task(setup: Setup) -> Task:
-    return make_task(setup.test_share)
-
-
-def keeping_task(setup: Setup) -> Task:
-    return make_task(0.1)
+    return replace(task, splits=splits)
 
 
 def test_a_task_of_ones_own_may_leave_the_tests_out(tmp_path: Path) -> None:
     shared: dict[str, Any] = {"rounds": 1, "settings": {"test-share": 0.0}, "progress": False}
-    here = __name__
-    assert run(f"{here}:own_task", out=tmp_path / "a", **shared).finished
-    with pytest.raises(FairbloomError, match=r"test-share = 0: task .* sets 3 test examples of a"):
-        run(f"{here}:keeping_task", out=tmp_path / "b", **shared)
-    assert run(f"{here}:keeping_task", rounds=1, out=tmp_path / "c", progress=False).final()
+    assert run(f"{__name__}:whole_line", out=tmp_path / "a", **shared).finished
+    with pytest.raises(FairbloomError, match=r"test-share = 0: task .* sets 10 test examples of"):
+        run(f"{line.__module__}:line", out=tmp_path / "b", **shared)
