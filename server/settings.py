@@ -349,7 +349,7 @@ def check_used(
         "partition": not info.partitions and not info.is_user_defined,
         "clients": bool(info.reads) and not deployed,
         "verify-data": not info.files,
-        "test-share": given.get(f"{info.name}.test") == "official",
+        "test-share": bool(info.held_out) or given.get(f"{info.name}.test") == "official",
     }
     partition = info.setup(RunSettings.of(given)).partition
     named = ", ".join(map(repr, methods))

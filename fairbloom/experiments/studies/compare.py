@@ -165,7 +165,7 @@ def settings_of_refit(folder: Path, method: Named, test_share: float = 0.0) -> d
     info = find_task(str(settings["task"]))
     if not test_share:
         without |= OF_TESTS
-        if info.held_out or info.tests_by_seed(settings) == "fixed":
+        if info.held_out or settings.get(f"{info.name}.test") == "official":
             without.add("test-share")
             log.warning("task %s has test examples of its own, which stay out", info.name)
     if held_out := HELD_OUT.read(runs[0].folder).get(NOT_IN_TRAINING):
