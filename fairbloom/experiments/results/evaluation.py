@@ -76,7 +76,7 @@ class Evaluation(Shown):
         elif spread is None:
             yield (
                 f"{own}. This folder does not have the scores of the run's clients: only a run"
-                " folder does."
+                " folder with test examples does."
             )
         else:
             worst, best = map(score.written, spread)
