@@ -101,6 +101,10 @@ REFUSED: list[tuple[list[str], tuple[str, ...]]] = [
     (["run", "--set", "learning-rate=nan"], ("learning-rate = nan", "float above 0")),
     (["run", "--set", "learning-rte=0.1"], ("did you mean learning-rate?",)),
     (["run", "--set", "clients=[5]"], ("clients = ", "[5]")),
+    (
+        ["run", "--task", "adult", "--set", "test-share=0.3"],
+        ("test-share has no effect", "'adult'", "leave it out"),
+    ),
     (["run", "--set", "clients"], ("'clients'", "KEY=VALUE")),
     (["run", "--device", "cuda:99"], ("device = 'cuda:99' is not available",)),
     (
