@@ -284,18 +284,23 @@ def federate(
         check_arrays(module)
         declare_arrays(method, module)
         log_kept_parts(method, module)
+        # clients.csv does not name clients without tests
         rounds = Rounds(
             method,
             clients,
             settings.num_rounds,
-            drop_revoked(record_known(path, clients.online(1)).known if deployed else ()),
+            drop_revoked(
+                record_known(path, clients.online(1)).known
+                if deployed or not settings.test_share
+                else ()
+            ),
             # Only real devices report their own counts.
             first_limit=MOST_TIMES if os.environ.get(CLIENTS_FOLDER) else math.inf,
             scores=(*task.group_scores, *task.scores),
         )
         model = _run_rounds(settings, module, recorder, rounds, on_round)
         # The run is over once it has its final model: what belongs to a finished run comes before.
-        if settings.held_out_clients:
+        if settings.held_out_clients and settings.test_share:
             score_held_out(method, model)
         recorder.finish(model)
         found = {
@@ -344,6 +349,11 @@ def check_accounts(
         return
     names = join_names(sorted(accounts))
     try:
+        if not settings.test_share:
+            raise ReportableError(
+                "test-share = 0: a privacy account has fixed the split of its rows, and its steps:"
+                " leave test-share out, and use the model of the run"
+            )
         if settings.early_stopping or settings.best_model != SETTINGS["best-model"].default:
             raise ReportableError(
                 "early-stopping and best-model need scores of more than the last round, and privacy"

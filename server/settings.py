@@ -15,6 +15,7 @@ from fairbloom.protocol.private import SIMULATED
 from fairbloom.protocol.rules import check_rule
 from fairbloom.protocol.scores import FURTHER
 from fairbloom.protocol.settings import (
+    NO_TESTS,
     SETTINGS,
     Mark,
     RunSettings,
@@ -152,7 +153,8 @@ class Settings(RunSettings):
             for key, each in SETTINGS.items()
             if (value := getattr(self, each.argument)) != each.default
         }
-        of_attacks = {
+        of_others = {
+            ("evaluate_every", f"{NO_TESTS.reason}: {NO_TESTS.remedy}"): not self.test_share,
             ("attack_from", f" in {self.num_rounds} rounds: lower it, or raise num-rounds"): (
                 self.attack_from > self.num_rounds
             ),
@@ -162,7 +164,7 @@ class Settings(RunSettings):
         }
         idle = [
             *apply_marks(IDLE, vars(self)),
-            *(each for each, is_so in of_attacks.items() if is_so),
+            *(each for each, is_so in of_others.items() if is_so),
         ]
         if error := explain_without_effect(given, idle):
             raise SettingsError(error)
@@ -268,6 +270,8 @@ class Settings(RunSettings):
             common["weighting"] = self.weighting
         if self.server_optimizer_lr:
             common["server_optimizer_lr"] = self.server_optimizer_lr
+        if not self.test_share:
+            common["fraction_evaluate"] = 0.0
         common |= {
             "fraction_train": self.fraction_train,
             "min_available_nodes": max(1, self.min_clients),
@@ -345,7 +349,7 @@ def check_used(
         "partition": not info.partitions and not info.is_user_defined,
         "clients": bool(info.reads) and not deployed,
         "verify-data": not info.files,
-        "test-share": given.get(f"{info.name}.test") == "official",
+        "test-share": bool(info.held_out) or given.get(f"{info.name}.test") == "official",
     }
     partition = info.setup(RunSettings.of(given)).partition
     named = ", ".join(map(repr, methods))

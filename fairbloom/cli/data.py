@@ -48,7 +48,7 @@ def data(
     write_schema
         Infer a schema from the files, and write it into FILE.
     every_client
-        Print rows for each client; the same is --clients without a number.
+        Print rows for each client.
     """
     given = {
         "task": task,

@@ -222,6 +222,17 @@ def submit(
             "--detach", help="Print the run's number and exit, without following its log."
         ),
     ] = False,
+    refit: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help=(
+                "Train --method of the comparison in this folder on all rows; --set changes other"
+                " settings of its runs."
+            ),
+        ),
+    ] = None,
+    method: Annotated[str, typer.Option(help="The method of --refit.")] = "",
     federation: FederationOption = HERE,
 ) -> None:
     """Submit a run, follow its log, and exit with the run's exit status: 0 only if it completed.
@@ -230,9 +241,17 @@ def submit(
     """
     from fairbloom.deploy.fleet.runs import submit as write_order
     from fairbloom.deploy.operator import submit as runs
-    from fairbloom.protocol.settings import parse_assignments
+    from fairbloom.protocol.settings import Mark, marked, parse_assignments
 
     given = {**parse_assignments(settings), **({"schema": str(schema)} if schema else {})}
+    if method and not refit:
+        raise DeployError(f"--method {method} is of --refit: write --set method={method}")
+    if refit:
+        from fairbloom.experiments.studies.compare import settings_of_refit
+
+        of_machine = {"out", "enrolled-sizes", *marked(Mark.PLACE, Mark.DEVICE, Mark.ROUNDING)}
+        compared = settings_of_refit(refit, method)
+        given = {**{key: compared[key] for key in compared if key not in of_machine}, **given}
     run = write_order(federation.runs, runs.choose_app(chosen).order(federation, given))
     print(f"run {run.number}", flush=True)
     federation.note("submit", run=run.number)

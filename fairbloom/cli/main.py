@@ -33,6 +33,11 @@ COMMANDS = {
         "Train with several methods and seeds, and show which clients gain or lose.",
         "fairbloom compare --methods 'fedavg,qfedavg(q=1),fedfv' --seeds 3 --out runs/cmp",
     ),
+    "refit": CommandPlace(
+        f"{OURS}.studies:refit",
+        "Train a method of a comparison on all rows, for a model to use.",
+        "fairbloom refit runs/cmp --method qfedavg",
+    ),
     "search": CommandPlace(
         f"{OURS}.studies:search",
         "Try values of methods' parameters, and test the best of each method with fresh seeds.",

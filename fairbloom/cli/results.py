@@ -45,34 +45,25 @@ def show(
     if figure is not None:
         check_figure(figure)
     study = find_study(folder)
-    if folder.is_dir() and study is None and not is_run_folder(folder):
+    unfinished = study.unfinished(folder) if study and study.kind == "compare" else []
+    if unfinished or (folder.is_dir() and study is None and not is_run_folder(folder)):
         if figure is not None or score:
             raise SettingsError(
-                f"{'--score' if score else '--figure'}: {folder} is neither a run nor a study: name"
-                " one of those in it"
+                f"{'--score' if score else '--figure'}: {folder} is neither a run nor a finished"
+                " study: name one of those in it"
             )
         runs = find_runs(folder)
+        missing = [str(path.absolute()) for path in unfinished]
         if as_json:
-            print(json.dumps(runs, indent=2))
-        else:
-            show_runs(runs, folder)
-        return
-    if study and study.kind == "compare" and (unfinished := study.unfinished(folder)):
-        runs = find_runs(folder)
-        whole = len(study.arms) * len(study.seeds)
-        if as_json:
-            print(
-                json.dumps(
-                    {"unfinished": [str(path.absolute()) for path in unfinished], "runs": runs},
-                    indent=2,
-                )
-            )
+            print(json.dumps({"unfinished": missing, "runs": runs} if missing else runs, indent=2))
             return
         show_runs(runs, folder)
-        say(
-            f"{whole - len(unfinished)} of {whole} runs of this comparison are finished: the same"
-            " fairbloom compare continues"
-        )
+        if study:
+            whole = len(study.arms) * len(study.seeds)
+            say(
+                f"{whole - len(unfinished)} of {whole} runs of this comparison are finished: the"
+                " same fairbloom compare continues"
+            )
         return
     found = api.load(folder, score=score, trust=trust)
     show_result(found, as_json)

@@ -34,9 +34,6 @@ METAVARS = {
 }
 """What the help calls the values of options, where their type says too little."""
 
-# The option of a command that prints rows for each client.
-EVERY_CLIENT = "--every-client"
-
 # The defaults of options that are other than the function's.
 DEFAULTS = {"jobs": processors_here(), "settings": list[str]()}
 
@@ -68,10 +65,7 @@ class SettingsCommand(TyperCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line."""
         try:
-            words = repeat_runs(args)
-            if any(EVERY_CLIENT in param.opts for param in self.params):
-                words = name_every_client(words)
-            return super().parse_args(ctx, words)
+            return super().parse_args(ctx, repeat_runs(args))
         except click.NoSuchOption as error:
             key = key_of(error.option_name.lstrip("-"))
             settings = default_config()
@@ -97,14 +91,6 @@ class SettingsCommand(TyperCommand):
             raise click.NoSuchOption(
                 error.option_name, f"No such option {error.option_name!r}: {say}", ctx=ctx
             ) from None
-
-
-def name_every_client(words: list[str]) -> list[str]:
-    """Return the words with another option for --clients if no number follows it."""
-    return [
-        EVERY_CLIENT if word == "--clients" and after.startswith("-") else word
-        for word, after in zip(words, [*words[1:], "-"], strict=True)
-    ]
 
 
 def repeat_runs(words: Iterable[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The commands that train: `fairbloom run`, `compare`, `search` and `reproduce`, and `evaluate`."""
+"""Commands that train, `fairbloom run`, `compare`, `refit`, `search`, `reproduce`; `evaluate`."""
 
 import json
 import traceback
@@ -24,7 +24,8 @@ def run(*, debug: bool = False, **values: Any) -> None:
     """Train, and show the run."""
     try:
         finished = api.run(debug=debug, **values)
-        final_of(finished)  # a run that measured no client is an error, never a success
+        if not finished.untested:
+            final_of(finished)  # a run that measured no client is an error, never a success
         finished.show()
     except FairbloomError:
         if not debug:
@@ -44,6 +45,7 @@ def shown(function: Callable[..., Any], **about: Any) -> Callable[..., None]:
 
 compare = shown(api.compare)
 search = shown(api.search, like=api.compare)
+refit = shown(api.refit, folder="FOLDER")
 evaluate = shown(api.evaluate, run="RUN")
 
 

@@ -1,4 +1,4 @@
-"""The functions that users and the command line call: run, compare, search, load and evaluate."""
+"""The functions for users and the command line: run, compare, refit, search, load, evaluate."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ from .results.measures import find_measure
 from .results.reproduction import Reproduction
 from .results.run import Run, frame, load as load_run
 from .results.search import Search, read_search
-from .studies.compare import compare_arms
+from .studies.compare import compare_arms, settings_of_refit
 from .studies.given_runs import Folders, compare_runs
 from .studies.on_ray import Pool, place_of
 from .studies.progress import RunBar, progress as progress_bar, study_progress
@@ -51,6 +51,7 @@ __all__ = [
     "compare",
     "evaluate",
     "load",
+    "refit",
     "reproduce",
     "run",
     "search",
@@ -286,6 +287,50 @@ def compare(
     place = place_of(jobs, pool, gpus_per_run, own)
     with study_progress("comparing", shown=progress) as bar:
         return compare_arms(study, Path(out), place, bar, on_run)
+
+
+@explained_in_python
+def refit(
+    folder: str | os.PathLike[str],
+    *,
+    method: Named,
+    test_share: float = 0.0,
+    out: str | os.PathLike[str] | None = None,
+    trust: bool = False,
+) -> Run:
+    """Train a method of a comparison on all rows, for a model to use.
+
+    The run has the settings and the first seed of the comparison. It has the median of the rounds
+    after which the method's runs ended or, with validation examples, were best. The same call
+    continues an interrupted run.
+
+    Parameters
+    ----------
+    folder
+        The folder of the comparison, or of a search.
+    method
+        One of its methods, as its tables print it or as it was written.
+    test_share
+        The share of each client's examples that is held out to test on; 0 trains on all, and
+        measures no score.
+    out
+        The run folder. The default is refit-METHOD in the folder of the comparison.
+    trust
+        Import the modules that the settings of the runs name. Importing runs their code.
+
+    Returns
+    -------
+    Run
+        The finished run.
+
+    Raises
+    ------
+    FairbloomError
+        When the folder holds no finished run of that method, or the runs spent privacy accounts.
+    """
+    with only_trusted_imports(trust):
+        config = settings_of_refit(Path(folder), method, test_share)
+        return run(settings={**config, "out": os.fspath(out) if out else config["out"]})
 
 
 @expand_options

@@ -13,7 +13,7 @@ from fairbloom.server.run_folder.errors import (
     explain_read_errors,
     explain_write_errors,
 )
-from fairbloom.server.run_folder.files import CONFIG, is_finished
+from fairbloom.server.run_folder.files import CONFIG, STUDY as STUDY, is_finished
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import METHODS, FairStrategy
 from fairbloom.strategies.named import owner_of
@@ -23,9 +23,6 @@ from fairbloom.text import text_if
 
 from .apps import App, AppRun
 from .arms import Arm
-
-# The file that marks the folder of a study.
-STUDY = "study.json"
 
 Kind = Literal["compare", "search", "reproduce"]
 

@@ -39,7 +39,7 @@ from fairbloom.server.run_folder.files import (
     is_finished,
     is_run_folder,
     read_model,
-    runs_of_study,
+    refuse_study,
 )
 from fairbloom.server.run_folder.tables import escape_formula
 from fairbloom.system.files import write_whole
@@ -495,10 +495,7 @@ def _load_task(folder: Path, settings: Mapping[str, Any]) -> Task:
 def settings_in(folder: Path) -> Mapping[str, Any]:
     """Return the settings of the run in a folder; raise FairbloomError if it has no task."""
     if not is_run_folder(folder):
-        if runs := runs_of_study(folder):
-            raise RunFolderError(
-                f"{folder} holds several runs: name one in {folder / 'runs'}: {join_first(runs)}"
-            )
+        refuse_study(folder)
         raise RunFolderError(
             f"{folder} holds no run: name a run folder, with a {CONFIG.name}, or a device's"
             " state-dir"

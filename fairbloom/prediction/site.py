@@ -15,7 +15,7 @@ from fairbloom.errors import FairbloomError, did_you_mean, join_names
 from fairbloom.logs import log
 from fairbloom.protocol.names import NUM_EXAMPLES
 from fairbloom.protocol.scores import ACCURACY, Score, put_first
-from fairbloom.protocol.settings import RunSettings
+from fairbloom.protocol.settings import SETTINGS, RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.run_folder.files import is_finished
 from fairbloom.tables import DataError
@@ -56,7 +56,10 @@ def evaluate_site(run: Path, data_dir: str, client: str, model: str) -> SiteScor
         **{"data-dir": data_dir, "state-dir": "", "device": "auto", "pooled": False},
     }
     if data_dir:  # a site may be one that was not in training
-        settings["held-out-clients"] = 0.0
+        settings |= {
+            "held-out-clients": 0.0,
+            "test-share": settings.get("test-share") or SETTINGS["test-share"].default,
+        }
     schema = schema_in(run, settings)
     settings["schema"] = with_files(schema, {}, client)
     # such a client has its own words and units in a file of any name

@@ -50,6 +50,13 @@ ONLY_LAST = IdleIf(
     " with evaluate-every = 0, which evaluates only the last round",
 )
 
+NO_TESTS = IdleIf(
+    "test_share",
+    0.0,
+    "leave it out, or set test-share, as in 0.2",
+    " with test-share = 0, which measures no score",
+)
+
 
 class Setup(BaseModel):
     """The settings of a run on which its task depends; every task gets them.
@@ -115,10 +122,14 @@ class Setup(BaseModel):
             "Smallest number of examples that a client is given, if partition = dirichlet or sizes"
         ),
     )
-    test_share: Annotated[float, Range("(0, 1)"), Mark.SENT_TO_CLIENTS] = Field(
-        0.2, description="Share of each client's examples that is held out to test on"
+    test_share: Annotated[float, Range("[0, 1)"), Mark.SENT_TO_CLIENTS] = Field(
+        0.2,
+        description=(
+            "Share of each client's examples that is held out to test on; 0 trains on all, and"
+            " measures no score"
+        ),
     )
-    validation_share: Annotated[float, Range("[0, 1)"), Mark.SENT_TO_CLIENTS] = Field(
+    validation_share: Annotated[float, Range("[0, 1)"), Mark.SENT_TO_CLIENTS, NO_TESTS] = Field(
         0.0,
         description=(
             "Share of each client's examples that is held out to choose the best model; 0 holds out"
@@ -432,6 +443,7 @@ class RunSettings(Setup):
         int,
         Range("[0, inf)"),
         Mark.EXTENDABLE,
+        NO_TESTS,
         IdleIf(
             "validation_share",
             0.0,
@@ -446,24 +458,24 @@ class RunSettings(Setup):
             " early"
         ),
     )
-    best_model: Annotated[str, Choices("mean", "worst-10"), ONLY_LAST] = Field(
+    best_model: Annotated[str, Choices("mean", "worst-10"), ONLY_LAST, NO_TESTS] = Field(
         "mean",
         description=(
             "Mean by which the best model is kept: over all clients, or the worst 10 % of them"
         ),
     )
-    fraction_evaluate: Annotated[float, Range("(0, 1]")] = Field(
+    fraction_evaluate: Annotated[float, Range("(0, 1]"), NO_TESTS] = Field(
         1.0,
         description="Share of the clients that evaluate the model in a round with an evaluation",
     )
-    scores: Annotated[str, Mark.NAMES, Mark.SENT_TO_CLIENTS] = Field(
+    scores: Annotated[str, Mark.NAMES, Mark.SENT_TO_CLIENTS, NO_TESTS] = Field(
         "",
         description=(
             "Further scores, separated by commas: f1, sensitivity, specificity, calibration-error,"
             " brier"
         ),
     )
-    score: str = Field(
+    score: Annotated[str, NO_TESTS] = Field(
         "",
         description=(
             'Score that measures fairness: accuracy, balanced-accuracy, auc, loss and more; ""'

@@ -309,5 +309,6 @@ def seconds_of_step(
         started = time.perf_counter()
         train(model, task, splits.train, replace(work, random=batch_order(settings.seed, 1, name)))
         seconds = time.perf_counter() - started
-    measure(model, task, splits.test)
+    if len(splits.test):
+        measure(model, task, splits.test)
     return seconds

@@ -78,7 +78,7 @@ def describe(
     if len(faults) > MAX_FAULTS:
         faults = [
             *faults[:MAX_FAULTS],
-            {"client": f"and {len(faults) - MAX_FAULTS} more, which --clients prints"},
+            {"client": f"and {len(faults) - MAX_FAULTS} more, which --every-client prints"},
         ]
     return {
         "clients": summarise_clients([*_summarise_clients(tables, count_examples)]),

@@ -23,7 +23,9 @@ from .task import AnyExamples, Examples, Splits, Task, is_of_model
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def guard_task(name: str, task: Task, validation_share: float = 0.0) -> Task:
+def guard_task(
+    name: str, task: Task, validation_share: float = 0.0, test_share: float = 0.2
+) -> Task:
     """Return the task with checks: faulty splits, preprocessing or losses raise FairbloomError."""
     for attribute, names in {
         "clients": task.clients,
@@ -76,7 +78,16 @@ def guard_task(name: str, task: Task, validation_share: float = 0.0) -> Task:
                 " apart: let it return Splits(train, test, validation), with"
                 " setup.validation_share of the examples"
             )
-        parts = {"training": made.train, "test": made.test, "validation": made.validation}
+        if not test_share and len(made.test):
+            raise FairbloomError(
+                f"test-share = 0: task {name} sets {len(made.test)} test examples of {client}"
+                " apart: let it train on all, by setup.test_share, or leave test-share out"
+            )
+        parts = {
+            "training": made.train,
+            "test": made.test if test_share else None,
+            "validation": made.validation,
+        }
         for part, examples in parts.items():
             if examples is None:
                 continue

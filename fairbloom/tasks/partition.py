@@ -289,6 +289,11 @@ def split(indices: Indices, setup: Setup, client: str, tested: Indices | None = 
     `indices` are at least three. `tested` are the client's examples of an official test set; None
     to hold out a share of `indices`.
     """
+    if tested is not None and not setup.test_share:
+        raise FairbloomError(
+            "test-share = 0: the data set has test examples of its own, which no client trains on:"
+            " leave test-share out"
+        )
     if tested is not None and not setup.validation_share:
         return Parts(indices, tested, np.empty(0, np.intp))
     order = generator(setup.seed, "split", client).permutation(indices)

@@ -4,6 +4,7 @@ A file with `initial` is written when a run begins.
 """
 
 import json
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,9 +20,15 @@ from fairbloom.system.sealed import read_about
 from fairbloom.system.values import decode_as
 from fairbloom.tables.preprocessing import PREPROCESSING as PREPROCESSING_NAME, Preprocessing
 from fairbloom.tables.schema import SCHEMA_NAME
+from fairbloom.text import join_first
 
 from ..checkpoint import Arrays, load_last, load_model, save_model
-from .errors import explain_read_errors, explain_write_errors
+from .errors import (
+    RunFolderError,
+    explain_access_errors,
+    explain_read_errors,
+    explain_write_errors,
+)
 from .group_rows import GROUP_KEYS, Grouped
 from .metrics import METRIC_COLUMNS
 from .tables import Cells, read_table
@@ -31,6 +38,10 @@ if TYPE_CHECKING:
     from fairbloom.tasks.split import Split
 
 T = TypeVar("T")
+
+# The file that marks the folder of a study.
+STUDY = "study.json"
+
 # The key in data.json of the clients that are left out; all other keys are files.
 LEFT_OUT = "left-out"
 
@@ -328,9 +339,16 @@ def log_finished(folder: Path) -> None:
     )
 
 
-def runs_of_study(folder: Path) -> list[str]:
-    """Return the names of the run folders in a study's folder, ascending; [] for other folders."""
-    return sorted(each.parent.name for each in folder.glob(f"runs/*/{CONFIG.name}"))
+def refuse_study(folder: Path) -> None:
+    """Raise RunFolderError if a folder holds a study, which has a model for each of its runs."""
+    with explain_access_errors(folder):
+        if not (folder / STUDY).exists():
+            return
+    runs = sorted(each.parent.name for each in folder.glob(f"runs/*/{CONFIG.name}"))
+    raise RunFolderError(
+        f"{folder} holds several runs: name one in {folder / 'runs'}: {join_first(runs)}; or train"
+        f" one on all rows by fairbloom refit {shlex.quote(str(folder))} --method METHOD"
+    )
 
 
 def is_run_folder(folder: Path) -> bool:

@@ -1,7 +1,10 @@
 """Devices of hospitals with CSV files keep the final model and predict with it."""
 
+import re
 import shutil
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +12,14 @@ import pytest
 
 from benchmarks.deployment import Deployment, federation
 from fairbloom.client.guard.evaluated_model import find_model
+from fairbloom.client.guard.questions import FILE
+from fairbloom.experiments.api import compare
 from fairbloom.server.run_folder.files import CLIENTS, MODEL
 from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
 from fairbloom.tasks import load_task
 from tests.prediction.hospitals import write_hospitals
-from tests.simulation.helpers import table
+from tests.simulation.helpers import assert_same_model, table
 
 pytestmark = pytest.mark.federation
 
@@ -122,6 +128,40 @@ def test_predictions_on_a_device_are_those_measured_in_the_run(
         tested = load_task(config).splits(name).test.rows
         right = [rows[row]["predicted_target"] == rows[row]["target"] for row in tested.tolist()]
         assert 100.0 * sum(right) / len(right) == pytest.approx(measured[name])
+
+
+def test_a_refit_shows_all_rows_where_an_owner_allows_it(
+    there: Deployment, finished: Path, tmp_path: Path
+) -> None:
+    """It is the run in process; it counts as a run of its own, and devices keep its model."""
+    compare(runs=[finished], out=tmp_path / "cmp")
+    out = tmp_path / "refit"
+    words = ("deploy", "submit", "--refit", str(tmp_path / "cmp"), "--method", "ditto", "--set")
+    said = there.fairbloom(*words, f"out={out}").stderr
+    assert "Ditto: num-rounds = 3, the median of" in said
+    asked = {**SETTINGS, "test-share": 0.0, "data-dir": str(there.home / "all")}
+    del asked["min-clients"], asked["wait-for-clients"]
+    here = simulate(Settings.of({**asked, "out": str(tmp_path / "here")}))
+    assert_same_model(out, here)
+    final = MODEL.read(out)
+    for name in HOSPITALS:
+        with closing(sqlite3.connect(there.home / f"state-{name}" / FILE)) as database:
+            counts = database.execute("SELECT count(*) FROM asked GROUP BY run").fetchall()
+        assert sorted(counts) == [(4,), (6,)]  # three rounds and the model; and each evaluated
+        kept = MODEL.read(find_model(there.home / f"state-{name}"))
+        assert {key: each.tobytes() for key, each in kept.items()} == {
+            key: each.tobytes() for key, each in final.items()
+        }
+    owner = there.bundle("h3") / "owner.toml"
+    before = owner.read_text()
+    owner.write_text(f"{before}settings = {{test-share = 0.2}}\n")
+    there.stop(there.clients["h3"])
+    start(there, "h3")
+    there.wait_for_clients("h3")
+    there.fairbloom(*words, f"out={tmp_path / 'limited'}", "--set", "seed=4")
+    owner.write_text(before)
+    refused = table(tmp_path / "limited" / "rounds.csv")[0]["refused"]
+    assert re.search(r"^h3: .*test-share = 0\.0, and this device allows 0\.2", refused)
 
 
 def test_an_offline_client_gets_the_model_at_the_next_submission(

@@ -30,6 +30,7 @@ from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.deploy.fleet.messages import MAX_SETTINGS_BYTES
 from fairbloom.deploy.fleet.runs import STOPPED, Order, RunFiles, list_runs, submit
 from fairbloom.deploy.operator import submit as runs
+from fairbloom.experiments.api import compare
 from fairbloom.protocol.settings import Value
 from fairbloom.server.progress import ANNOUNCED
 from fairbloom.server.settings import Settings, default_config
@@ -85,6 +86,27 @@ def test_submit_follows_the_log_and_reports_the_end(
         capsys.readouterr().out == f"run {number}\nround 1\nround 2\\x1b[2J\nrun {number}: {word}\n"
     )
     assert submitted_settings(made) == {**default_config(), "method": "fedfv", "num-rounds": 2}
+
+
+def test_a_refit_has_the_settings_of_the_compared_runs(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where they were computed, and the folder that they were written to, is left out."""
+    plain = {"clients": 5, "rounds": 2, "progress": False, "jobs": 1}
+    shared: dict[str, Value] = {"learning-rate": 0.05, "device": "cpu", "early-stopping": 2}
+    shared |= {"validation-share": 0.2}
+    compare(methods="fedavg,fedfv(tau=2)", seeds=1, out=tmp_path / "cmp", settings=shared, **plain)
+    words = ("deploy", "submit", "--detach", "--refit", tmp_path / "cmp", "--method", "fedfv")
+    assert fairbloom(*words, "--set", "local-epochs=2") == 0
+    settings = submitted_settings(made)
+    own = {"method": "fedfv", "fedfv.tau": 2, "clients": 5, "test-share": 0.0, "fraction": 1.0}
+    assert settings == {
+        **default_config(), **own, "learning-rate": 0.05, "local-epochs": 2,
+        "num-rounds": settings["num-rounds"],
+    }  # fmt: skip
+    said = captured(capsys, "deploy", "submit", "--method", "fedfv", code=2).err
+    assert "--method fedfv is of --refit: write --set method=fedfv" in said
+    assert fairbloom("deploy", "submit", "--detach", "--set", "method=fedfv") == 0
 
 
 def test_a_run_without_a_server_waits_and_says_so(

@@ -265,12 +265,9 @@ def test_a_notebook_shows_tables_and_charts(
 
 
 def test_a_line_tells_what_an_object_is(ran: api.Run, compared: api.Comparison) -> None:
-    assert repr(ran).startswith(
-        f"Run('{ran.folder}': FedFV (tau=2), 3 of 3 rounds, finished, accuracy: mean"
-    )
+    assert repr(ran).startswith("Run(FedFV (tau=2) on digits: FedFV (tau=2) serves its clients ")
     assert (
-        repr(compared)
-        == f"Comparison('{compared.folder}': FedAvg, Ditto, Ditto (personal); 2 seeds, accuracy, %)"
+        repr(compared) == f"Comparison(2 methods compared on digits: {compared.verdict.headline})"
     )
 
 

@@ -138,8 +138,8 @@ def test_a_figure_is_called_as_asked_and_nothing_else_is_written(
     ("words", "message"),
     [
         (("no-where",), "no folder"),
-        ((".", "--figure", "drawn.pdf"), "neither a run nor a study"),
-        ((".", "--score", "loss"), "--score: . is neither a run nor a study"),
+        ((".", "--figure", "drawn.pdf"), "neither a run nor a finished study"),
+        ((".", "--score", "loss"), "--score: . is neither a run nor a finished study"),
         (("runs/cmp", "--score", "los"), "score = 'los': did you mean loss?"),
         (("runs/a", "--figure", "drawn.jpg"), "end the name in .pdf, .svg, .png"),
     ],

@@ -283,6 +283,14 @@ def test_the_split_depends_on_seed_and_client() -> None:
         split(np.arange(6), setup(test_share=0.5, validation_share=0.5), "ward-3")
 
 
+def test_without_a_test_share_all_examples_are_trained_on() -> None:
+    """A data set with test examples of its own has no such choice."""
+    parts = split(np.arange(50), setup(test_share=0.0), "a")
+    assert [sorted(part.tolist()) for part in parts] == [[*range(50)], [], []]
+    with pytest.raises(FairbloomError, match=r"test-share = 0: .* leave test-share out"):
+        split(np.arange(50), setup(test_share=0.0), "a", tested=np.arange(50, 60))
+
+
 # A user's function --------------------------------------------------------------------------------
 
 MINE = """

@@ -132,6 +132,12 @@ def test_no_example_has_characters_of_two_speakers(lengths: list[int]) -> None:
 # In time ------------------------------------------------------------------------------------------
 
 
+def test_without_a_test_share_a_speaker_trains_on_all(tmp_path: Path) -> None:
+    made.shakespeare(tmp_path, [("ROMEO", "ab " * 400), ("BENVOLIO", "What")])
+    task = load("shakespeare", tmp_path, shakespeare__smallest=10, test_share=0.0)
+    assert [*map(len, task.splits("ROMEO"))] == [1200 - LENGTH, 0]
+
+
 @given(st.integers(1, 3000), st.sampled_from([0.1, 0.2, 0.5]), st.sampled_from([0.0, 0.1, 0.3]))
 def test_parts_are_in_the_texts_order_and_share_nothing(
     count: int, test: float, validation: float

@@ -51,6 +51,8 @@ def test_an_example_is_the_last_words_and_the_next_one(small: Path) -> None:
     padding = [PADDING] * (LENGTH - 3)
     assert inputs[0].tolist() == [*padding, PADDING, PADDING, BEGIN]
     assert inputs[2].tolist() == [*padding, BEGIN, NUMBERS["a"], NUMBERS["b"]]
+    whole = load("stackoverflow", small, test_share=0.0).splits("u2")
+    assert [*map(len, whole)] == [6 * 4, 0]
 
 
 def test_rare_words_are_unknown(small: Path) -> None:

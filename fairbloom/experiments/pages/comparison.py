@@ -29,6 +29,7 @@ from .sections import (
     all_settings_section,
     files_of,
     named_charts,
+    next_section,
     notes_section,
     ordered_charts,
     present,
@@ -155,6 +156,7 @@ def brief_sections(comparison: Comparison) -> list[Section]:
                     *without_gaps(comparison.by_group),
                 ],
             ),
+            *map(next_section, comparison.runs.get(comparison.baseline, ())[:1]),
         ]
     )
 

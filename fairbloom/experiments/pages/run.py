@@ -13,7 +13,7 @@ from ..results.caveats import caveats_of_run, describe_same_splits, describe_uns
 from ..results.compared_scores import SHOWN, personal_label
 from ..results.measures import measure_title
 from ..results.presentation import page_of
-from ..results.run import Run, measures, scores_of, sentences_of
+from ..results.run import ALL_TRAINED, Run, measures, scores_of, sentences_of
 from ..results.subject import Subject
 from ..results.tables import is_shown
 from .about import about_section, words_section
@@ -133,7 +133,8 @@ def _words(run: Run, final: Values) -> tuple[str, list[str]]:
             "The columns refused and missing of rounds.csv say why not later.",
         ]
     if not final:
-        return f"{run.label} has not been evaluated yet.", unfinished
+        has = f"has {ALL_TRAINED}" if run.untested else "has not been evaluated yet"
+        return f"{run.label} {has}.", unfinished
     score = run.score
     found = measures(final, run.score)
     order = worst_first(final, run.score)

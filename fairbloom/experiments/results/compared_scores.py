@@ -60,7 +60,7 @@ def personal_label(label: str) -> str:
     return f"{label[:-1]}, personal)" if label.endswith(")") else f"{label} (personal)"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ComparedScores:
     """The scores of every method and seed; `Comparison` describes the attributes."""
 

@@ -12,7 +12,6 @@ from fairbloom.protocol.scores import accuracy_first
 from fairbloom.server.run_folder.csv_rows import MEASURES
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import ROUNDS
-from fairbloom.text import plural
 
 from ..study import Study
 from .caveats import SharedData, caveats_of_comparison
@@ -154,7 +153,7 @@ def _find_lacking(
     return found
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Comparison(ComparedScores, Shown):
     """The outcome of every method and seed.
 
@@ -304,12 +303,3 @@ class Comparison(ComparedScores, Shown):
         if self.by_group:
             described |= {"groups": self.group_rows(), "gaps": self.gap_rows()}
         return described
-
-    def __repr__(self) -> str:
-        """Return the comparison in a line."""
-        count = len(self.seeds)
-        seeds = plural(count, f"{count} seed", f"{count} seeds")
-        return (
-            f"Comparison({str(self.folder)!r}: {', '.join(self.methods)}; {seeds},"
-            f" {self.score.title})"
-        )

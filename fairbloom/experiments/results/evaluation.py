@@ -11,7 +11,7 @@ from .caveats import FEWEST_EXAMPLES
 from .presentation import Shown
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation(Shown):
     """The scores of a run's model on a site's test examples.
 
@@ -76,7 +76,7 @@ class Evaluation(Shown):
         elif spread is None:
             yield (
                 f"{own}. This folder does not have the scores of the run's clients: only a run"
-                " folder does."
+                " folder with test examples does."
             )
         else:
             worst, best = map(score.written, spread)
@@ -110,10 +110,3 @@ class Evaluation(Shown):
             "interval": self.interval,
             "clients": {name: dict(values) for name, values in self.clients.items()},
         }
-
-    def __repr__(self) -> str:
-        """Return it in a line."""
-        return (
-            f"Evaluation({str(self.run)!r} at {self.site}, {self.scores[0].name}:"
-            f" {self.written(self.scores[0])})"
-        )

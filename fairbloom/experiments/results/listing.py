@@ -8,7 +8,7 @@ from typing import Any
 from fairbloom.errors import FairbloomError
 from fairbloom.server.run_folder.files import CHECKPOINTS, CONFIG, MODEL, ROUNDS
 
-from .run import load
+from .run import ALL_TRAINED, load
 from .tables import LARGEST_SHOWN
 
 # The measures of a run in a list, from the last row of rounds.csv that has them.
@@ -44,6 +44,8 @@ def find_runs(folder: Path) -> list[dict[str, Any]]:
         except FairbloomError as error:
             about |= {"state": "damaged", "fault": str(error)}
             continue
+        if run.untested:
+            about["score"] = {"title": ALL_TRAINED.partition(":")[0]}
         if last.size == len(MEASURED):
             measured = dict(zip(MEASURED, map(float, last.iloc[0]), strict=True))
             words = {f"{key}_in_words": run.score.written(value) for key, value in measured.items()}

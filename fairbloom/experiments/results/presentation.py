@@ -29,6 +29,11 @@ def page_of(result: object) -> Page:
 class Shown:
     """A result that shows itself in a terminal and in a notebook."""
 
+    def __repr__(self) -> str:
+        """Return what it is and what it says first, in a line."""
+        page = page_of(self)
+        return f"{type(self).__name__}({page.title}: {page.headline})"
+
     def show(self) -> None:
         """Print it as the command line does."""
         show_page(page_of(self))

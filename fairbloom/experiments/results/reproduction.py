@@ -76,7 +76,7 @@ class Outcome:
         return float(sum(run.rounds["seconds"].sum() for run in self.runs.values()))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Reproduction(Shown):
     """The measured numbers of a recipe next to the printed ones.
 
@@ -227,13 +227,6 @@ class Reproduction(Shown):
             row["seeds"] = len(outcome.runs)
             rows.append(row)
         return rows
-
-    def __repr__(self) -> str:
-        """Return the reproduction in a line."""
-        return (
-            f"Reproduction({str(self.folder)!r}: {self.recipe.title}; {len(self.outcomes)} rows,"
-            f" {len(self.study.seeds)} seeds)"
-        )
 
 
 def agree(recipe: Recipe, measure: str, printed: Printed, found: Spread, seeds: int) -> bool:

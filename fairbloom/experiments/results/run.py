@@ -48,7 +48,7 @@ from fairbloom.server.run_folder.files import (
     is_run_folder,
     read_model,
     read_stop,
-    runs_of_study,
+    refuse_study,
     state_of,
 )
 from fairbloom.server.run_folder.flower import collect_options
@@ -57,10 +57,10 @@ from fairbloom.strategies import METHODS, FairStrategy, canonical, served_model
 from fairbloom.strategies.named import COMMON, title
 from fairbloom.strategies.torchjd import TORCHJD
 from fairbloom.tasks import TASKS, TaskInfo
-from fairbloom.text import join_first, text_if
+from fairbloom.text import text_if
 
 from ..arms import Arm, label_of
-from ..study import Study, find_study
+from ..study import Study
 from .group_scores import GroupReport, read_groups
 from .presentation import Shown
 from .tables import is_shown, mean_of, read_frame
@@ -71,6 +71,9 @@ if TYPE_CHECKING:
 
     from fairbloom.prediction.predictor import Predictor
     from fairbloom.tasks.split import Split
+
+# What every page says of a run without test examples.
+ALL_TRAINED = "no test rows: trained on all rows"
 
 # The name of a report in the folder of its run or study.
 REPORT = "report.html"
@@ -101,12 +104,7 @@ def load(folder: str | os.PathLike[str], score: str = "") -> "Run":
     the folder holds no run or cannot be read, or if its clients did not measure that score.
     """
     path = Path(folder).absolute()
-    if study := find_study(path):
-        runs = runs_of_study(path)
-        names = f": {join_first(runs)}" if runs else ", once there is one"
-        raise RunFolderError(
-            f"{path} holds a {study.noun}, of several runs: name one in {path / 'runs'}{names}"
-        )
+    refuse_study(path)
     if not path.exists():
         raise RunFolderError(f"no folder {path}: fairbloom show lists the runs in the folder runs")
     if not is_run_folder(path):
@@ -128,7 +126,7 @@ def load(folder: str | os.PathLike[str], score: str = "") -> "Run":
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run(Shown):
     """A run.
 
@@ -247,6 +245,11 @@ class Run(Shown):
     def stopped(self) -> str:
         """The reason why a finished run stopped before its last round, "" if it did not."""
         return read_stop(self.folder) if self.rounds_done < self.num_rounds else ""
+
+    @property
+    def untested(self) -> bool:
+        """Whether its clients have no test examples, as they train on all rows."""
+        return self.settings.get("test-share") == 0.0
 
     @property
     def state(self) -> str:
@@ -678,17 +681,6 @@ class Run(Shown):
         split = SPLIT.read(self.folder)
         return {} if split is None else dict(zip(split.clients, split.marks, strict=False))
 
-    def __repr__(self) -> str:
-        """Return the run in a line."""
-        about = f"{self.label}, {self.rounds_done} of {self.num_rounds} rounds, {self.state}"
-        if final := self.final():
-            measured = measures(final, self.score)
-            about += (
-                f", {self.score.words}: mean {self.score.written(measured['mean'])},"
-                f" worst 10 % {self.score.written(measured['worst_10'])}"
-            )
-        return f"Run({str(self.folder)!r}: {about})"
-
     @cached_property
     def attackers(self) -> frozenset[str]:
         """The evaluated clients that attack in an experiment; no measure counts them."""
@@ -730,9 +722,10 @@ def final_of(run: Run) -> dict[str, float]:
     """Return the score of each client under the final model; raise RunFolderError without any."""
     final = run.final()
     if not final:
+        look = f"see the columns refused and missing in {ROUNDS.path_in(run.folder)}"
         raise RunFolderError(
             f"{CLIENTS.path_in(run.folder)} has no test {run.score.words} after the last round:"
-            f" see the columns refused and missing in {ROUNDS.path_in(run.folder)}"
+            f" {ALL_TRAINED if run.untested else look}"
         )
     return final
 

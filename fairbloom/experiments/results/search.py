@@ -165,7 +165,7 @@ def choose(
 # The outcome --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Search(Shown):
     """The outcome of a search.
 
@@ -302,11 +302,6 @@ class Search(Shown):
             if tested := self.difference(label):
                 described["gained"] = tested.mean
         return described
-
-    def __repr__(self) -> str:
-        """Return the search in a line."""
-        best = f"best {self.best}" if self.best else "nothing chosen"
-        return f"Search({str(self.folder)!r}: {len(self.judged)} arms, {best})"
 
 
 def read_search(folder: Path, study: Study) -> Search:

@@ -1,20 +1,34 @@
-"""A comparison: arms run with the same seeds, and so the same clients, draws and batches."""
+"""A comparison: arms run with the same seeds, and so the same clients, draws and batches.
+
+A refit trains one of its arms once more, on all rows, for a model to use.
+"""
 
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median_high
 
 from fairbloom.errors import join_names
 from fairbloom.logs import log
-from fairbloom.protocol.settings import SettingsError
+from fairbloom.protocol.settings import NO_TESTS, SettingsError, Value, key_of
 from fairbloom.server.run_folder.errors import RunFolderError
-from fairbloom.server.run_folder.files import CLIENTS, GROUPS
-from fairbloom.server.settings import Settings, check_used
+from fairbloom.server.run_folder.files import (
+    BEST,
+    CLIENTS,
+    GROUPS,
+    HELD_OUT,
+    NOT_IN_TRAINING,
+    is_finished,
+)
+from fairbloom.server.settings import IDLE, Settings, check_used
+from fairbloom.strategies import name_of
+from fairbloom.tasks import find_task
 
+from ..arms import Named, find_label
 from ..results.comparison import Comparison, read_comparison
 from ..results.presentation import write_figure, write_report
-from ..results.run import REPORT
+from ..results.run import REPORT, Run, load
 from ..study import Study, find_study
 from .on_ray import OnRay
 from .progress import StudyBar
@@ -22,6 +36,9 @@ from .running import OnRun, carry_out, fix_score, ignore_run, write_tables
 
 # The settings that differ between the runs of a study, with the options that set their values.
 OPTIONS = {"method": "--methods", "seed": "--seed and --seeds", "out": "--out"}
+
+# Settings without an effect in a run that measures no score.
+OF_TESTS = {"evaluate-every", *(key_of(name) for name, mark in IDLE if mark == NO_TESTS)}
 
 
 def compare_arms(
@@ -105,3 +122,76 @@ def tables_of(comparison: Comparison) -> dict[str, Sequence[Mapping[str, object]
         GROUPS.name: comparison.group_rows(),
         "gaps.csv": comparison.gap_rows(),
     }
+
+
+# A refit ------------------------------------------------------------------------------------------
+
+
+def settings_of_refit(folder: Path, method: Named, test_share: float = 0.0) -> dict[str, Value]:
+    """Return the settings of a refit of a method of the study in a folder, and log their sources.
+
+    The settings are the first finished run's, and the rounds the median over the method's runs.
+    Raise FairbloomError if the folder holds no study of a task, the study has no such method, none
+    of its runs is finished, or they spent privacy accounts.
+    """
+    study = find_study(folder)
+    if study is None:
+        raise RunFolderError(f"{folder} holds no study: name the folder of a comparison")
+    arms = {arm.label: arm for arm in study.arms}
+    label = find_label(method, list(arms))
+    if label is None:
+        raise SettingsError(
+            f"method = {name_of(method)!r} names none of the methods in {folder}, or several: there"
+            f" are {', '.join(arms)}"
+        )
+    places = [folder / study.folder(arms[label], seed) for seed in study.seeds]
+    runs = [load(place) for place in places if is_finished(place)]
+    if not runs:
+        raise RunFolderError(f"{label} has no finished run in {folder}: the same command continues")
+    if runs[0].of_app:
+        raise SettingsError(f"an app trains {label}, and decides on which rows: run the app")
+    if runs[0].privacy:
+        raise SettingsError(
+            f"{label} was trained under privacy accounts, which have fixed the split of their rows,"
+            f" and their steps: use the model of a run that is there, {runs[0].folder}"
+        )
+    settings = runs[0].settings
+    own = {
+        "fraction": settings["fraction"],
+        "test-share": test_share,
+        "out": str(folder / f"refit-{arms[label].folder}"),
+    }
+    without = {"early-stopping", "fraction" if settings["pooled"] else ""}
+    info = find_task(str(settings["task"]))
+    if not test_share:
+        without |= OF_TESTS
+        if info.held_out or settings.get(f"{info.name}.test") == "official":
+            without.add("test-share")
+            log.warning("task %s has test examples of its own, which stay out", info.name)
+    if held_out := HELD_OUT.read(runs[0].folder).get(NOT_IN_TRAINING):
+        log.warning("held out, as in the %s: %s", study.noun, join_names(held_out))
+    config = {
+        key: value for key, value in {**runs[0].differing(), **own}.items() if key not in without
+    }
+    ends = [*map(_round_of_model, runs)]
+    chosen = Settings.of(config)
+    # fewer rounds of steps that decay over them would be other steps
+    is_paced = chosen.paced or chosen.strategy().paced
+    rounds = chosen.num_rounds if is_paced else median_high(ends)
+    why = "as steps decay over them, and not the median" if is_paced else "the median"
+    log.warning(
+        "%s: num-rounds = %d, %s of those after which its runs ended, or were best on validation"
+        " examples: %s",
+        label,
+        rounds,
+        why,
+        ", ".join(map(str, ends)),
+    )
+    return {**config, "num-rounds": rounds}
+
+
+def _round_of_model(run: Run) -> int:
+    """Return the round in which validation examples found a run's best model, or else its last."""
+    if run.settings.get("validation-share") and BEST.exists_in(run.folder):
+        return int(BEST.read_about(run.folder)["round"])
+    return run.rounds_done

@@ -18,6 +18,7 @@ from types import ModuleType
 
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import check_seen
+from fairbloom.protocol.settings import SettingsError
 from fairbloom.server.run_folder.checks import check_folder, check_same_data
 from fairbloom.server.settings import Settings
 from fairbloom.system.machine import processors_here
@@ -36,6 +37,11 @@ def check_runs(runs: Runs) -> None:
             continue
         for key in ("task", "model", "method", "partition", "optimizer", "client-rule"):
             check_seen(key, getattr(run, key.replace("-", "_")), "the processes of several runs")
+        if not run.test_share:
+            raise SettingsError(
+                "test-share = 0: methods are compared by test examples: leave it out, and train the"
+                " chosen method on all rows by fairbloom refit"
+            )
         check_data(run)
         check_folder(Path(run.out), run.run_config())
         place = (run.task, run.data_dir)

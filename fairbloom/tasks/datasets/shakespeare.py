@@ -53,7 +53,13 @@ def load(setup: Setup, *, smallest: int) -> Task:
         train, test, validation = map(len, split_in_time(np.arange(count), setup))
         used = train + test + validation  # without those between two parts
         return (
-            min(train, test, validation if setup.validation_share else 1) > 0 and used >= smallest
+            used >= smallest
+            and min(
+                train,
+                test if setup.test_share else 1,
+                validation if setup.validation_share else 1,
+            )
+            > 0
         )
 
     rows = draw_clients(lines.rows, setup, "speakers", enough)

@@ -92,10 +92,10 @@ def count_by_user(sentences: pandas.DataFrame) -> pandas.DataFrame:
 
 def windows(sentences: Iterable[Sequence[str]], numbers: dict[str, int]) -> tuple[Tensor, Tensor]:
     """Return the examples of sentences, shape (n, 20), and the next words, shape (n,)."""
-    inputs: list[Tensor] = []
+    inputs = [torch.empty(0, LENGTH, dtype=torch.int64)]  # there may be no sentence
     targets: list[int] = []
     for sentence in sentences:
         codes = [BEGIN, *(numbers.get(word, UNKNOWN) for word in sentence), END]
         inputs.append(torch.tensor([PADDING] * (LENGTH - 1) + codes).unfold(0, LENGTH, 1)[:-1])
         targets += codes[1:]
-    return torch.cat(inputs), torch.tensor(targets)
+    return torch.cat(inputs), torch.tensor(targets, dtype=torch.int64)

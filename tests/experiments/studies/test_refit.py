@@ -1,0 +1,348 @@
+"""A refit: a compared method trained once more, on all rows, and runs without test examples."""
+
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fairbloom
+from fairbloom.errors import FairbloomError
+from fairbloom.experiments.api import compare, load, refit, run, search
+from fairbloom.experiments.render.html import render
+from fairbloom.experiments.results.presentation import page_of
+from fairbloom.experiments.studies.compare import settings_of_refit
+from fairbloom.experiments.study import find_study
+from fairbloom.protocol.settings import Value
+from fairbloom.server.run_folder.files import BEST, MODEL
+from fairbloom.tasks import TASKS, Examples, Setup, Splits, Task
+from tests.prediction.hospitals import write_hospital, write_hospitals
+from tests.simulation.helpers import assert_same_model, table
+from tests.tasks.mine import line
+
+from ..helpers import captured, fairbloom as command
+
+SMALL: dict[str, Any] = {"clients": 5, "rounds": 4, "jobs": 2, "progress": False}
+STOPPING: dict[str, Value] = {
+    "validation-share": 0.2,
+    "early-stopping": 2,
+    "held-out-clients": 0.2,
+    "fraction": 1.0,
+    "scores": "brier",
+}
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three seeds of three methods, of which no run ends before its last round."""
+    out = tmp_path_factory.mktemp("compared") / "cmp"
+    compare(methods="fedavg,qfedavg(q=1),ditto", seeds=3, seed=7, out=out, **SMALL)
+    return out
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three seeds whose runs may end early, with a client that is not in training."""
+    out = tmp_path_factory.mktemp("stopped") / "cmp"
+    compare(methods="fedavg", out=out, settings=STOPPING, **{**SMALL, "rounds": 12, "clients": 6})
+    return out
+
+
+@pytest.fixture(scope="module")
+def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A comparison of hospitals, each of which standardises by its own rows."""
+    folder = tmp_path_factory.mktemp("hospitals")
+    data = write_hospitals(folder / "data")
+    options = {"jobs": 2, "rounds": 3, "progress": False}
+    compare(data_dir=data, target="target", methods="fedavg,ditto", task="csv", seeds=1,
+            out=folder / "cmp", **options)  # fmt: skip
+    return folder
+
+
+# What is trained ----------------------------------------------------------------------------------
+
+
+def test_a_refit_has_all_rows_and_the_first_seed(compared: Path) -> None:
+    done = refit(compared, method="qfedavg")
+    assert done.folder == compared / "refit-qfedavg-q=1"
+    settings = {**load(compared / "runs" / "qfedavg-q=1-seed7").settings, "test-share": 0.0}
+    settings |= {"out": str(done.folder)}
+    assert done.settings == settings
+    assert {*done.split().part.tolist()} == {0}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "QFedAvg (q=1)", "qfedavg(q=1)", "ditto"])
+def test_with_the_share_of_the_study_it_is_its_run(
+    compared: Path, tmp_path: Path, method: str
+) -> None:
+    done = refit(compared, method=method, test_share=0.2, out=tmp_path)
+    label = done.label.lower().replace(" (", "-").removesuffix(")")
+    assert_same_model(done.folder, compared / "runs" / f"{label}-seed7")
+    assert table(done.folder / "clients.csv") == table(
+        compared / "runs" / f"{label}-seed7" / "clients.csv"
+    )
+
+
+def test_with_the_share_of_the_study_it_is_the_best_model(stopped: Path, tmp_path: Path) -> None:
+    """A run's best model by validation examples is that of as many rounds."""
+    first = stopped / "runs" / "fedavg-seed0"
+    config = {**settings_of_refit(stopped, "fedavg", 0.2), "out": str(tmp_path)}
+    best = int(BEST.read_about(first)["round"])
+    run(settings={**config, "num-rounds": best}, progress=False)
+    found, expected = (MODEL.read(tmp_path), BEST.read(first))
+    assert {name: each.tobytes() for name, each in found.items()} == {
+        name: each.tobytes() for name, each in expected.items()
+    }
+
+
+def test_rounds_are_the_median_of_those_of_the_runs(
+    stopped: Path, compared: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ends = [
+        int(BEST.read_about(stopped / "runs" / f"fedavg-seed{seed}")["round"]) for seed in range(3)
+    ]
+    assert len({*ends}) > 1
+    config = settings_of_refit(stopped, "fedavg")
+    assert config["num-rounds"] == sorted(ends)[1]
+    assert f"num-rounds = {sorted(ends)[1]}, the median of" in caplog.text
+    assert caplog.text.rstrip().endswith(f"examples: {', '.join(map(str, ends))}")
+    assert "early-stopping" not in config
+    assert settings_of_refit(compared, "fedavg", 0.2)["num-rounds"] == 4
+
+
+def test_of_runs_that_end_early_the_last_rounds_count(tmp_path: Path) -> None:
+    """Without validation examples no best model counts: it was chosen by the test examples.
+
+    Of four runs the higher of the two in the middle counts."""
+    for seed, last in enumerate((2, 5, 3, 4)):
+
+        def stop(recorded: fairbloom.RecordedRound, last: int = last) -> None:
+            if recorded.number == last:
+                raise fairbloom.StopRun("enough")
+
+        run(clients=5, rounds=9, seed=seed, out=tmp_path / f"r{seed}", on_round=stop)
+    compare(runs=[tmp_path / f"r{seed}" for seed in range(4)], out=tmp_path / "cmp")
+    assert settings_of_refit(tmp_path / "cmp", "fedavg")["num-rounds"] == 4
+
+
+@pytest.mark.parametrize(
+    ("methods", "settings"),
+    [("fedavg", {"schedule": "cosine"}), ("fedavgn(decay=0.5)", {}), ("fedavg", {})],
+)
+def test_rounds_over_which_steps_decay_are_kept(
+    tmp_path: Path, methods: str, settings: dict[str, Value], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare(methods=methods, seeds=1, out=tmp_path, settings=settings, **SMALL)
+    monkeypatch.setattr("fairbloom.experiments.studies.compare._round_of_model", lambda run: 2)
+    is_paced = bool(settings) or methods != "fedavg"
+    assert settings_of_refit(tmp_path, methods)["num-rounds"] == (4 if is_paced else 2)
+
+
+def test_held_out_clients_stay_out_and_are_named(
+    stopped: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    done = refit(stopped, method="fedavg", out=tmp_path)
+    (held_out,) = load(stopped / "runs" / "fedavg-seed0").held_out()
+    assert f"held out, as in the comparison: {held_out}" in caplog.text
+    trained = {row["client"] for row in table(done.folder / "coefficients.csv")}
+    assert len(trained) == 5
+    assert held_out not in trained
+    assert not (done.folder / "held-out.json").exists()
+
+
+def test_the_methods_of_a_search_are_trained_too(tmp_path: Path) -> None:
+    search(methods="fedavg", grid=["learning-rate=0.1,0.5"], seeds=1, out=tmp_path, **SMALL)
+    done = refit(tmp_path, method="fedavg(learning-rate=0.5)")
+    assert (done.finished, done.settings["validation-share"]) == (True, 0.0)
+    assert done.settings["learning-rate"] == 0.5
+
+
+def test_test_examples_of_the_data_set_itself_stay_out(
+    compared: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert settings_of_refit(compared, "fedavg")["test-share"] == 0.0
+    monkeypatch.setitem(vars(TASKS["digits"]), "held_out", 0.3)
+    assert "test-share" not in settings_of_refit(compared, "fedavg")
+    assert "task digits has test examples of its own, which stay out" in caplog.text
+
+
+# Refusals -----------------------------------------------------------------------------------------
+
+
+def test_the_same_command_continues_and_another_is_refused(compared: Path, tmp_path: Path) -> None:
+    done = refit(compared, method="fedavg", out=tmp_path)
+    before = MODEL.path_in(tmp_path).stat().st_mtime_ns
+    assert refit(compared, method="fedavg", out=tmp_path).folder == done.folder
+    assert MODEL.path_in(tmp_path).stat().st_mtime_ns == before
+    with pytest.raises(FairbloomError, match=r"test-share = 0\.0 there and 0\.3 here.*\(out\)"):
+        refit(compared, method="fedavg", test_share=0.3, out=tmp_path)
+    assert refit(compared, method="fedavg", test_share=0.3, out=tmp_path / "b").final()
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fed"])
+def test_a_method_that_was_not_compared_is_refused(compared: Path, name: str) -> None:
+    words = rf"method = '{name}' .*: there are FedAvg, QFedAvg \(q=1\), Ditto"
+    with pytest.raises(FairbloomError, match=words):
+        refit(compared, method=name)
+
+
+def test_a_folder_without_a_study_is_refused(compared: Path) -> None:
+    with pytest.raises(FairbloomError, match="holds no study: name the folder of a comparison"):
+        refit(compared / "runs" / "fedavg-seed7", method="fedavg")
+
+
+def test_a_method_without_a_finished_run_is_refused(compared: Path, tmp_path: Path) -> None:
+    study = find_study(compared)
+    assert study is not None
+    study.write(tmp_path)
+    with pytest.raises(FairbloomError, match=r"FedAvg has no finished run in .*: the same command"):
+        refit(tmp_path, method="fedavg")
+
+
+def test_after_privacy_accounts_the_compared_run_is_the_model(tmp_path: Path) -> None:
+    private: dict[str, Value] = {"privacy.mode": "simulated", "privacy.epsilon": "3"}
+    private |= {"batch-size": 0, "fraction": 1.0}
+    compare(methods="fedavg", seeds=1, out=tmp_path, settings=private, **SMALL)
+    for share in (0.0, 0.2):
+        with pytest.raises(FairbloomError, match="fixed the split of their rows") as error:
+            refit(tmp_path, method="fedavg", test_share=share)
+    assert load(str(error.value).rpartition(", ")[2]).model() is not None
+    with pytest.raises(FairbloomError, match="test-share = 0: a privacy account has fixed"):
+        run(clients=5, settings={**private, "test-share": 0.0}, out=tmp_path / "run")
+    assert "fairbloom refit" not in render(page_of(load(tmp_path)))
+
+
+# Used ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["predict", "export"])
+def test_predict_and_export_name_the_command(
+    hospitals: Path, tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Following the words leads to a model, and those of one client need its name."""
+    new = write_hospital(tmp_path / "h0.csv", 30, 99)
+    out = tmp_path / ("new.onnx" if verb == "export" else "predicted.csv")
+    words = [str(new)] if verb == "predict" else []
+    said = captured(capsys, verb, hospitals / "cmp", *words, "--out", out, code=2).err
+    found = re.search(
+        r"on all rows by fairbloom (refit .+ --method METHOD)", " ".join(said.split())
+    )
+    assert found is not None
+    done = shlex.split(found[1].replace("METHOD", "ditto"))
+    place = tmp_path / "refit"
+    assert command(*done, "--out", place) == 0
+    assert "name a client by --client with one of h0, h1, h2" in captured(
+        capsys, verb, place, *words, "--out", out, code=2
+    ).err.replace("\n", " ")
+    assert command(verb, place, *words, "--client", "h0", "--model", "personal", "--out", out) == 0
+    assert out.stat().st_size
+
+
+def test_the_report_of_a_comparison_names_the_command(
+    compared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = "fairbloom refit FOLDER --method METHOD"
+    assert render(page_of(load(compared))).count(named) == 1
+    assert named in " ".join(captured(capsys, "show", compared).out.split())
+
+
+# Without test examples ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def untested(tmp_path_factory: pytest.TempPathFactory) -> fairbloom.Run:
+    out = tmp_path_factory.mktemp("untested")
+    return run(clients=5, rounds=3, settings={"test-share": 0}, out=out / "a", progress=False)
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked", "workers"])
+def test_every_engine_trains_on_all_rows(tmp_path: Path, engine: str) -> None:
+    done = run(
+        clients=5, rounds=3, engine=engine, settings={"test-share": 0}, out=tmp_path, progress=False
+    )
+    split = done.split()
+    assert {*split.part.tolist()} == {0}
+    assert len(split.row) == 1797
+    assert table(tmp_path / "clients.csv") == []
+    assert all(np.isfinite(array).all() for array in done.arrays().values())
+
+
+def test_every_page_says_that_there_are_no_test_rows(
+    untested: fairbloom.Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = "FedAvg has no test rows: trained on all rows."
+    page = render(page_of(untested))
+    assert said in page
+    assert "nan" not in re.sub(r"<(style|script).*?</\1>", "", page, flags=re.DOTALL).lower()
+    assert said in captured(capsys, "show", untested.folder).out
+    listed = captured(capsys, "show", untested.folder.parent).out
+    assert re.search(r"^a .*3/3 +no test rows +finished", listed, re.MULTILINE)
+    assert repr(untested) == f"Run(FedAvg on digits: {said})"
+    assert "no test rows: trained on all rows" in captured(
+        capsys, "run", "--clients", 5, "--rounds", 3, "--set", "test-share=0", "--out",
+        untested.folder,
+    ).out  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("validation-share", 0.2),
+        ("early-stopping", 3),
+        ("best-model", "worst-10"),
+        ("scores", "brier"),
+        ("score", "loss"),
+        ("evaluate-every", 2),
+        ("fraction-evaluate", 0.5),
+    ],
+)
+def test_settings_of_measuring_are_refused_without_tests(
+    tmp_path: Path, key: str, value: Value
+) -> None:
+    """Both remedies help: without the setting, and with test examples."""
+    without: dict[str, Value] = {"test-share": 0.0, key: value}
+    words = rf"{key} = .* with test-share = 0, .*leave it out, or set test-share"
+    with pytest.raises(FairbloomError, match=words):
+        run(clients=5, rounds=2, settings=without, out=tmp_path, progress=False)
+    also: dict[str, Value] = {"validation-share": 0.2} if key == "early-stopping" else {}
+    chosen = {**without, **also, "test-share": 0.2}
+    assert run(clients=5, rounds=2, settings=chosen, out=tmp_path, progress=False).final()
+
+
+@pytest.mark.parametrize("study", [compare, search])
+def test_studies_need_test_examples(tmp_path: Path, study: Any) -> None:
+    with pytest.raises(FairbloomError, match=r"test-share = 0.*set test-share|fairbloom refit"):
+        study(methods="fedavg,fedfv", settings={"test-share": 0.0}, out=tmp_path, **SMALL)
+
+
+def test_runs_without_tests_are_not_compared(untested: fairbloom.Run, tmp_path: Path) -> None:
+    with pytest.raises(FairbloomError, match="no test rows: trained on all rows"):
+        compare(runs=[untested.folder], out=tmp_path)
+
+
+def test_a_site_is_evaluated_on_a_share_of_its_own(hospitals: Path, tmp_path: Path) -> None:
+    write_hospital(tmp_path / "new" / "newtown.csv", 100, 9)
+    done = refit(hospitals / "cmp", method="fedavg", out=tmp_path / "refit")
+    found = fairbloom.evaluate(done.folder, data_dir=tmp_path / "new")
+    assert (found.train_examples, found.test_examples) == (80, 20)
+
+
+def whole_line(setup: Setup) -> Task:
+    """The points on lines without those for tests."""
+    task = line(setup)
+
+    def splits(client: str) -> Splits:
+        train, test = task.splits(client)
+        return Splits(train, Examples(test.inputs[:0], test.all_targets[:0]))
+
+    return replace(task, splits=splits)
+
+
+def test_a_task_of_ones_own_may_leave_the_tests_out(tmp_path: Path) -> None:
+    shared: dict[str, Any] = {"rounds": 1, "settings": {"test-share": 0.0}, "progress": False}
+    assert run(f"{__name__}:whole_line", out=tmp_path / "a", **shared).finished
+    with pytest.raises(FairbloomError, match=r"test-share = 0: task .* sets 10 test examples of"):
+        run(f"{line.__module__}:line", out=tmp_path / "b", **shared)
