@@ -31,7 +31,7 @@ from .results.run import Run, frame, load as load_run
 from .results.search import Search, read_search
 from .studies.compare import compare_arms, settings_of_refit
 from .studies.given_runs import Folders, compare_runs
-from .studies.on_ray import Pool, place_of
+from .studies.pool import jobs_of
 from .studies.progress import RunBar, progress as progress_bar, study_progress
 from .studies.reproduce import load_reproduction, reproduce
 from .studies.running import OnRun, ignore_run
@@ -192,8 +192,6 @@ def compare(
     seed: int = 0,
     out: str | os.PathLike[str] = "runs/comparison",
     jobs: int | None = None,
-    pool: Pool = "processes",
-    gpus_per_run: float = 0.0,
     settings: Mapping[str, Value] | None = None,
     on_run: OnRun = ignore_run,
     progress: bool = True,
@@ -232,12 +230,6 @@ def compare(
     jobs
         The number of runs at a time, each in its own process; by default one a processor. They
         share the processors, and the results do not depend on it.
-    pool
-        Where runs are computed: in processes of this machine, or as tasks of an existing Ray
-        cluster (ray). The cluster runs as many at a time as it has room for; all its hosts need the
-        folders under the same path.
-    gpus_per_run
-        With the pool ray: the number of GPUs for each run, or a part of one, such as 0.25.
     settings
         Any other settings of all runs, by their names on the command line.
     on_run
@@ -284,9 +276,8 @@ def compare(
     base = baseline_of(named, among)
     shared = own.split(config) if own else config
     study = Study("compare", among, list(range(seed, seed + seeds)), base, shared, app=own)
-    place = place_of(jobs, pool, gpus_per_run, own)
     with study_progress("comparing", shown=progress) as bar:
-        return compare_arms(study, Path(out), place, bar, on_run)
+        return compare_arms(study, Path(out), jobs_of(jobs, own), bar, on_run)
 
 
 @explained_in_python
@@ -352,8 +343,6 @@ def search(
     seed: int = 0,
     out: str | os.PathLike[str] = "runs/search",
     jobs: int | None = None,
-    pool: Pool = "processes",
-    gpus_per_run: float = 0.0,
     settings: Mapping[str, Value] | None = None,
     progress: bool = True,
     **options: Unpack[StudyOptions],
@@ -437,9 +426,8 @@ def search(
         mean_within=mean_within,
         minutes=budget,
     )
-    place = place_of(jobs, pool, gpus_per_run, own)
     with study_progress("searching", shown=progress) as bar:
-        return search_arms(study, Path(out), place, bar)
+        return search_arms(study, Path(out), jobs_of(jobs, own), bar)
 
 
 @expand_options

@@ -302,11 +302,6 @@ def test_settings_may_be_written_as_python_names(tmp_path: Path) -> None:
         api.compare("digits", settings=both, out=tmp_path / "compared", progress=False)
 
 
-def test_an_unknown_pool_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FairbloomError, match="pool = 'Ray': allowed is processes or ray"):
-        api.compare("digits", seeds=1, pool="Ray", out=tmp_path)
-
-
 @pytest.mark.parametrize(
     ("on_the_command_line", "in_python"),
     [

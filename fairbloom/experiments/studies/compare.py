@@ -30,7 +30,6 @@ from ..results.comparison import Comparison, read_comparison
 from ..results.presentation import write_figure, write_report
 from ..results.run import REPORT, Run, load
 from ..study import Study, find_study
-from .on_ray import OnRay
 from .progress import StudyBar
 from .running import OnRun, carry_out, fix_score, ignore_run, write_tables
 
@@ -42,7 +41,7 @@ OF_TESTS = {"evaluate-every", *(key_of(name) for name, mark in IDLE if mark == N
 
 
 def compare_arms(
-    study: Study, out: Path, place: int | OnRay, bar: StudyBar, on_run: OnRun = ignore_run
+    study: Study, out: Path, jobs: int, bar: StudyBar, on_run: OnRun = ignore_run
 ) -> Comparison:
     """Run the missing runs of a comparison, and write its tables, figure and report into `out`.
 
@@ -52,7 +51,7 @@ def compare_arms(
     out = out.absolute()
     study = replace(prepare(study, out), extended_from=seeds_before(study, out))
     bar.expect(len(study.runs(out)))
-    with carry_out(study, out, place, bar, on_run=on_run) as work:
+    with carry_out(study, out, jobs, bar, on_run=on_run) as work:
         work.run(study.runs(out))
         study = replace(study, failed=work.failed)
         study.write(out)

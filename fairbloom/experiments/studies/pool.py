@@ -25,7 +25,7 @@ from fairbloom.system.machine import processors_here
 from fairbloom.system.supervise import hold_signals, release_signals
 from fairbloom.tasks import check_data, digests
 
-from ..apps import AppRun
+from ..apps import App, AppRun
 from ..study import Runs
 
 
@@ -48,6 +48,14 @@ def check_runs(runs: Runs) -> None:
         if place not in read:
             read[place] = digests(run)
         check_same_data(Path(run.out), read[place])
+
+
+def jobs_of(jobs: int | None, app: App | None = None) -> int:
+    """Return the number of runs at a time: by default one a processor.
+
+    Flower's simulation takes all processors for one run.
+    """
+    return 1 if app is not None and app.flwr else jobs or processors_here()
 
 
 # Called with the name of a run that has ended, and with its error if it failed.

@@ -24,7 +24,7 @@ from ..results.reproduction import Reproduction, choose_arm, read_reproduction, 
 from ..results.run import REPORT, OpenedRuns
 from ..study import STUDY, Study, find_study
 from .compare import warn_of_idle
-from .on_ray import OnRay, Pool, place_of
+from .pool import jobs_of
 from .progress import StudyBar, study_progress
 from .running import carry_out, check_measures, fix_score, write_tables
 
@@ -41,8 +41,6 @@ def reproduce(
     data_dir: str | os.PathLike[str] | None = None,
     out: str | os.PathLike[str] | None = None,
     jobs: int | None = None,
-    pool: Pool = "processes",
-    gpus_per_run: float = 0.0,
     progress: bool = True,
 ) -> Reproduction:
     """Repeat a published experiment, and print its numbers next to the published ones.
@@ -95,9 +93,8 @@ def reproduce(
     study = study_of(recipe, choose_rows(recipe, rows), plan, grid=grid)
     default = Path("runs", "reproduce", f"{recipe.name}-quick" if quick else recipe.name)
     folder = Path(out or default).absolute()
-    place = place_of(jobs, pool, gpus_per_run)
     with study_progress(recipe.name, shown=progress) as bar:
-        return _carry_out(recipe, study, folder, place, bar)
+        return _carry_out(recipe, study, folder, jobs_of(jobs), bar)
 
 
 def choose_rows(recipe: Recipe, words: Sequence[str]) -> list[Row]:
@@ -244,9 +241,7 @@ def _shorten(config: Mapping[str, Value]) -> dict[str, Value]:
 # The runs -----------------------------------------------------------------------------------------
 
 
-def _carry_out(
-    recipe: Recipe, study: Study, out: Path, place: int | OnRay, bar: StudyBar
-) -> Reproduction:
+def _carry_out(recipe: Recipe, study: Study, out: Path, jobs: int, bar: StudyBar) -> Reproduction:
     """Run the missing runs of a recipe, and write the results unless rows are left out."""
     kept = study
     if len(study.groups) < len(recipe.rows):
@@ -266,7 +261,7 @@ def _carry_out(
     # the chosen arm of each grid runs with the other seeds
     later = sum(len(study.seeds) - len(seeds[arms[0].label]) for arms in study.groups.values())
     bar.expect(len(first) + later)
-    with carry_out(kept if kept.kind == study.kind else study, out, place, bar) as work:
+    with carry_out(kept if kept.kind == study.kind else study, out, jobs, bar) as work:
         work.run(first, some=True)
         opened = OpenedRuns(study, out)
         chosen = [choose_arm(recipe, arms, opened)[0] for arms in study.groups.values()]

@@ -26,7 +26,6 @@ from fairbloom.tasks import Task, check_data, load_task
 from ..results.measures import CLIENT, GAP, parse_gap
 from ..results.run import Run, load
 from ..study import STUDY, Runs, Study, find_study, is_done
-from .on_ray import OnRay, run_on_cluster
 from .pool import check_runs, run_in_processes
 from .progress import StudyBar
 
@@ -46,15 +45,15 @@ def ignore_run(run: Run) -> None:
 
 @dataclass
 class StudyRunner:
-    """Carries out the runs of a study in processes of this machine or on a Ray cluster.
+    """Carries out the runs of a study in processes of this machine.
 
-    `place` is the number of processes or the cluster. The bar also counts runs that were finished
+    `jobs` is the number of processes. The bar also counts runs that were finished
     before. `failed` has the reasons of failed runs, by their folders within the study's, which is
     `out`. `on_run` is called with each run that finishes.
     """
 
     out: Path
-    place: int | OnRay
+    jobs: int
     bar: StudyBar
     log_level: int
     on_run: OnRun
@@ -66,10 +65,7 @@ class StudyRunner:
         for _ in range(len(runs) - len(unfinished)):
             self.bar.count()
         if unfinished:
-            if isinstance(self.place, OnRay):
-                run_on_cluster(unfinished, self.place, self.log_level, self._note_end)
-            else:
-                run_in_processes(unfinished, self.place, self.log_level, self._note_end)
+            run_in_processes(unfinished, self.jobs, self.log_level, self._note_end)
         if some and self.failed.keys() >= runs.keys():
             name = next(iter(runs))
             raise FairbloomError(f"{name}: {self.failed[name]}")
@@ -88,7 +84,7 @@ class StudyRunner:
 def carry_out(
     study: Study,
     out: Path,
-    place: int | OnRay,
+    jobs: int,
     bar: StudyBar,
     on_run: OnRun = ignore_run,
 ) -> Iterator[StudyRunner]:
@@ -96,7 +92,7 @@ def carry_out(
     check_runs(study.runs(out))
     log_level = logging.WARNING if study.kind == "compare" else QUIET
     with study_folder(study, out):
-        yield StudyRunner(out, place, bar, log_level, on_run)
+        yield StudyRunner(out, jobs, bar, log_level, on_run)
 
 
 @contextlib.contextmanager

@@ -43,7 +43,6 @@ from ..results.run import REPORT
 from ..results.search import ArmScore, Search, choose, read_search
 from ..study import SearchOutcome, Study
 from .compare import OPTIONS, prepare, tables_of
-from .on_ray import OnRay
 from .progress import StudyBar
 from .running import carry_out, check_measures, write_tables
 
@@ -266,7 +265,7 @@ def _evaluated(strategy: FairStrategy) -> Literal["global", "personal"]:
 # The runs -----------------------------------------------------------------------------------------
 
 
-def search_arms(study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> Search:
+def search_arms(study: Study, out: Path, jobs: int, bar: StudyBar) -> Search:
     """Run the missing runs of a search, and write its tables and report into `out`.
 
     Errors that can be known before are raised before any run starts.
@@ -275,7 +274,7 @@ def search_arms(study: Study, out: Path, place: int | OnRay, bar: StudyBar) -> S
     study = _prepare_search(study, out)
     count = len(study.runs(out))
     bar.expect(count)
-    with carry_out(study, out, place, bar) as work:
+    with carry_out(study, out, jobs, bar) as work:
         until = time.monotonic() + 60.0 * (study.minutes or math.inf)
         judged = list[int]()
         batches: list[Sequence[int]] = (

@@ -217,7 +217,6 @@ FAULTS = {
     ): "seed = 1: a comparison of an app's runs sets seed run by run: give --seed",
     ("--methods", "fedavg(momentum=0.9)"): "momentum = 0.9 of fedavg: add momentum to [tool.flwr",
     ("--methods", "fedavgg"): "method = 'fedavgg': unknown method: did you mean FedAvg?",
-    ("--pool", "ray"): "pool = 'ray': an app's runs are on this machine",
     ("--runs", "runs/a"): "app has no effect with --runs",
 }
 
@@ -471,7 +470,6 @@ FAULTS_OF_SEARCHES = {
         "--criterion",
         "group-gap:accuracy",
     ): "criterion = 'group-gap:accuracy': an app's runs have no groups",
-    ("--grid", "rate=1,2", "--pool", "ray"): "pool = 'ray': an app's runs are on this machine",
 }
 
 
