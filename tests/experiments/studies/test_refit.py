@@ -39,7 +39,8 @@ STOPPING: dict[str, Value] = {
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three seeds of three methods, of which no run ends before its last round."""
     out = tmp_path_factory.mktemp("compared") / "cmp"
-    compare(methods="fedavg,qfedavg(q=1),ditto", seeds=3, seed=7, out=out, **SMALL)
+    options = {**SMALL, "fraction": 0.5}
+    compare(methods="fedavg,qfedavg(q=1),ditto", seeds=3, seed=7, out=out, **options)
     return out
 
 
@@ -167,6 +168,13 @@ def test_test_examples_of_the_data_set_itself_stay_out(
     monkeypatch.setitem(vars(TASKS["digits"]), "held_out", 0.3)
     assert "test-share" not in settings_of_refit(compared, "fedavg")
     assert "task digits has test examples of its own, which stay out" in caplog.text
+
+
+def test_pooled_data_are_trained_on_as_one(tmp_path: Path) -> None:
+    compare(methods="fedavg", seeds=1, out=tmp_path, settings={"pooled": True}, **SMALL)
+    assert_same_model(
+        refit(tmp_path, method="fedavg", test_share=0.2).folder, tmp_path / "runs" / "fedavg-seed0"
+    )
 
 
 # Refusals -----------------------------------------------------------------------------------------
