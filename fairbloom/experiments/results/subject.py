@@ -61,7 +61,7 @@ class Subject:
         which it is not known have none, and neither have those with one class among their tests.
         """
         larger = self.run.column(SHARE_OF_LARGER_CLASS)
-        if score.name == ACCURACY.name:
+        if score.name == ACCURACY.name and larger:
             return larger
         tested = self.run.test_examples()
         if score.name == "r2":

@@ -107,8 +107,15 @@ def test_each_client_has_its_rows_units_and_share(
     counts = ABOUT.read(run.folder).clients
     for name, frame in frames.items():
         per_class = [int((frame["ill"] == each).sum()) for each in ("no", "yes")]
-        train = len(load_task(run.settings).splits(name).train)
-        assert counts[name] == {"train": train, "examples": 80, "units": 40, "classes": per_class}
+        splits = load_task(run.settings).splits(name)
+        share = splits.test.all_targets.double().mean().item()
+        assert counts[name] == {
+            "train": len(splits.train),
+            "examples": 80,
+            "units": 40,
+            "classes": per_class,
+            "accuracy": pytest.approx(100.0 * max(share, 1.0 - share)),
+        }
     (about,) = page_of(run).about
     clients = about.blocks[1]
     assert list(clients.headings) == [
@@ -227,3 +234,16 @@ def test_words_are_said_once_and_only_if_they_are_there(tmp_path: Path) -> None:
     facts = dict(row for row in page.tables["about"][1:])
     assert facts["predicted"] == "digits: 10 classes"
     assert facts["data"] == TASKS["digits"].summary
+
+
+def test_of_three_classes_the_largest_is_the_reference(tmp_path: Path) -> None:
+    frames = write_wards(tmp_path / "wards")
+    for name, frame in frames.items():
+        kinds = np.resize(["no", "yes", "late", "yes"], len(frame))
+        frame.assign(ill=kinds).to_csv(tmp_path / "wards" / f"{name}.csv", index=False)
+    three = CLASSES.replace('["no", "yes"]', '["no", "yes", "late"]')
+    run = run_wards(tmp_path, three.replace('positive = "yes"\n', ""), score="accuracy")
+    for name, found in Subject.of(run).references(run.score).items():
+        targets = load_task(run.settings).splits(name).test.all_targets
+        assert found == pytest.approx(100.0 * (targets == 1).double().mean().item())
+    assert facts_of([run])["predicted"] == "ill: no, yes, late"
