@@ -82,7 +82,6 @@ ELSEWHERE = {
     "docs/publishing.md#An app on Flower's hub": (
         "test_new.py::test_the_hub_gets_every_file_of_the_app_and_no_run"
     ),
-    "docs/publishing.md#Fairbloom itself": (
         "install/test_package.py::test_what_is_installed_runs_the_demo"
     ),
     "docs/schema.md#On real nodes": OWN_DATA,
