@@ -82,8 +82,6 @@ ELSEWHERE = {
     "docs/publishing.md#An app on Flower's hub": (
         "test_new.py::test_the_hub_gets_every_file_of_the_app_and_no_run"
     ),
-        "install/test_package.py::test_what_is_installed_runs_the_demo"
-    ),
     "docs/schema.md#On real nodes": OWN_DATA,
     "docs/tutorial.md#Deployed": OWN_DATA,
     "docs/flower.md#The client: two lines change, one is new": QUICKSTART,
