@@ -97,7 +97,12 @@ def test_methods_that_do_the_same_share_a_sentence() -> None:
     assert sentence.startswith("By client under FedAvg, FedFV: gains: a;")
     nothing = replace(first, clients={"c": first.clients["c"]})
     assert describe_clients([nothing], comparison) == ["By client under FedAvg: cannot be told: c."]
-    assert describe_clients([replace(first, clients={})], comparison) == []
+    nobody = [replace(first, clients={})]
+    assert describe_clients(nobody, comparison) == []
+    vars(comparison)["joining"] = nobody
+    section = joining_section(comparison)
+    assert section is not None
+    assert [block.kind for block in section.blocks] == ["table"]
 
 
 @pytest.mark.parametrize(
