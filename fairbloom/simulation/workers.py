@@ -34,10 +34,11 @@ from fairbloom.rounds.layout import Layout
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.refusals import Refusals
 from fairbloom.rounds.updates import Updates
+from fairbloom.system.machine import tune_allocator
 from fairbloom.tasks.models import arrays_of
 
 from .clients import LocalClients, StoredReply, call_client, refuse_failed, store_reply
-from .processes import Forked, can_fork, keep_freed_memory, shared_array
+from .processes import FREED_IS_KEPT, Forked, can_fork, shared_array
 
 # The kinds of calls.
 Work = Literal["train", "evaluate"]
@@ -184,7 +185,7 @@ class Workers:
 
     def _serve(self, pipe: Connection) -> None:
         torch.set_num_threads(1)
-        keep_freed_memory()
+        tune_allocator(FREED_IS_KEPT)
         received = tensors_of(self.buffers.received)
         vectors = dict[str, StateDict]()
         while True:
