@@ -189,9 +189,8 @@ def forged_request() -> str:
     ids=range(6),
 )
 def test_an_invalid_request_is_refused(text: str, message: str) -> None:
-    with pytest.raises(DeployError, match=message) as refused:
+    with pytest.raises(DeployError, match=f"^site.request .*({message})"):
         pki.read_request(text, "site.request")
-    assert "site.request" in str(refused.value)
 
 
 def test_a_devices_certificate_is_only_for_clients(

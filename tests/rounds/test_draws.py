@@ -265,22 +265,6 @@ def test_qffl_draws_descend_the_objective_weighted_by_p(method: type[QFedAvg], q
     assert (np.abs(np.mean(sums, axis=0) - expected) <= 4.0 * errors + 1e-9).all()
 
 
-@pytest.mark.parametrize(
-    ("make_strategy", "words"),
-    [
-        (lambda: FedAvg(draw="examples", weighting="uniform"), "weighting = 'uniform' has no effe"),
-        (lambda: DRFA(draw="examples"), "draw = 'examples' replaces the prior, and DRFA has none"),
-        (lambda: SCAFFOLD(draw="examples"), "draw = 'examples': with SCAFFOLD"),
-        (lambda: FedAvg(draw="sizes"), "draw = 'sizes': allowed is uniform or examples"),
-    ],
-)
-def test_draws_that_cannot_be_are_refused(
-    make_strategy: Callable[[], FairStrategy], words: str
-) -> None:
-    with pytest.raises(ValueError, match=words):
-        make_strategy()
-
-
 def test_a_draw_without_known_sizes_is_an_error() -> None:
     with pytest.raises(ValueError, match="no client has said how many examples it has"):
         FedAvg(draw="examples").choose(["a", "b"], 1, 1)
@@ -344,6 +328,10 @@ def test_afl_begins_at_the_users_prior() -> None:
 
 
 REFUSED: list[tuple[Callable[[], FairStrategy], str]] = [
+    (lambda: FedAvg(draw="examples", weighting="uniform"), "weighting = 'uniform' has no effe"),
+    (lambda: DRFA(draw="examples"), "draw = 'examples' replaces the prior, and DRFA has none"),
+    (lambda: SCAFFOLD(draw="examples"), "draw = 'examples': with SCAFFOLD"),
+    (lambda: FedAvg(draw="sizes"), "draw = 'sizes': allowed is uniform or examples"),
     (lambda: FedFV(prior="a=2"), "FedFV has no prior: leave prior out"),
     (lambda: FedAvg(prior="a=2", weighting="uniform"), "weighting sets the clients' weights, too"),
     (lambda: FedAvg(prior="a=2", draw="examples"), "draw sets the clients' weights, too"),
@@ -355,7 +343,7 @@ REFUSED: list[tuple[Callable[[], FairStrategy], str]] = [
 
 
 @pytest.mark.parametrize(("make_strategy", "words"), REFUSED)
-def test_a_prior_without_effect_is_refused(
+def test_a_draw_or_a_prior_without_effect_is_refused(
     make_strategy: Callable[[], FairStrategy], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):

@@ -402,25 +402,26 @@ def test_a_step_after_the_stop_is_kept(tmp_path: Path) -> None:
     assert last[name] == expected[name] != ""
 
 
-@pytest.mark.parametrize("argument", ["train_metrics_aggr_fn", "evaluate_metrics_aggr_fn"])
-def test_a_function_of_the_app_ends_the_run_as_finished(tmp_path: Path, argument: str) -> None:
-    def stop(contents: Any, weighted_by_key: str) -> Any:
-        raise StopRun("plateau")
+def stop(*given: Any) -> Any:
+    raise StopRun("plateau")
 
-    start(tmp_path / "run", FedAvg(**{argument: stop}), 5)
+
+@pytest.mark.parametrize(
+    ("strategy", "done"),
+    [
+        (FedAvg(train_metrics_aggr_fn=stop), 1),
+        (FedAvg(evaluate_metrics_aggr_fn=stop), 1),
+        (type("Stopping", (FedAvg,), {"summary": stop})(), 0),
+        (type("Stopping", (FedAvg,), {"configure_train": stop})(), 0),
+    ],
+)
+def test_a_function_or_hook_of_the_app_ends_the_run_as_finished(
+    tmp_path: Path, strategy: FedAvg, done: int
+) -> None:
+    start(tmp_path / "run", strategy, 5)
     run = fairbloom.load(tmp_path / "run")
-    assert (run.state, run.rounds_done) == ("finished", 1)
-    assert run.final()
-
-
-@pytest.mark.parametrize("hook", ["summary", "configure_train"])
-def test_a_hook_before_the_first_round_ends_the_run_as_finished(tmp_path: Path, hook: str) -> None:
-    def stop(*given: Any) -> None:
-        raise StopRun("plateau")
-
-    start(tmp_path / "run", type("Stopping", (FedAvg,), {hook: stop})(), 5)
-    run = fairbloom.load(tmp_path / "run")
-    assert (run.state, run.stopped, run.rounds_done) == ("finished", "plateau", 0)
+    assert (run.state, run.stopped, run.rounds_done) == ("finished", "plateau", done)
+    assert bool(run.final()) == bool(done)
 
 
 def test_a_timeout_function_ends_the_run_as_finished(tmp_path: Path) -> None:
