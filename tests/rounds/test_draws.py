@@ -122,18 +122,25 @@ def test_misspelt_training_clients_are_warned_of_once(caplog: pytest.LogCaptureF
     ]
 
 
-@pytest.mark.parametrize("value", ["site-1", ["site-1", 2], [""], {"site-1"}, None])
-def test_a_text_is_not_taken_for_a_list_of_names(value: Any) -> None:
-    with pytest.raises(ValueError, match=r"training_clients must be a list or tuple of names, got"):
-        FedAvg(training_clients=value)
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        *(
+            ("training_clients", value, "must be a list or tuple of names, got")
+            for value in ("site-1", ["site-1", 2], [""], {"site-1"}, None)
+        ),
+        ("frozen", "w", "must be a list or tuple of names"),
+        *(
+            (option, value, "(= .*name=value|must be a mapping of names)")
+            for option in ("shared", "enrolled_sizes")
+            for value in ("head", ["ab"])
+        ),
+    ],
+)
+def test_a_text_is_not_taken_for_several_names(option: str, value: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=f"^{option} {words}"):
+        FedAvg(**{option: value})
     assert FedAvg(buffers=["norm.mean"]).buffers == ("norm.mean",)
-
-
-@pytest.mark.parametrize("option", ["shared", "enrolled_sizes"])
-@pytest.mark.parametrize("text", ["head", ["ab"]])
-def test_a_text_is_not_taken_for_a_mapping_of_names(option: str, text: Any) -> None:
-    with pytest.raises(ValueError, match=rf"^{option} (= .*name=value|must be a mapping of names)"):
-        FedAvg(**{option: text})  # type: ignore[arg-type]
 
 
 # Drawn by their examples ---------------------------------------------------------------------------
