@@ -248,9 +248,9 @@ def test_fedfas_accuracies_are_floored_at_1e_minus_6(A: list[float]) -> None:
 
 
 @pytest.mark.parametrize("method", [FedAvgN, FedMGDA, FedMGDAPlus])
-def test_the_step_size_decays_every_hundred_rounds(method: type[FedAvgN]) -> None:
-    U = np.random.default_rng(1).normal(size=(3, 4))
-    for round, num_rounds, decay, left in (
+@pytest.mark.parametrize(
+    ("round", "num_rounds", "decay", "left"),
+    [
         (99, 1000, 0.1, 1.0),
         (100, 1000, 0.1, 0.1**0.1),
         (299, 1000, 0.1, 0.1**0.2),
@@ -258,11 +258,14 @@ def test_the_step_size_decays_every_hundred_rounds(method: type[FedAvgN]) -> Non
         (100, 50, 0.5, 0.25),
         (1000, 1000, 1.0, 1.0),
         (1000, None, 0.0, 1.0),
-    ):
-        c = method(server_lr=3.0, decay=decay).weigh(
-            cohort_of(U, round=round, num_rounds=num_rounds)
-        )
-        np.testing.assert_allclose(c, 3.0 * left * method().weigh(cohort_of(U)), rtol=1e-12)
+    ],
+)
+def test_the_step_size_decays_every_hundred_rounds(
+    method: type[FedAvgN], round: int, num_rounds: int | None, decay: float, left: float
+) -> None:
+    U = np.random.default_rng(1).normal(size=(3, 4))
+    c = method(server_lr=3.0, decay=decay).weigh(cohort_of(U, round=round, num_rounds=num_rounds))
+    np.testing.assert_allclose(c, 3.0 * left * method().weigh(cohort_of(U)), rtol=1e-12)
 
 
 def test_updates_of_fedmgda_by_hand() -> None:
