@@ -179,14 +179,19 @@ def test_evaluation_messages_name_a_personal_model(
         }
 
 
-def test_terms_of_strength_zero_are_sent_only_by_ditto() -> None:
-    assert (
-        work_config(FedProx(mu=0.0), 1)
-        == work_config(FedAvg(proximal_mu=0.0, personal_lambda=0.0), 1)
-        == {}
-    )
-    assert work_config(MGDAProx(mu=0.0), 1) == {}
-    assert work_config(Ditto(lam=0.0), 1) == {"personal-lambda": 0.0, "personal-epochs": 1}
+@pytest.mark.parametrize(
+    ("strategy", "sent"),
+    [
+        (FedProx(mu=0.0), {}),
+        (FedAvg(proximal_mu=0.0, personal_lambda=0.0), {}),
+        (MGDAProx(mu=0.0), {}),
+        (Ditto(lam=0.0), {"personal-lambda": 0.0, "personal-epochs": 1}),
+    ],
+)
+def test_terms_of_strength_zero_are_sent_only_by_ditto(
+    strategy: FairStrategy, sent: dict[str, float]
+) -> None:
+    assert work_config(strategy, 1) == sent
 
 
 def test_the_users_config_and_further_measures_travel_along() -> None:

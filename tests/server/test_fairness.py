@@ -185,9 +185,16 @@ def test_values_that_cannot_be_measured_are_errors(values: dict[str, float], wor
 # Before and after ---------------------------------------------------------------------------------
 
 
-def test_improved_are_the_clients_whose_loss_did_not_rise() -> None:
+@pytest.mark.parametrize(
+    ("after", "percent"),
+    [
+        ((0.5, 1.0, 3.0, 4.0), 100.0),  # an equal loss has not risen
+        ((1.1, 1.9, 3.1, 4.1), 25.0),
+        ((1.1, 2.1, 3.1, 4.1), 0.0),
+    ],
+)
+def test_improved_are_the_clients_whose_loss_did_not_rise(
+    after: tuple[float, ...], percent: float
+) -> None:
     before = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}
-    # an equal loss has not risen
-    assert percent_improved(before, {"a": 0.5, "b": 1.0, "c": 3.0, "d": 4.0}) == 100.0
-    assert percent_improved(before, {"a": 1.1, "b": 1.9, "c": 3.1, "d": 4.1}) == 25.0
-    assert percent_improved(before, {name: loss + 0.1 for name, loss in before.items()}) == 0.0
+    assert percent_improved(before, dict(zip(before, after, strict=True))) == percent
