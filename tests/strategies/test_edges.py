@@ -268,11 +268,17 @@ def test_the_step_size_decays_every_hundred_rounds(
     np.testing.assert_allclose(c, 3.0 * left * method().weigh(cohort_of(U)), rtol=1e-12)
 
 
-def test_updates_of_fedmgda_by_hand() -> None:
+@pytest.mark.parametrize(
+    ("method", "weights"),
+    [
+        (FedMGDA(), [0.8, 0.2]),
+        (FedMGDA(epsilon=0.1), [0.6, 0.4]),
+        (FedMGDAPlus(), [0.5, 0.25]),
+    ],
+)
+def test_updates_of_fedmgda_by_hand(method: FedMGDA, weights: list[float]) -> None:
     U = np.array([[1.0, 0.0], [0.0, 2.0]])
-    assert FedMGDA().weigh(cohort_of(U)) == pytest.approx([0.8, 0.2], abs=1e-9)
-    assert FedMGDA(epsilon=0.1).weigh(cohort_of(U)) == pytest.approx([0.6, 0.4], abs=1e-9)
-    assert FedMGDAPlus().weigh(cohort_of(U)) == pytest.approx([0.5, 0.25], abs=1e-9)
+    assert method.weigh(cohort_of(U)) == pytest.approx(weights, abs=1e-9)
 
 
 # FedFV --------------------------------------------------------------------------------------------
