@@ -28,7 +28,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.arrays import Model
+from fairbloom.rounds.arrays import Model, forms_of
 from fairbloom.rounds.clients import NOTHING, Replies, TrainReplies, layout_of_second
 from fairbloom.rounds.layout import Layout
 from fairbloom.rounds.method import Method
@@ -95,11 +95,7 @@ class SharedBuffers:
 
     def fit(self, model: Model, rows: int) -> bool:
         """Return whether `rows` clients with models like this one fit into the memory."""
-        return _forms_of(model) == _forms_of(self.received) and rows <= self.rows
-
-
-def _forms_of(model: Model) -> list[object]:
-    return [(name, array.shape, array.dtype) for name, array in model.items()]
+        return forms_of(model) == forms_of(self.received) and rows <= self.rows
 
 
 class Workers:
