@@ -13,8 +13,8 @@ from .terms import OWN_RULE, STATEFUL, Terms
 def check_rule(settings: RunSettings, terms: Terms) -> None:
     """Raise FairbloomError if a rule that corrects steps cannot be followed.
 
-    That is if terms and settings ask for two of them, if the steps are not those of plain SGD, or
-    if the terms contradict the settings.
+    That is if terms and settings ask for two of them, if plain SGD does not take the steps, or if
+    the terms contradict the settings.
     """
     # A device checks the settings of a run, not each message: its terms must not name another rule.
     if terms.client_rule not in ("", settings.client_rule):

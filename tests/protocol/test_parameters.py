@@ -118,7 +118,7 @@ def test_the_pairs_of_an_error_can_be_pasted_in_a_shell(key: str, wrong: Any) ->
 @pytest.mark.parametrize(
     ("name", "choices", "words"),
     [
-        # in another case, it differs by that alone
+        # one that only differs by its case
         *(
             (name, ["dose", "age"], "did you mean age (upper and lower case matter)? ")
             for name in ("Age", "AGE", "aGe")
