@@ -181,9 +181,8 @@ def _answer(
             content = work(local, received, terms)
         save_states(context, local.states.in_memory)
         if digest is not None:
-            client = content.config_records.get(wire.CLIENT, ConfigRecord())
-            held = digest_arrays(arrays_of(arrays_sent_once(local, own)))
-            content[wire.CLIENT] = ConfigRecord({**client, wire.FROZEN: held})
+            client = content.config_records.setdefault(wire.CLIENT, ConfigRecord())
+            client[wire.FROZEN] = digest_arrays(arrays_of(arrays_sent_once(local, own)))
         return Message(content, reply_to=message)
 
 

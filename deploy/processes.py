@@ -1,17 +1,17 @@
 """Shared by a federation's processes: their memory, load an app, split an address, durations."""
 
-import contextlib
-import ctypes
 import gc
-import importlib
+import pkgutil
 import re
 from functools import cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 App = TypeVar("App")
 
-# glibc's M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_ARENA_MAX.
-MALLOC_OPTIONS = {-3: 4 << 20, -1: 16 << 20, -8: 1}
+# glibc's M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_ARENA_MAX: it keeps freed chunks of content for
+# the next ones, in one heap for all threads. Otherwise most chunks get new pages from the system,
+# which cost a third of the server's time. What is free at the heap's end beyond 16 MB goes back.
+ONE_HEAP = {-3: 4 << 20, -1: 16 << 20, -8: 1}
 
 # Only the first call has an effect. To ask whether there was one takes 30 ms in a worker:
 # gc.get_freeze_count counts all objects that are frozen.
@@ -42,12 +42,9 @@ def load_app(app: str, kind: type[App], of: str) -> App:
     `of` is the owner of the app in the error: "this client", or "this run". Raise ImportError if
     the app is missing or is of another type.
     """
-    module, _, path = app.partition(":")
     try:
-        found: Any = importlib.import_module(module)
-        for attribute in path.split("."):
-            found = getattr(found, attribute)
-    except (ImportError, AttributeError) as error:
+        found = pkgutil.resolve_name(app)
+    except (ImportError, AttributeError, ValueError) as error:
         raise ImportError(f"app = {app!r} of {of} cannot be loaded: {error}") from error
     if not isinstance(found, kind):
         raise ImportError(
@@ -64,14 +61,3 @@ def free_cycles() -> None:
     """
     gc.collect()
     freeze_once()
-
-
-def reuse_memory() -> None:
-    """Have glibc keep freed chunks of content for the next ones, in one heap for all threads.
-
-    Otherwise most chunks get new pages from the system, which cost a third of the server's time.
-    What is free at the heap's end beyond 16 MB goes back to the system.
-    """
-    with contextlib.suppress(AttributeError):  # other libraries have no mallopt
-        for option, value in MALLOC_OPTIONS.items():
-            ctypes.CDLL(None).mallopt(option, value)

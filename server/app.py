@@ -39,7 +39,7 @@ from fairbloom.protocol.scores import put_first
 from fairbloom.protocol.settings import SETTINGS, Mark, SettingsError, marked, split_names
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import PROTOCOL
-from fairbloom.rounds.arrays import Model
+from fairbloom.rounds.arrays import Model, forms_of
 from fairbloom.rounds.clients import ClientPool
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.learning import NothingLearnedError
@@ -270,8 +270,10 @@ def federate(
             best_by=measure,
             grouped=Grouped.of(task),
             two_classes=has_two_classes(task),
-            stopping=EarlyStopping.of(
-                settings.early_stopping, Validation.of(score, method.serves, measure)
+            stopping=(
+                EarlyStopping(settings.early_stopping, Validation.of(score, method.serves, measure))
+                if settings.early_stopping
+                else None
             ),
         )
         if recorder.finished:  # the process that was waited for has finished the run
@@ -446,14 +448,10 @@ def _resume(recorder: RunRecorder, module: Module) -> Model:
         if continued is None:
             return fresh
         model, state = continued
-        if _forms_of(model) != _forms_of(fresh):
+        if forms_of(model) != forms_of(fresh):
             raise ValueError("its model has other arrays than the task's")
         recorder.method.load_state_dict(state)
     return model
-
-
-def _forms_of(model: Model) -> dict[str, object]:
-    return {name: (array.dtype, array.shape) for name, array in model.items()}
 
 
 @contextmanager

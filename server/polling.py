@@ -187,7 +187,7 @@ class PollingGrid(Grid):
             online = set(self.get_node_ids())
             revoked = self._quorum.forget(nodes_of(pending) - online, self._enrolled)
             replies += give_up(pending, revoked, "the operator has revoked this client")
-            if working and not self._quorum.is_met_by_nodes(online):
+            if working and not self._quorum.is_met(self._quorum.named(online)):
                 # The seconds since the last look do not count.
                 deadline = replace(deadline, since=deadline.now() - elapsed)
                 may_expire = True
@@ -203,9 +203,9 @@ class PollingGrid(Grid):
                 if any(reply.has_content() for reply in came):
                     absences.patience = max(GRACE_SECONDS, elapsed)
                 if deadline.is_over:
-                    silent = nodes_of(pending)
+                    answered = self._quorum.named(online - nodes_of(pending))
                     extended = deadline.seconds == longest
-                    if extended or not working or self._quorum.would_be_met(online - silent):
+                    if extended or not working or self._quorum.would_be_met(answered):
                         break
                     deadline = replace(deadline, seconds=longest)
                     may_expire = True  # messages expire with the deadline

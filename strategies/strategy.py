@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, ClassVar, Self, Unpack
+from typing import Any, ClassVar, Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -68,7 +67,8 @@ class FairStrategy(Method, Strategy):
 
     def __init__(self, **options: Unpack[Options]) -> None:
         super().__init__(**options)
-        self._session = StrategySession.of(self, self, FlowerClients(self))
+        clients = FlowerClients(self)
+        self._session = StrategySession(self, clients, Rounds(self, clients))
         # Settings that `from_config` found in a run config, for RunFolder.
         self.run_folder_options: Mapping[str, Value] = {}
 
@@ -170,14 +170,18 @@ class FairStrategy(Method, Strategy):
         initial_arrays = recording.arrays or initial_arrays
         outer = recording.outer
         clients = FlowerClients(self, grid, keys=recording.keys)
-        session = StrategySession.of(
+        rounds = Rounds(
             self,
-            outer,
             clients,
-            {"train": ChangingConfig(train_config), "evaluate": ChangingConfig(evaluate_config)},
-            num_rounds=whole(0, num_rounds=num_rounds),
+            whole(0, num_rounds=num_rounds),
             all_evaluate_last=recording.all_evaluate_last,
             scores=recording.scores,
+        )
+        session = StrategySession(
+            outer,
+            clients,
+            rounds,
+            {"train": ChangingConfig(train_config), "evaluate": ChangingConfig(evaluate_config)},
         )
         vars(self)["_session"] = session
         self.reset()
@@ -201,8 +205,8 @@ class FairStrategy(Method, Strategy):
             log.info(
                 "Initial global evaluation results: %s", result.evaluate_metrics_serverapp.get(0)
             )
-        rounds = session.rounds.run_by(steps.train, steps.evaluate, initial_arrays)
-        for finished in rounds if steps.stopped is None else ():
+        remaining = rounds.run_by(steps.train, steps.evaluate, initial_arrays)
+        for finished in remaining if steps.stopped is None else ():
             with steps.stopping():
                 if recording.on_round is not None:
                     recording.on_round(finished)
@@ -212,9 +216,7 @@ class FairStrategy(Method, Strategy):
                 break
         log_result(result, time.monotonic() - began)
         recording.result = result
-        recording.stopped = (
-            session.rounds.stopped if steps.stopped is None else steps.stopped.reason
-        )
+        recording.stopped = rounds.stopped if steps.stopped is None else steps.stopped.reason
         return result
 
     def initialize_parameters(self, client_manager: object) -> None:
@@ -393,18 +395,6 @@ class StrategySession:
     recording: "Recording | None" = None
     trained: tuple[ArrayRecord | None, MetricRecord | None] = (None, None)
     evaluated: MetricRecord | None = None
-
-    @classmethod
-    def of(
-        cls,
-        method: FairStrategy,
-        outer: Strategy,
-        clients: FlowerClients,
-        configs: Mapping[str, ChangingConfig] = MappingProxyType({}),
-        **rounds: Any,
-    ) -> Self:
-        """Return a session with `Rounds` of these keywords."""
-        return cls(outer, clients, Rounds(method, clients, **rounds), configs)
 
     def restore(self, state: RunState) -> None:
         """Repeat what the hooks of a run had changed: configs, and the values of wrappers."""

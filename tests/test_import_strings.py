@@ -172,19 +172,24 @@ def test_an_error_is_one_line_and_nothing_is_written(
     assert not (here / "a").exists()
 
 
-def test_an_error_in_their_module_keeps_its_traceback(here: Path) -> None:
-    (here / "theirs.py").write_text("raise RuntimeError('theirs alone')")
+@pytest.mark.parametrize(
+    ("code", "status", "words"),
+    [
+        # with its traceback
+        ("raise RuntimeError('theirs alone')", 1, ("theirs.py", "RuntimeError: theirs alone")),
+        (
+            *("import no_such_library", 2),
+            ("theirs imports no_such_library, which is not installed here: install it",),
+        ),
+    ],
+)
+def test_an_error_in_their_module_is_told(
+    here: Path, code: str, status: int, words: tuple[str, ...]
+) -> None:
+    (here / "theirs.py").write_text(code)
     done = fairbloom(here, "run", *words_of({**SETTINGS, **OURS}), "--out", "a")
-    assert done.returncode == 1
-    assert "theirs.py" in done.stderr
-    assert "RuntimeError: theirs alone" in done.stderr
-
-
-def test_the_missing_library_of_a_module_is_named(here: Path) -> None:
-    (here / "theirs.py").write_text("import no_such_library")
-    done = fairbloom(here, "run", *words_of({**SETTINGS, **OURS}), "--out", "a")
-    assert done.returncode == 2
-    assert "theirs imports no_such_library, which is not installed here: install it" in done.stderr
+    assert done.returncode == status
+    assert [each for each in words if each not in done.stderr] == []
 
 
 def test_an_import_string_may_name_an_attribute() -> None:
@@ -201,8 +206,5 @@ def test_the_current_folder_goes_before_installed_modules(
         sys, "path", [*sys.path, str(tmp_path / "installed"), str(tmp_path / "here")]
     )
     monkeypatch.chdir(tmp_path / "here")
-    try:
-        assert imported("task", "twice_there:word") == "mine"
-        assert sys.path.count(str(tmp_path / "here")) == 1
-    finally:
-        sys.modules.pop("twice_there", None)
+    assert imported("task", "twice_there:word") == "mine"
+    assert sys.path.count(str(tmp_path / "here")) == 1

@@ -128,8 +128,8 @@ class Schemas:
         self._write([*others, KnownSchema(digest, now, State.ACCEPTED)])
         (self._folder / REFUSED).unlink(missing_ok=True)
 
-    def withdraw(self, start: str) -> KnownSchema:
-        """Withdraw the schema with a digest that starts so, from running runs too; return it."""
+    def withdraw(self, start: str) -> None:
+        """Withdraw the schema with a digest that starts so, from running runs too."""
         known = self.known()
         found = [schema for schema in known if start and schema.digest.startswith(start)]
         if len(found) != 1:
@@ -140,7 +140,6 @@ class Schemas:
         (chosen,) = found
         withdrawn = replace(chosen, state=State.WITHDRAWN)
         self._write([withdrawn if schema == chosen else schema for schema in known])
-        return withdrawn
 
     def admits(self, digest: str, run: int, settings: str, until: float = -math.inf) -> bool:
         """Return whether a run may have a schema; keep the schema of a run that is let in.

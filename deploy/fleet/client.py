@@ -19,12 +19,13 @@ from fairbloom.errors import FairbloomError
 from fairbloom.logs import escape_all_records, log
 from fairbloom.system.files import make_folder
 from fairbloom.system.lock import LockedError, exclusive_lock
+from fairbloom.system.machine import tune_allocator
 from fairbloom.system.supervise import STOPPING, become, release_signals
 
 from ..device.client import ClientSettings
 from ..device.connectivity import connection_fault
 from ..errors import DeployError
-from ..processes import reuse_memory
+from ..processes import ONE_HEAP
 from .calls import Calls, Outage, RefusedError
 from .session import Contexts, KeptReply, Session, load_session
 from .worker import Worker
@@ -113,7 +114,7 @@ def main() -> int:
     os.umask(0o077)  # only this account may read the client's files
     logging.basicConfig(format="fairbloom client: %(message)s", level=logging.INFO)
     escape_all_records()
-    reuse_memory()
+    tune_allocator(ONE_HEAP)
     settings = json.loads(sys.argv[1])
     try:
         for number in STOPPING:

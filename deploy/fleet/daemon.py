@@ -15,11 +15,12 @@ from fairbloom.errors import FairbloomError
 from fairbloom.logs import escape_all_records, log
 from fairbloom.system.files import make_folder, whole_file
 from fairbloom.system.lock import LockedError, exclusive_lock
+from fairbloom.system.machine import tune_allocator
 from fairbloom.system.supervise import STOPPING, notify_systemd, release_signals
 
 from .. import pki
 from ..errors import DeployError
-from ..processes import reuse_memory
+from ..processes import ONE_HEAP
 from .connections import OTHER_FILES, connection_limit, raise_file_limit
 from .content import MemoryBudget
 from .faults import Faults
@@ -247,7 +248,7 @@ def main() -> int:
     # a traceback for each call that a device cuts, or that has nonsense as content
     logging.getLogger("grpc").setLevel(logging.CRITICAL)
     escape_all_records()
-    reuse_memory()
+    tune_allocator(ONE_HEAP)
     try:
         serve(Path(sys.argv[1]))
     except FairbloomError as error:

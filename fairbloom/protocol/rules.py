@@ -10,10 +10,10 @@ from .settings import RunSettings
 from .terms import OWN_RULE, STATEFUL, Terms
 
 
-def check_rule(settings: RunSettings, terms: Terms) -> str:
-    """Return the term or setting that asks for a rule that corrects steps, as key = value, or "".
+def check_rule(settings: RunSettings, terms: Terms) -> None:
+    """Raise FairbloomError if a rule that corrects steps cannot be followed.
 
-    Raise FairbloomError if there are two of them, if the steps are not those of plain SGD, or if
+    That is if terms and settings ask for two of them, if plain SGD does not take the steps, or if
     the terms contradict the settings.
     """
     # A device checks the settings of a run, not each message: its terms must not name another rule.
@@ -29,14 +29,12 @@ def check_rule(settings: RunSettings, terms: Terms) -> str:
     ]
     if settings.client_rule:
         names.append(f"client-rule = {settings.client_rule!r}")
-    if not names:
-        return ""
     if len(names) > 1:
         raise ReportableError(
             f"{names[0]} and {names[1]} ask for a rule of local work each, and there can be one:"
             " leave out one of them"
         )
     momentum = text_if(terms.client_momentum, f"client-momentum = {terms.client_momentum}")
-    if beyond := settings.beyond_plain_sgd(but="client-rule") or momentum:
+    beyond = settings.beyond_plain_sgd(but="client-rule") or momentum
+    if names and beyond:
         raise ReportableError(f"{names[0]} corrects the steps of plain SGD: leave out {beyond}")
-    return names[0]

@@ -20,6 +20,11 @@ CHUNK_COLUMNS = 16384
 EXACT_SQUARES = (1e-200, 1e300)
 
 
+def forms_of(model: Model) -> dict[str, object]:
+    """Return the dtype and the shape of each array of a model."""
+    return {name: (array.dtype, array.shape) for name, array in model.items()}
+
+
 def column_chunks(size: int) -> Iterator[slice]:
     """Return all columns of vectors of this size, CHUNK_COLUMNS at a time."""
     starts = range(0, size, CHUNK_COLUMNS)

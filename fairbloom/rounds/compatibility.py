@@ -109,7 +109,7 @@ NEEDS: Mapping[str, Requirement] = {
         "has personal models already",
         "{option} = {value!r}: with {method} and its other options, clients have personal models"
         " already: leave {option} out, or choose other ones",
-        lambda method: method.trains_personal_models,
+        lambda method: "personal_lambda" in method.own_terms or method.personal_lambda > 0.0,
     ),
     OWN_DRAW: Requirement(
         "has no prior, which such a draw replaces",

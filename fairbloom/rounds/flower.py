@@ -35,6 +35,7 @@ from .records import (
     check_supported,
     has_no_query,
     has_zero_rate,
+    holds_frozen,
     is_expired,
     message_of,
     model_of,
@@ -42,7 +43,6 @@ from .records import (
     read_arrays,
     read_context_state,
     read_examples,
-    read_frozen_digest,
     read_metrics,
     read_name,
     read_second,
@@ -313,7 +313,7 @@ class FlowerClients:
             self._roster.nodes[node_id] = replace(
                 node,
                 account=read_account(content) or node.account,
-                has_frozen=node.has_frozen or read_frozen_digest(content) == self._digest,
+                has_frozen=node.has_frozen or holds_frozen(content, self._digest),
             )
         self._note_pending(exchange)
         # All of them: an error of one client must not end the run.

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
-from typing import Annotated, Any, ClassVar, TypedDict, cast, get_args, get_type_hints, is_typeddict
+from typing import Annotated, Any, TypedDict, cast, get_args, get_type_hints, is_typeddict
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.effects import IdleIf, collect_marks
@@ -215,7 +215,6 @@ class Options(OptionsWithoutPrior, total=False):
 class CommonOptions(SharedOptions):
     """The attributes of a method that hold common options as they were given."""
 
-    own_terms: ClassVar[frozenset[str]]
     fraction_train: Annotated[float, Range("(0, 1]")] = 1.0
     fraction_evaluate: Annotated[float, Range("[0, 1]")] = 1.0
     min_train_nodes: Annotated[int, Range("[1, inf)")] = 1
@@ -225,11 +224,6 @@ class CommonOptions(SharedOptions):
     weighted_by_key: str = NUM_EXAMPLES
     arrayrecord_key: str = ARRAYS
     configrecord_key: str = CONFIG
-
-    @property
-    def trains_personal_models(self) -> bool:
-        """Whether clients train a personal model next to the global one."""
-        return "personal_lambda" in self.own_terms or self.personal_lambda > 0.0
 
 
 class _All(CommonOptions, RunOptions):

@@ -163,15 +163,12 @@ class Quorum:
             )
         return False
 
-    def is_met_by_nodes(self, online: Iterable[int]) -> bool:
-        """Return the same for nodes; a node without a known name counts by its number."""
-        return self.is_met(self._named(online))
+    def would_be_met(self, online: Collection[str]) -> bool:
+        """Return whether these clients would be enough, without a wait for more."""
+        return len(self.counted(online)) >= self.fewest
 
-    def would_be_met(self, online: Iterable[int]) -> bool:
-        """Return whether these nodes would be enough, without a wait for more."""
-        return len(self.counted(self._named(online))) >= self.fewest
-
-    def _named(self, nodes: Iterable[int]) -> set[str]:
+    def named(self, nodes: Iterable[int]) -> set[str]:
+        """Return the nodes' names; a node without a known name counts by its number."""
         return {self._names.get(node_id, str(node_id)) for node_id in nodes}
 
 

@@ -44,12 +44,6 @@ EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 NO_QUERY = ("No query function registered", "Invalid message type: query")
 
 
-def read_frozen_digest(content: RecordDict) -> str:
-    """Return the digest that a client reports of its frozen parameters, "" without a text."""
-    digest = content.config_records.get(CLIENT, ConfigRecord()).get(FROZEN)
-    return digest if isinstance(digest, str) else ""
-
-
 def size_of(content: RecordDict) -> int:
     """Return the bytes of all arrays in a message."""
     return sum(
@@ -101,6 +95,11 @@ def read_context_state(content: RecordDict) -> bool | None:
     """Return whether a client has a state that its node keeps for one run only, None if unsaid."""
     stated = content.config_records.get(CLIENT, ConfigRecord()).get(CONTEXT_STATE)
     return stated if isinstance(stated, bool) else None
+
+
+def holds_frozen(content: RecordDict, digest: str) -> bool:
+    """Return whether a client reports that it holds the frozen parameters with this digest."""
+    return content.config_records.get(CLIENT, ConfigRecord()).get(FROZEN) == digest
 
 
 def has_zero_rate(content: RecordDict) -> bool:

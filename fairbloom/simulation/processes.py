@@ -1,7 +1,6 @@
 """Forked processes that answer through a pipe and end silently when this process ends."""
 
 import contextlib
-import ctypes
 import gc
 import mmap
 import os
@@ -23,9 +22,10 @@ from fairbloom.errors import FairbloomError
 from fairbloom.system.parents import end_with_parent
 from fairbloom.system.supervise import hold_signals
 
-# Parameters of glibc's mallopt.
-M_TRIM_THRESHOLD = -1
-M_MMAP_THRESHOLD = -3
+# glibc's M_MMAP_THRESHOLD and M_TRIM_THRESHOLD: it keeps memory that PyTorch frees for its next
+# step, as the process computes nothing else. Otherwise it returns it to the system, and takes it
+# page by page again: up to a fifth of a step.
+FREED_IS_KEPT = {-3: 1 << 25, -1: 1 << 30}
 
 
 def can_fork() -> bool:
@@ -45,17 +45,6 @@ def shared_array(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
             " a time"
         ) from error
     return np.ndarray(shape, dtype, buffer=memory)
-
-
-def keep_freed_memory() -> None:
-    """Keep memory that PyTorch frees for its next step, as this process computes nothing else.
-
-    glibc would return it to the system, and take it page by page again: up to a fifth of a step.
-    """
-    with contextlib.suppress(AttributeError):  # other libraries have no mallopt
-        allocator = ctypes.CDLL(None)
-        allocator.mallopt(M_MMAP_THRESHOLD, 1 << 25)
-        allocator.mallopt(M_TRIM_THRESHOLD, 1 << 30)
 
 
 class Forked:

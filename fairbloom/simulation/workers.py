@@ -28,16 +28,17 @@ from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.arrays import Model
+from fairbloom.rounds.arrays import Model, forms_of
 from fairbloom.rounds.clients import NOTHING, Replies, TrainReplies, layout_of_second
 from fairbloom.rounds.layout import Layout
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.refusals import Refusals
 from fairbloom.rounds.updates import Updates
+from fairbloom.system.machine import tune_allocator
 from fairbloom.tasks.models import arrays_of
 
 from .clients import LocalClients, StoredReply, call_client, refuse_failed, store_reply
-from .processes import Forked, can_fork, keep_freed_memory, shared_array
+from .processes import FREED_IS_KEPT, Forked, can_fork, shared_array
 
 # The kinds of calls.
 Work = Literal["train", "evaluate"]
@@ -94,11 +95,7 @@ class SharedBuffers:
 
     def fit(self, model: Model, rows: int) -> bool:
         """Return whether `rows` clients with models like this one fit into the memory."""
-        return _forms_of(model) == _forms_of(self.received) and rows <= self.rows
-
-
-def _forms_of(model: Model) -> list[object]:
-    return [(name, array.shape, array.dtype) for name, array in model.items()]
+        return forms_of(model) == forms_of(self.received) and rows <= self.rows
 
 
 class Workers:
@@ -184,7 +181,7 @@ class Workers:
 
     def _serve(self, pipe: Connection) -> None:
         torch.set_num_threads(1)
-        keep_freed_memory()
+        tune_allocator(FREED_IS_KEPT)
         received = tensors_of(self.buffers.received)
         vectors = dict[str, StateDict]()
         while True:

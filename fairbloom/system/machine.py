@@ -1,7 +1,9 @@
-"""The processor cores and the memory of this machine that a process may use."""
+"""The processor cores and the memory of this machine that a process may use, and its allocator."""
 
 import contextlib
+import ctypes
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -24,3 +26,10 @@ def half_of_memory(root: Path = Path("/")) -> int:
         limit = root / "sys/fs/cgroup" / group.strip("/") / "memory.max"
         memory = min(memory, int(limit.read_text()))
     return memory // 2
+
+
+def tune_allocator(options: Mapping[int, int]) -> None:
+    """Set parameters of glibc's mallopt for this process, by their numbers."""
+    with contextlib.suppress(AttributeError):  # other libraries have no mallopt
+        for option, value in options.items():
+            ctypes.CDLL(None).mallopt(option, value)

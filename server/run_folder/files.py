@@ -377,10 +377,7 @@ def read_model(folder: Path) -> dict[str, NDArray[Any]] | None:
     """
     if is_finished(folder):
         return MODEL.read(folder)
-    last = load_last(CHECKPOINTS.path_in(folder))
-    if last is None:
-        return None
-    model, _ = last
+    model, _ = load_last(CHECKPOINTS.path_in(folder)) or (None, {})
     return model
 
 

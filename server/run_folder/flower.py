@@ -200,7 +200,9 @@ class RunFolder:
         announce(self.path)
         measure = best_by.replace("-", "_")
         validation = self.validation and replace(self.validation, measure=measure)
-        stopping = EarlyStopping.of(early_stopping, validation) if validation else None
+        stopping = (
+            EarlyStopping(early_stopping, validation) if validation and early_stopping else None
+        )
         with locked_folder(self.path, wait=self._wait):
             recorder = RunRecorder(
                 self.path,

@@ -23,11 +23,6 @@ class EarlyStopping:
     best_round: int = 0
     last: int = 0
 
-    @classmethod
-    def of(cls, patience: int, validation: Validation) -> Self | None:
-        """Return what a new run knows, or None if `patience` is 0."""
-        return cls(patience, validation) if patience else None
-
     def after(self, finished: Round) -> Self:
         """Return what is known after a round.
 

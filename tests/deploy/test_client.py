@@ -124,9 +124,8 @@ def test_the_owners_file_wins_key_by_key(bundle: Path) -> None:
 def test_an_invalid_setting_is_named_with_value_and_remedy(
     bundle: Path, given: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(FairbloomError) as error:
+    with pytest.raises(FairbloomError, match=re.escape(words)):
         ClientSettings.of(given, bundle / "client.toml")
-    assert words in str(error.value)
 
 
 def test_owner_toml_is_compared_with_the_accepted_schemas(bundle: Path) -> None:
@@ -153,9 +152,8 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, text: str | None, w
     file = tmp_path / "client.toml"
     if text is not None:
         file.write_text(text)
-    with pytest.raises(DeployError, match=words) as error:
+    with pytest.raises(DeployError, match=f"{re.escape(str(file))} {words}"):
         ClientSettings.of({}, file)
-    assert str(file) in str(error.value)
 
 
 def test_the_worker_gets_what_the_app_needs_and_no_key(bundle: Path) -> None:
@@ -233,9 +231,8 @@ def test_a_corrupt_authority_is_named(bundle: Path, content: bytes) -> None:
         f"ca = {bundle / 'ca.crt'}: it holds no certificate; take ca.crt from the client's bundle"
         " again"
     )
-    with pytest.raises(DeployError) as error:
+    with pytest.raises(DeployError, match=f"^{re.escape(words)}$"):
         ClientSettings.of({}, bundle / "client.toml")
-    assert str(error.value) == words
     assert connection_fault(good) == words  # if the file breaks after the start
 
 
@@ -265,10 +262,9 @@ def test_a_key_that_does_not_fit_is_named_when_the_client_starts(
 
 def test_the_error_of_a_missing_key_says_how_to_make_one(bundle: Path) -> None:
     (bundle / "key").unlink()
-    with pytest.raises(DeployError) as error:
+    words = f"key = {bundle / 'key'}: file not found.*fairbloom client keys NAME --out {bundle}"
+    with pytest.raises(DeployError, match=words):
         ClientSettings.of({}, bundle / "client.toml")
-    assert f"key = {bundle / 'key'}: file not found" in str(error.value)
-    assert f"fairbloom client keys NAME --out {bundle}" in str(error.value)
 
 
 # The command --------------------------------------------------------------------------------------
@@ -320,13 +316,12 @@ def installed() -> Installed:
 )
 def test_another_app_or_version_is_refused_with_both_named(distribution: str, number: str) -> None:
     hearts = Installed(APP, distribution=("hearts", "1.0"))
-    with pytest.raises(SettingRefusedError) as error:
+    with pytest.raises(
+        SettingRefusedError,
+        match=f"^the run is of {distribution} {re.escape(number)}, this client has hearts 1\\.0"
+        " installed: install the same version on both$",
+    ):
         hearts.accept(run_of(distribution=distribution, version=number), context())
-    assert (
-        str(error.value)
-        == f"the run is of {distribution} {number}, this client has hearts 1.0 installed:"
-        " install the same version on both"
-    )
     hearts.accept(run_of(distribution="Hearts", version="1.0"), context())
 
 
@@ -477,6 +472,5 @@ def test_an_app_that_was_never_installed_has_no_version(loose: str) -> None:
     ],
 )
 def test_an_app_that_cannot_be_loaded_is_named(loose: str, app: str, words: str) -> None:
-    with pytest.raises(ImportError, match=words) as error:
+    with pytest.raises(ImportError, match=f"app = '{app}' of this client .*{words}"):
         load_app(app, ClientApp, "this client")
-    assert f"app = '{app}' of this client" in str(error.value)

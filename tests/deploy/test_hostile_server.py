@@ -1,5 +1,6 @@
 """A server that attacks its device: endless messages, false heads, texts that forge log lines."""
 
+import contextlib
 import io
 import logging
 import math
@@ -91,14 +92,16 @@ class Lying:
             pass
         return Taken(answer=Taken.DROP, reason=self._reason)
 
-    def calls(self, **limits: float) -> Calls:
+    @contextlib.contextmanager
+    def calls(self) -> Iterator[Calls]:
+        """Yield a device's calls of this server; then end both."""
         credentials = grpc.local_channel_credentials()
-        return Calls(
-            self.address, credentials, b"1" * 16, Outage(), lambda: None, folder=HERE, **limits
-        )
-
-    def stop(self) -> None:
-        self._server.stop(None).wait()
+        calls = Calls(self.address, credentials, b"1" * 16, Outage(), lambda: None, folder=HERE)
+        try:
+            yield calls
+        finally:
+            calls.close()
+            self._server.stop(None).wait()
 
 
 # Endless and false messages -----------------------------------------------------------------------
@@ -216,11 +219,8 @@ def test_a_message_ends_at_its_size_on_the_wire(monkeypatch: pytest.MonkeyPatch)
             yield bytes(CHUNK_BYTES)
 
     lying = Lying(send)
-    calls = lying.calls()
-    with pytest.raises(RefusedError, match="that was all"):
+    with lying.calls() as calls, pytest.raises(RefusedError, match="that was all"):
         calls.next("")
-    calls.close()
-    lying.stop()
     assert len(taken) < 100
 
 
@@ -235,11 +235,8 @@ def test_a_slow_line_has_time_for_each_chunk(monkeypatch: pytest.MonkeyPatch) ->
 
     for name in ("HELD_SECONDS", "ANSWER_SECONDS", "CHUNK_SECONDS", "CHUNK_CHECK_SECONDS"):
         monkeypatch.setattr(fleet_calls, name, 0.4)
-    lying = Lying(slowly)
-    calls = lying.calls()
-    assert calls.next("").content.map() == data
-    calls.close()
-    lying.stop()
+    with Lying(slowly).calls() as calls:
+        assert calls.next("").content.map() == data
 
 
 def test_a_server_that_stops_sending_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,11 +252,8 @@ def test_a_server_that_stops_sending_is_asked_again(monkeypatch: pytest.MonkeyPa
 
     for name in ("HELD_SECONDS", "CHUNK_SECONDS", "CHUNK_CHECK_SECONDS"):
         monkeypatch.setattr(fleet_calls, name, 0.2)
-    lying = Lying(stopping)
-    calls = lying.calls()
-    assert calls.next("").content.map() == b"model"
-    calls.close()
-    lying.stop()
+    with Lying(stopping).calls() as calls:
+        assert calls.next("").content.map() == b"model"
 
 
 # Texts of the server ------------------------------------------------------------------------------
@@ -286,18 +280,13 @@ def test_no_text_of_a_server_forges_a_line_of_the_log(
     handler.setFormatter(logging.Formatter("fairbloom client: %(message)s"))
     caplog.set_level(logging.INFO, log.name)  # it also forgets which levels were off
     lying = Lying(lambda: iter([in_head(head_of(type=FORGED, id=FORGED[5:]))]), FORGED * 99)
-    calls = lying.calls()
-    session = Session(
-        "a", calls, Idle(), Contexts(str(tmp_path)), KeptReply(str(tmp_path)), AuditLog(tmp_path)
-    )
+    kept = (Contexts(str(tmp_path)), KeptReply(str(tmp_path)), AuditLog(tmp_path))
     log.addHandler(handler)
     try:
-        with pytest.raises(RefusedError):
-            session.serve()
+        with lying.calls() as calls, pytest.raises(RefusedError):
+            Session("a", calls, Idle(), *kept).serve()
     finally:
         log.removeHandler(handler)
-        calls.close()
-        lying.stop()
     said = written.getvalue()
     assert_nothing_forged(said)
     assert len(said) < 3000

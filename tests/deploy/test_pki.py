@@ -109,29 +109,21 @@ def test_a_host_is_named_as_in_certificates(host: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host",
+    ("host", "words"),
     [
-        "",
-        "a b",
-        "a:9092",
-        "[::1]",
-        "fe80::1%eth0",
-        "999.1.1.1",
-        "-a.org",
-        "a..b",
-        "a.",
-        "a\n",
-        "*.org",
-        "x" * 64,
-        "ü" * 70,
+        *(
+            (host, "give a name or an address without port")
+            for host in (
+                *("", "a b", "a:9092", "[::1]", "fe80::1%eth0", "999.1.1.1", "-a.org", "a..b"),
+                *("a.", "a\n", "*.org", "x" * 64, "ü" * 70),
+            )
+        ),
+        ("straße.example", "give it in its ASCII form"),  # newer rules spell it differently
     ],
 )
-def test_an_invalid_host_is_refused(host: str) -> None:
-    with pytest.raises(DeployError, match="give a name or an address without port"):
+def test_an_invalid_host_is_refused(host: str, words: str) -> None:
+    with pytest.raises(DeployError, match=words):
         pki.normalise_host(host)
-    # newer rules spell it differently
-    with pytest.raises(DeployError, match="give it in its ASCII form"):
-        pki.normalise_host("straße.example")
 
 
 # The authority ------------------------------------------------------------------------------------
@@ -189,9 +181,8 @@ def forged_request() -> str:
     ids=range(6),
 )
 def test_an_invalid_request_is_refused(text: str, message: str) -> None:
-    with pytest.raises(DeployError, match=message) as refused:
+    with pytest.raises(DeployError, match=f"^site.request .*({message})"):
         pki.read_request(text, "site.request")
-    assert "site.request" in str(refused.value)
 
 
 def test_a_devices_certificate_is_only_for_clients(

@@ -78,15 +78,22 @@ def test_names_and_shares_of_clients_may_be_numbers(value: Any, taken: str) -> N
     )
 
 
-@pytest.mark.parametrize("value", ["much", "0.1,much", "-1,-2", "", ",", None, [], [0.1], {"a": 1}])
-def test_what_may_be_anything_is_answered_with_the_range_alone(value: Any) -> None:
-    with pytest.raises(SettingsError, match=r"^num-rounds = 1\.5: allowed is int"):
-        SETTINGS["num-rounds"].checked(1.5)
-    with pytest.raises(
-        SettingsError,
-        match=rf"^learning-rate = {re.escape(repr(value))}: allowed is float above 0$",
-    ):
-        SETTINGS["learning-rate"].checked(value)
+@pytest.mark.parametrize(
+    ("key", "value", "range"),
+    [
+        ("num-rounds", 1.5, "int"),
+        *(
+            ("learning-rate", value, "float above 0$")
+            for value in ("much", "0.1,much", "-1,-2", "", ",", None, [], [0.1], {"a": 1})
+        ),
+    ],
+)
+def test_what_may_be_anything_is_answered_with_the_range_alone(
+    key: str, value: Any, range: str
+) -> None:
+    words = rf"^{key} = {re.escape(repr(value))}: allowed is {range}"
+    with pytest.raises(SettingsError, match=words):
+        SETTINGS[key].checked(value)
 
 
 @pytest.mark.parametrize("text", ["site-a=", "=3", "site-a", "a=1 a=2"])
@@ -108,13 +115,20 @@ def test_the_pairs_of_an_error_can_be_pasted_in_a_shell(key: str, wrong: Any) ->
     assert {*split_pairs(str(settings[key].checked(text)), "a=1")} == {"site a", "site-b"}
 
 
-@pytest.mark.parametrize("name", ["Age", "AGE", "aGe"])
-def test_a_name_in_another_case_is_said_to_differ_by_that_alone(name: str) -> None:
-    assert did_you_mean(name, ["dose", "age"]) == "did you mean age (upper and lower case matter)? "
-    assert did_you_mean(f"{name}s", ["dose", "age"]) == "did you mean age? "
-    assert did_you_mean("weight", ["dose", "age"]) == ""
-
-
-def test_two_equally_near_names_are_both_suggested() -> None:
-    assert did_you_mean("fedv", ["fedfv", "fedav", "ditto"]) == "did you mean fedfv or fedav? "
-    assert did_you_mean("fedvf", ["fedfv", "fedav"]) == "did you mean fedfv? "  # the same letters
+@pytest.mark.parametrize(
+    ("name", "choices", "words"),
+    [
+        # one that only differs by its case
+        *(
+            (name, ["dose", "age"], "did you mean age (upper and lower case matter)? ")
+            for name in ("Age", "AGE", "aGe")
+        ),
+        *((name, ["dose", "age"], "did you mean age? ") for name in ("Ages", "AGEs", "aGes")),
+        ("weight", ["dose", "age"], ""),
+        # both of two that are equally near
+        ("fedv", ["fedfv", "fedav", "ditto"], "did you mean fedfv or fedav? "),
+        ("fedvf", ["fedfv", "fedav"], "did you mean fedfv? "),  # the same letters
+    ],
+)
+def test_the_nearest_names_are_suggested(name: str, choices: list[str], words: str) -> None:
+    assert did_you_mean(name, choices) == words

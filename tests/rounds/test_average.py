@@ -349,11 +349,16 @@ def test_a_float64_update_that_can_be_squared_is_used(size: float) -> None:
     assert np.isfinite(after(stored, 0.5, 0.5)["w"]).all()
 
 
-def test_an_infinite_or_odd_model_is_refused_by_array() -> None:
-    with pytest.raises(ValueError, match="array 'w' of the global model is not finite"):
-        Layout(model(w=np.float32([np.nan])))
-    with pytest.raises(ValueError, match="array 'w' has dtype complex128"):
-        Layout(model(w=np.array([1j])))
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [
+        (np.float32([np.nan]), "array 'w' of the global model is not finite"),
+        (np.array([1j]), "array 'w' has dtype complex128"),
+    ],
+)
+def test_an_infinite_or_odd_model_is_refused_by_array(array: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Layout(model(w=array))
 
 
 def test_the_model_that_went_out_is_not_changed() -> None:

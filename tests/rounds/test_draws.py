@@ -122,18 +122,25 @@ def test_misspelt_training_clients_are_warned_of_once(caplog: pytest.LogCaptureF
     ]
 
 
-@pytest.mark.parametrize("value", ["site-1", ["site-1", 2], [""], {"site-1"}, None])
-def test_a_text_is_not_taken_for_a_list_of_names(value: Any) -> None:
-    with pytest.raises(ValueError, match=r"training_clients must be a list or tuple of names, got"):
-        FedAvg(training_clients=value)
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        *(
+            ("training_clients", value, "must be a list or tuple of names, got")
+            for value in ("site-1", ["site-1", 2], [""], {"site-1"}, None)
+        ),
+        ("frozen", "w", "must be a list or tuple of names"),
+        *(
+            (option, value, "(= .*name=value|must be a mapping of names)")
+            for option in ("shared", "enrolled_sizes")
+            for value in ("head", ["ab"])
+        ),
+    ],
+)
+def test_a_text_is_not_taken_for_several_names(option: str, value: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=f"^{option} {words}"):
+        FedAvg(**{option: value})
     assert FedAvg(buffers=["norm.mean"]).buffers == ("norm.mean",)
-
-
-@pytest.mark.parametrize("option", ["shared", "enrolled_sizes"])
-@pytest.mark.parametrize("text", ["head", ["ab"]])
-def test_a_text_is_not_taken_for_a_mapping_of_names(option: str, text: Any) -> None:
-    with pytest.raises(ValueError, match=rf"^{option} (= .*name=value|must be a mapping of names)"):
-        FedAvg(**{option: text})  # type: ignore[arg-type]
 
 
 # Drawn by their examples ---------------------------------------------------------------------------
@@ -265,22 +272,6 @@ def test_qffl_draws_descend_the_objective_weighted_by_p(method: type[QFedAvg], q
     assert (np.abs(np.mean(sums, axis=0) - expected) <= 4.0 * errors + 1e-9).all()
 
 
-@pytest.mark.parametrize(
-    ("make_strategy", "words"),
-    [
-        (lambda: FedAvg(draw="examples", weighting="uniform"), "weighting = 'uniform' has no effe"),
-        (lambda: DRFA(draw="examples"), "draw = 'examples' replaces the prior, and DRFA has none"),
-        (lambda: SCAFFOLD(draw="examples"), "draw = 'examples': with SCAFFOLD"),
-        (lambda: FedAvg(draw="sizes"), "draw = 'sizes': allowed is uniform or examples"),
-    ],
-)
-def test_draws_that_cannot_be_are_refused(
-    make_strategy: Callable[[], FairStrategy], words: str
-) -> None:
-    with pytest.raises(ValueError, match=words):
-        make_strategy()
-
-
 def test_a_draw_without_known_sizes_is_an_error() -> None:
     with pytest.raises(ValueError, match="no client has said how many examples it has"):
         FedAvg(draw="examples").choose(["a", "b"], 1, 1)
@@ -344,6 +335,10 @@ def test_afl_begins_at_the_users_prior() -> None:
 
 
 REFUSED: list[tuple[Callable[[], FairStrategy], str]] = [
+    (lambda: FedAvg(draw="examples", weighting="uniform"), "weighting = 'uniform' has no effe"),
+    (lambda: DRFA(draw="examples"), "draw = 'examples' replaces the prior, and DRFA has none"),
+    (lambda: SCAFFOLD(draw="examples"), "draw = 'examples': with SCAFFOLD"),
+    (lambda: FedAvg(draw="sizes"), "draw = 'sizes': allowed is uniform or examples"),
     (lambda: FedFV(prior="a=2"), "FedFV has no prior: leave prior out"),
     (lambda: FedAvg(prior="a=2", weighting="uniform"), "weighting sets the clients' weights, too"),
     (lambda: FedAvg(prior="a=2", draw="examples"), "draw sets the clients' weights, too"),
@@ -355,7 +350,7 @@ REFUSED: list[tuple[Callable[[], FairStrategy], str]] = [
 
 
 @pytest.mark.parametrize(("make_strategy", "words"), REFUSED)
-def test_a_prior_without_effect_is_refused(
+def test_a_draw_or_a_prior_without_effect_is_refused(
     make_strategy: Callable[[], FairStrategy], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):

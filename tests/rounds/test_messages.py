@@ -179,14 +179,19 @@ def test_evaluation_messages_name_a_personal_model(
         }
 
 
-def test_terms_of_strength_zero_are_sent_only_by_ditto() -> None:
-    assert (
-        work_config(FedProx(mu=0.0), 1)
-        == work_config(FedAvg(proximal_mu=0.0, personal_lambda=0.0), 1)
-        == {}
-    )
-    assert work_config(MGDAProx(mu=0.0), 1) == {}
-    assert work_config(Ditto(lam=0.0), 1) == {"personal-lambda": 0.0, "personal-epochs": 1}
+@pytest.mark.parametrize(
+    ("strategy", "sent"),
+    [
+        (FedProx(mu=0.0), {}),
+        (FedAvg(proximal_mu=0.0, personal_lambda=0.0), {}),
+        (MGDAProx(mu=0.0), {}),
+        (Ditto(lam=0.0), {"personal-lambda": 0.0, "personal-epochs": 1}),
+    ],
+)
+def test_terms_of_strength_zero_are_sent_only_by_ditto(
+    strategy: FairStrategy, sent: dict[str, float]
+) -> None:
+    assert work_config(strategy, 1) == sent
 
 
 def test_the_users_config_and_further_measures_travel_along() -> None:
@@ -495,13 +500,17 @@ def test_options_of_a_users_typeddict_need_no_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("weighting", "uniform"), ("proximal_mu", 0.1), ("seed", 3)]
+    ("name", "value", "words"),
+    [
+        ("weighting", "uniform", r"Mine\.weighting = 'uniform'.*constructor"),
+        ("proximal_mu", 0.1, r"Mine\.proximal_mu = 0\.1.*constructor"),
+        ("seed", 3, r"Mine\.seed = 3.*constructor"),
+        ("requires", frozenset({"grams"}), "requires has 'grams'"),
+    ],
 )
-def test_wrong_declarations_are_refused(name: str, value: str | float | int) -> None:
-    with pytest.raises(TypeError, match=rf"Mine\.{name} = {value!r}.*constructor"):
+def test_wrong_declarations_are_refused(name: str, value: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
         type("Mine", (FedAvg,), {name: value})
-    with pytest.raises(TypeError, match="requires has 'grams'"):
-        type("Mine", (FedAvg,), {"requires": frozenset({"grams"})})
 
 
 def choosing(*drawn: str) -> type[FairStrategy]:
@@ -513,14 +522,18 @@ def choosing(*drawn: str) -> type[FairStrategy]:
     return type("Choosing", (FedAvg,), {"choose": choose})
 
 
-def test_an_empty_draw_and_a_stranger_are_errors_by_name() -> None:
-    with pytest.raises(
-        MethodError,
-        match=r"Choosing\.choose, in round 1, drew 'stranger', .* not one of the 6 available clients",
-    ):
-        run(choosing("site-1", "stranger")(**OPTIONS), rounds=1)
-    with pytest.raises(MethodError, match=r"Choosing\.choose, in round 1, selected none of the 6"):
-        run(choosing()(**OPTIONS), rounds=1)
+@pytest.mark.parametrize(
+    ("drawn", "words"),
+    [
+        (("site-1", "stranger"), "drew 'stranger', .* not one of the 6 available clients"),
+        ((), "selected none of the 6"),
+    ],
+)
+def test_an_empty_draw_and_a_stranger_are_errors_by_name(
+    drawn: tuple[str, ...], words: str
+) -> None:
+    with pytest.raises(MethodError, match=rf"Choosing\.choose, in round 1, {words}"):
+        run(choosing(*drawn)(**OPTIONS), rounds=1)
     assert run(choosing("site-4", "site-1")(**OPTIONS), rounds=1)[1][0].participants == (
         "site-1",
         "site-4",

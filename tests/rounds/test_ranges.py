@@ -148,19 +148,25 @@ def test_a_users_method_gets_its_parameters_in_their_types() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), {"first": 0, "plain": INF, "count": 1.0, "loud": 1, "word": None}.items()
+    ("positional", "named", "kind", "words"),
+    [
+        *(
+            ((), {key: value}, ValueError, rf"{key} = {value}: .*allowed is")
+            for key, value in (
+                *(("first", 0), ("plain", INF), ("count", 1.0), ("loud", 1), ("word", None)),
+            )
+        ),
+        ((), {"plain": 10**400}, ValueError, "allowed is float"),
+        ((2,), {}, ValueError, "first = 2: allowed is"),
+        ((1, 2, 3), {}, TypeError, "positional arguments"),
+        ((), {"unheard_of": 1}, TypeError, "unheard_of"),
+    ],
 )
-def test_what_an_annotation_does_not_allow_is_refused(key: str, value: int | float | None) -> None:
-    with pytest.raises(ValueError, match=rf"{key} = {value}: .*allowed is"):
-        Ranged(**{key: value})
-    with pytest.raises(ValueError, match="allowed is float"):
-        Ranged(plain=10**400)
-    with pytest.raises(ValueError, match="first = 2: allowed is"):
-        Ranged(2)
-    with pytest.raises(TypeError, match="positional arguments"):
-        Ranged(1, 2, 3)  # type: ignore[misc]
-    with pytest.raises(TypeError, match="unheard_of"):
-        Ranged(unheard_of=1)  # type: ignore[call-arg]
+def test_what_an_annotation_does_not_allow_is_refused(
+    positional: tuple[Any, ...], named: dict[str, Any], kind: type[Exception], words: str
+) -> None:
+    with pytest.raises(kind, match=words):
+        Ranged(*positional, **named)
 
 
 def test_a_subclass_may_narrow_the_range_of_its_base() -> None:

@@ -621,11 +621,15 @@ def test_test_examples_are_bounded_by_enrolled_sizes() -> None:
     assert "more than the 21 examples that it was enrolled with" in finished.refused["site-1"]
 
 
-def test_inf_disables_the_limits_that_are_no_intervals() -> None:
+@pytest.mark.parametrize(
+    ("metric", "value", "refused"),
+    [("loss", 1e308, []), ("num-examples", 2**53, []), ("auc", 2.0, ["site-1"])],
+)
+def test_inf_disables_the_limits_that_are_no_intervals(
+    metric: str, value: float, refused: list[str]
+) -> None:
     unlimited = FedAvg(loss_limit=math.inf, max_growth=math.inf)
-    assert forging({"loss": 1e308}, unlimited).refused == {}
-    assert forging({"num-examples": 2**53}, unlimited).refused == {}
-    assert list(forging({"auc": 2.0}, unlimited).refused) == ["site-1"]
+    assert list(forging({metric: value}, unlimited).refused) == refused
 
 
 @pytest.mark.parametrize(

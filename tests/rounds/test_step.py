@@ -442,22 +442,23 @@ def test_unchanged_rounds_are_counted_in_checkpoints() -> None:
     assert len(run_plain(FedAvg(buffers=BUFFERS), {}, **after)) == 3
 
 
-def test_unchanged_replies_after_a_step_are_warned_of_once(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize(
+    ("faults", "more", "said"),
+    [
+        (  # after a step
+            *(dict.fromkeys(range(2, 10), echo), {"num_rounds": 9}),
+            "round 2: client site-0, as 3 others, took no step",
+        ),
+        (always(echo), {"sites": ["site-2"]}, "round 1: client site-2 took no step"),
+    ],
+)
+def test_replies_without_a_step_are_warned_of_once(
+    caplog: pytest.LogCaptureFixture, faults: Any, more: dict[str, Any], said: str
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        run_plain(FedAvg(buffers=BUFFERS), dict.fromkeys(range(2, 10), echo), num_rounds=9)
+        run_plain(FedAvg(buffers=BUFFERS), faults, **more)
     (words,) = [words for words in caplog.messages if NO_STEP in words]
-    assert words.startswith("round 2: client site-0, as 3 others, took no step")
-
-
-def test_a_single_client_without_a_step_is_warned_of_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        run_plain(FedAvg(buffers=BUFFERS), always(echo), sites=["site-2"])
-    (words,) = [words for words in caplog.messages if NO_STEP in words]
-    assert words.startswith("round 1: client site-2 took no step")
+    assert words.startswith(said)
 
 
 @pytest.mark.parametrize(

@@ -126,10 +126,9 @@ def test_rounds_without_a_step_stop_the_run_with_the_remedy(
     """Where it has no limit, the run goes on and keeps the model."""
     strategy = method()
     strategy.adapt(unused_rounds=2)
-    with pytest.raises(NothingLearnedError, match=f"for 2 rounds: in round 2, {why}") as raised:
+    words = rf"^[^\n]*for 2 rounds: in round 2, ({why})[^\n]*unused-rounds = 0[^\n]*$"
+    with pytest.raises(NothingLearnedError, match=words):
         run(strategy, grid())
-    assert "unused-rounds = 0" in str(raised.value)
-    assert "\n" not in str(raised.value)
     assert strategy.run_state.finished_rounds == 2
     with pytest.raises(NothingLearnedError, match=f"no round of 2 took a step: {why}"):
         run(method(), grid(), rounds=2)

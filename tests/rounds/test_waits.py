@@ -387,8 +387,8 @@ def test_a_client_that_owes_a_reply_counts_as_online(clock: Day) -> None:
 def test_a_node_without_a_name_counts_by_its_number(clock: Day) -> None:
     quorum = wanting(clock, 2)
     quorum.observe({"site-0": 5})
-    assert not quorum.is_met_by_nodes([5])
-    assert quorum.is_met_by_nodes([5, 77])
+    assert not quorum.is_met(quorum.named([5]))
+    assert quorum.is_met(quorum.named([5, 77]))
 
 
 def test_of_many_absent_clients_three_are_named(clock: Day) -> None:

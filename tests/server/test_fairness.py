@@ -167,20 +167,34 @@ def test_a_value_that_vanishes_beside_the_others_adds_nothing() -> None:
 # Errors -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_values_that_cannot_be_measured_are_errors(value: float) -> None:
-    with pytest.raises(ValueError, match="no client"):
-        summarize({})
-    with pytest.raises(ValueError, match=rf"client clinic-b is {value}"):
-        summarize({"clinic-a": 1.0, "clinic-b": value})
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({}, "no client"),
+        *(
+            ({"clinic-a": 1.0, "clinic-b": value}, f"client clinic-b is {value}")
+            for value in (math.nan, math.inf, -math.inf)
+        ),
+    ],
+)
+def test_values_that_cannot_be_measured_are_errors(values: dict[str, float], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        summarize(values)
 
 
 # Before and after ---------------------------------------------------------------------------------
 
 
-def test_improved_are_the_clients_whose_loss_did_not_rise() -> None:
+@pytest.mark.parametrize(
+    ("after", "percent"),
+    [
+        ((0.5, 1.0, 3.0, 4.0), 100.0),  # an equal loss has not risen
+        ((1.1, 1.9, 3.1, 4.1), 25.0),
+        ((1.1, 2.1, 3.1, 4.1), 0.0),
+    ],
+)
+def test_improved_are_the_clients_whose_loss_did_not_rise(
+    after: tuple[float, ...], percent: float
+) -> None:
     before = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}
-    # an equal loss has not risen
-    assert percent_improved(before, {"a": 0.5, "b": 1.0, "c": 3.0, "d": 4.0}) == 100.0
-    assert percent_improved(before, {"a": 1.1, "b": 1.9, "c": 3.1, "d": 4.1}) == 25.0
-    assert percent_improved(before, {name: loss + 0.1 for name, loss in before.items()}) == 0.0
+    assert percent_improved(before, dict(zip(before, after, strict=True))) == percent

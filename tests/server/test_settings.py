@@ -493,14 +493,24 @@ def test_waiting_for_clients_has_no_effect_in_one_process(key: str) -> None:
 # What may differ ----------------------------------------------------------------------------------
 
 
-def test_marks_decide_which_settings_a_continued_run_may_change() -> None:
-    free = {"out", "enrolled-sizes", "unused-rounds", "memory"}
-    free |= {"min-clients", "wait-for-clients"}
-    assert set(marked(Mark.FREE)) == free
-    assert set(marked(Mark.LIMIT)) == {"max-growth", "loss-limit", "update-limit"}
-    assert set(marked(Mark.PLACE)) == {"data-dir", "state-dir", "device"}
-    assert set(marked(Mark.DEVICE)) == {"data-dir", "state-dir"}
-    assert set(marked(Mark.ROUNDING)) == {"engine", "device"}
+@pytest.mark.parametrize(
+    ("mark", "keys"),
+    [
+        (
+            Mark.FREE,
+            {
+                *("out", "enrolled-sizes", "unused-rounds", "memory"),
+                *("min-clients", "wait-for-clients"),
+            },
+        ),
+        (Mark.LIMIT, {"max-growth", "loss-limit", "update-limit"}),
+        (Mark.PLACE, {"data-dir", "state-dir", "device"}),
+        (Mark.DEVICE, {"data-dir", "state-dir"}),
+        (Mark.ROUNDING, {"engine", "device"}),
+    ],
+)
+def test_marks_decide_which_settings_a_continued_run_may_change(mark: Mark, keys: set[str]) -> None:
+    assert set(marked(mark)) == keys
 
 
 def test_a_setting_for_some_partitions_names_known_ones(

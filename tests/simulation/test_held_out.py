@@ -1,6 +1,6 @@
 """Clients that are not in training: how they are drawn, and that no round asks them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -72,23 +72,29 @@ def test_the_draw_is_the_documented_one(share: float, number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "check", "words"),
     [
-        ({"held_out_clients": 1.0}, r"held-out-clients = 1.0: allowed is float in \[0, 1\)"),
-        ({"method": "local"}, "Local trains no whole common model.*leave it out"),
-        ({"personal_parameters": "head"}, "FedAvg trains no whole common model.*leave it out"),
+        (
+            *({"held_out_clients": 1.0}, Settings.of),
+            r"held-out-clients = 1.0: allowed is float in \[0, 1\)",
+        ),
+        ({"method": "local"}, Settings.of, "Local trains no whole common model.*leave it out"),
+        (
+            *({"personal_parameters": "head"}, Settings.of),
+            "FedAvg trains no whole common model.*leave it out",
+        ),
+        ({"clients": 1}, load_task, r"held-out-clients = 0\.3.*only the client client-0"),
+        (
+            *({}, lambda settings: Settings.of(settings).check_deployed()),
+            r"held-out-clients = 0.3: .*training-clients",
+        ),
     ],
 )
-def test_what_has_no_common_model_is_refused(given: dict[str, Any], words: str) -> None:
+def test_clients_that_cannot_be_held_out_are_refused(
+    given: dict[str, Any], check: Callable[[Any], object], words: str
+) -> None:
     with pytest.raises(FairbloomError, match=words):
-        Settings.of(config(**given))
-
-
-def test_a_client_must_be_left_and_devices_take_part() -> None:
-    with pytest.raises(FairbloomError, match=r"held-out-clients = 0\.3.*only the client client-0"):
-        load_task(config(clients=1))
-    with pytest.raises(FairbloomError, match=r"held-out-clients = 0.3: .*training-clients"):
-        Settings.of(config()).check_deployed()
+        check(config(**given))
 
 
 # By kind of scores, the rows that the final model is fine-tuned on: a batch at most.

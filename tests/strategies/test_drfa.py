@@ -63,15 +63,19 @@ def asked_for_losses(grid: MemoryGrid, number: int | None = None) -> dict[str, M
 # The whole algorithm ------------------------------------------------------------------------------
 
 
-def test_a_run_goes_as_in_the_definition() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "fraction", "seed"),
+    [
+        ({"gamma": 0.0002}, 0.5, 0),
+        ({"gamma": 0.01, "local_steps": 3}, 1.0, 7),
+        ({"gamma": 0.001, "local_steps": 1}, 0.34, 7),
+    ],
+)
+def test_a_run_goes_as_in_the_definition(
+    arguments: dict[str, Any], fraction: float, seed: int
+) -> None:
     """Draws by λ, the mean of the draws, the snapshot at a random step, losses of a second sample,
     and the ascent."""
-    check_definition({"gamma": 0.0002}, 0.5, seed=0)
-    check_definition({"gamma": 0.01, "local_steps": 3}, 1.0, seed=7)
-    check_definition({"gamma": 0.001, "local_steps": 1}, 0.34, seed=7)
-
-
-def check_definition(arguments: dict[str, Any], fraction: float, *, seed: int) -> None:
     finished, weights, grid = run(
         DRFA(fraction_train=fraction, seed=seed, buffers=BUFFERS, **arguments)
     )

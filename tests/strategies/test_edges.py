@@ -248,9 +248,9 @@ def test_fedfas_accuracies_are_floored_at_1e_minus_6(A: list[float]) -> None:
 
 
 @pytest.mark.parametrize("method", [FedAvgN, FedMGDA, FedMGDAPlus])
-def test_the_step_size_decays_every_hundred_rounds(method: type[FedAvgN]) -> None:
-    U = np.random.default_rng(1).normal(size=(3, 4))
-    for round, num_rounds, decay, left in (
+@pytest.mark.parametrize(
+    ("round", "num_rounds", "decay", "left"),
+    [
         (99, 1000, 0.1, 1.0),
         (100, 1000, 0.1, 0.1**0.1),
         (299, 1000, 0.1, 0.1**0.2),
@@ -258,18 +258,27 @@ def test_the_step_size_decays_every_hundred_rounds(method: type[FedAvgN]) -> Non
         (100, 50, 0.5, 0.25),
         (1000, 1000, 1.0, 1.0),
         (1000, None, 0.0, 1.0),
-    ):
-        c = method(server_lr=3.0, decay=decay).weigh(
-            cohort_of(U, round=round, num_rounds=num_rounds)
-        )
-        np.testing.assert_allclose(c, 3.0 * left * method().weigh(cohort_of(U)), rtol=1e-12)
+    ],
+)
+def test_the_step_size_decays_every_hundred_rounds(
+    method: type[FedAvgN], round: int, num_rounds: int | None, decay: float, left: float
+) -> None:
+    U = np.random.default_rng(1).normal(size=(3, 4))
+    c = method(server_lr=3.0, decay=decay).weigh(cohort_of(U, round=round, num_rounds=num_rounds))
+    np.testing.assert_allclose(c, 3.0 * left * method().weigh(cohort_of(U)), rtol=1e-12)
 
 
-def test_updates_of_fedmgda_by_hand() -> None:
+@pytest.mark.parametrize(
+    ("method", "weights"),
+    [
+        (FedMGDA(), [0.8, 0.2]),
+        (FedMGDA(epsilon=0.1), [0.6, 0.4]),
+        (FedMGDAPlus(), [0.5, 0.25]),
+    ],
+)
+def test_updates_of_fedmgda_by_hand(method: FedMGDA, weights: list[float]) -> None:
     U = np.array([[1.0, 0.0], [0.0, 2.0]])
-    assert FedMGDA().weigh(cohort_of(U)) == pytest.approx([0.8, 0.2], abs=1e-9)
-    assert FedMGDA(epsilon=0.1).weigh(cohort_of(U)) == pytest.approx([0.6, 0.4], abs=1e-9)
-    assert FedMGDAPlus().weigh(cohort_of(U)) == pytest.approx([0.5, 0.25], abs=1e-9)
+    assert method.weigh(cohort_of(U)) == pytest.approx(weights, abs=1e-9)
 
 
 # FedFV --------------------------------------------------------------------------------------------

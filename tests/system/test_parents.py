@@ -161,17 +161,16 @@ def press_again_on_the_way_out() -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_once_more_ends_at_once_with_the_same_code(tmp_path: Path) -> None:
-    """Any later line would be a traceback."""
-    ended = forked(tmp_path, press_once)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", LINE)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("press", [press_again_while_that_is_said, press_again_on_the_way_out])
-def test_ctrl_c_twice_more_says_nothing(tmp_path: Path, press: Callable[[], None]) -> None:
+@pytest.mark.parametrize(
+    ("press", "said"),
+    [(press_once, LINE), (press_again_while_that_is_said, ""), (press_again_on_the_way_out, "")],
+)
+def test_ctrl_c_ends_at_once_with_the_same_code(
+    tmp_path: Path, press: Callable[[], None], said: str
+) -> None:
+    """Any later line would be a traceback; the second time nothing is said."""
     ended = forked(tmp_path, press)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", said)
 
 
 def begin_and_be_stopped(number: str) -> None:

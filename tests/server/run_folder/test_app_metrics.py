@@ -260,20 +260,26 @@ def test_absurd_metrics_of_a_client_are_left_out_with_a_warning(
     assert max(map(len, caplog.messages)) < 1000
 
 
-def test_a_score_that_no_client_ever_replies_ends_the_run(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("start", "given", "words"),
+    [
+        (start_measured, {"score": ["eval_acc", Score("aucc")]}, "not 'aucc'.* name one of those"),
+        (start_measured, {"loss": "loss_eval"}, "not 'loss_eval'"),
+        (RunFolder, {"score": ["auc", Score("auc")]}, "test_auc_of_global_model"),
+        (RunFolder, {"score": []}, r"score = \[\]"),
+    ],
+)
+def test_a_score_that_no_client_ever_replies_is_refused(
+    tmp_path: Path, start: Any, given: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(FairbloomError, match=r"not 'aucc'.* name one of those"):
-        start_measured(tmp_path / "a", score=["eval_acc", Score("aucc")])
-    with pytest.raises(FairbloomError, match="not 'loss_eval'"):
-        start_measured(tmp_path / "b", loss="loss_eval")
-    with pytest.raises(FairbloomError, match="test_auc_of_global_model"):
-        RunFolder(tmp_path / "c", score=["auc", Score("auc")])
-    with pytest.raises(FairbloomError, match=r"score = \[\]"):
-        RunFolder(tmp_path / "d", score=[])
-    start_measured(tmp_path / "e", rounds=1)
+    with pytest.raises(FairbloomError, match=words):
+        start(tmp_path / "run", **given)
+
+
+def test_a_run_continues_with_the_same_loss(tmp_path: Path) -> None:
+    start_measured(tmp_path / "run", rounds=1)
     with pytest.raises(FairbloomError, match="loss = 'eval_loss' there and None here"):
-        start_measured(tmp_path / "e", rounds=2, loss="")
+        start_measured(tmp_path / "run", rounds=2, loss="")
 
 
 def test_show_prints_what_the_app_reported_last(

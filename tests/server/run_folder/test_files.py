@@ -11,6 +11,7 @@ Run folders of format 7 stay readable: this pins their content, which other test
 
 import csv
 import json
+import re
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -151,11 +152,9 @@ def test_a_file_with_wrong_content_is_refused_with_a_remedy(
 ) -> None:
     path = file.path_in(tmp_path)
     path.mkdir() if content is None else path.write_bytes(content)
-    with pytest.raises(RunFolderError) as refusal:
+    words = rf"^{re.escape(str(path))} cannot be read: [^\n]+{re.escape(file.remedy)}$"
+    with pytest.raises(RunFolderError, match=words):
         file.read(tmp_path)
-    assert str(refusal.value).startswith(f"{path} cannot be read: ")
-    assert str(refusal.value).endswith(file.remedy)
-    assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("file", [ENGINE, KNOWN], ids=name_of)
@@ -179,12 +178,9 @@ def test_a_key_that_is_missing_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", ONE_VALUE, ids=name_of)
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, file: File[Any]) -> None:
-    with pytest.raises(RunFolderError) as refusal:
+    words = f"^{file.name} cannot be written to {tmp_path / 'gone'}: No such file.*\\(--out\\)"
+    with pytest.raises(RunFolderError, match=words):
         file.write(tmp_path / "gone", VALUES[file])
-    assert str(refusal.value).startswith(
-        f"{file.name} cannot be written to {tmp_path / 'gone'}: No such file"
-    )
-    assert "(--out)" in str(refusal.value)
 
 
 def test_a_run_writes_exactly_its_declared_files(finished: Path) -> None:
@@ -293,11 +289,9 @@ def test_a_damaged_or_missing_table_is_refused_with_a_remedy(
 ) -> None:
     path = tmp_path / "clients.csv"
     path.unlink(missing_ok=True) if content is None else path.write_bytes(content)
-    with pytest.raises(RunFolderError) as refusal:
+    words = rf"^{re.escape(str(path))} cannot be read: .*{re.escape(fault)}.*\(--out\)"
+    with pytest.raises(RunFolderError, match=words):
         read_table(path, ("client",), finished=True)
-    assert str(refusal.value).startswith(f"{path} cannot be read: ")
-    assert fault in str(refusal.value)
-    assert "(--out)" in str(refusal.value)
 
 
 NAMES = st.text(

@@ -382,17 +382,6 @@ def test_a_hook_ends_the_run_as_finished(tmp_path: Path, hook: str, first: bool)
     assert result.arrays["w"].numpy().any()
 
 
-def test_a_round_without_aggregation_does_not_count(tmp_path: Path) -> None:
-    class Stops(FedAvg):
-        def aggregate_train(self, server_round: int, replies: Any) -> Any:
-            if server_round == 3:
-                raise StopRun("plateau")
-            return super().aggregate_train(server_round, replies)
-
-    start(tmp_path / "run", Stops(), 5)
-    assert fairbloom.load(tmp_path / "run").rounds_done == 2
-
-
 def test_a_step_after_the_stop_is_kept(tmp_path: Path) -> None:
     stopped = start(tmp_path / "run", stopping("aggregate_train", first=False), 5)
     assert stopped.arrays["w"].data == start(tmp_path / "whole", FedAvg(), 2).arrays["w"].data
@@ -402,35 +391,37 @@ def test_a_step_after_the_stop_is_kept(tmp_path: Path) -> None:
     assert last[name] == expected[name] != ""
 
 
-@pytest.mark.parametrize("argument", ["train_metrics_aggr_fn", "evaluate_metrics_aggr_fn"])
-def test_a_function_of_the_app_ends_the_run_as_finished(tmp_path: Path, argument: str) -> None:
-    def stop(contents: Any, weighted_by_key: str) -> Any:
-        raise StopRun("plateau")
+def stop(*given: Any) -> Any:
+    raise StopRun("plateau")
 
-    start(tmp_path / "run", FedAvg(**{argument: stop}), 5)
+
+def seconds(number: int) -> float:
+    return stop() if number == 3 else 60.0
+
+
+class StopsInThird(FedAvg):
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        return stop() if server_round == 3 else super().aggregate_train(server_round, replies)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "given", "done"),
+    [
+        (FedAvg(train_metrics_aggr_fn=stop), {}, 1),
+        (FedAvg(evaluate_metrics_aggr_fn=stop), {}, 1),
+        (type("Stopping", (FedAvg,), {"summary": stop})(), {}, 0),
+        (type("Stopping", (FedAvg,), {"configure_train": stop})(), {}, 0),
+        (StopsInThird(), {}, 2),  # a round without aggregation does not count
+        (FedAvg(), {"timeout": seconds}, 2),
+    ],
+)
+def test_a_function_or_hook_of_the_app_ends_the_run_as_finished(
+    tmp_path: Path, strategy: FedAvg, given: dict[str, Any], done: int
+) -> None:
+    start(tmp_path / "run", strategy, 5, **given)
     run = fairbloom.load(tmp_path / "run")
-    assert (run.state, run.rounds_done) == ("finished", 1)
-    assert run.final()
-
-
-@pytest.mark.parametrize("hook", ["summary", "configure_train"])
-def test_a_hook_before_the_first_round_ends_the_run_as_finished(tmp_path: Path, hook: str) -> None:
-    def stop(*given: Any) -> None:
-        raise StopRun("plateau")
-
-    start(tmp_path / "run", type("Stopping", (FedAvg,), {hook: stop})(), 5)
-    run = fairbloom.load(tmp_path / "run")
-    assert (run.state, run.stopped, run.rounds_done) == ("finished", "plateau", 0)
-
-
-def test_a_timeout_function_ends_the_run_as_finished(tmp_path: Path) -> None:
-    def seconds(number: int) -> float:
-        if number == 3:
-            raise StopRun("plateau")
-        return 60.0
-
-    start(tmp_path / "run", FedAvg(), 5, timeout=seconds)
-    assert fairbloom.load(tmp_path / "run").rounds_done == 2
+    assert (run.state, run.stopped, run.rounds_done) == ("finished", "plateau", done)
+    assert bool(run.final()) == bool(done)
 
 
 def test_a_hook_inside_a_wrapper_leaves_no_model_without_noise(tmp_path: Path) -> None:
