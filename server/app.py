@@ -73,10 +73,10 @@ from .run_folder.checks import check_folder, check_same_data
 from .run_folder.csv_rows import Validation
 from .run_folder.errors import explain_other_state, name_app_option
 from .run_folder.files import (
-    ABOUT,
     CHECKPOINTS,
     CLIENTS,
     CONFIG,
+    COUNTS,
     DETERMINING,
     EXAMPLES,
     KNOWN,
@@ -305,15 +305,14 @@ def federate(
         if settings.held_out_clients and settings.test_share:
             score_held_out(method, model)
         recorder.finish(model)
+        counted = task.clients if task.schema and not deployed else ()
         found = {
             "tested-on-training": sorted(task.tested_on_training()),
             DETERMINING: [*task.determining()] if recorder.is_perfect else [],
+            COUNTS: {name: task.splits(name).count(task.classes or 0) for name in counted},
         }
-        if new := {key: names for key, names in found.items() if names}:
+        if new := {key: value for key, value in found.items() if value}:
             EXAMPLES.write(path, {**EXAMPLES.read(path), **new})
-        if task.schema and not deployed:
-            counts = {name: task.splits(name).count(task.classes or 0) for name in task.clients}
-            ABOUT.write(path, replace(ABOUT.read(path), clients=counts))
     return path
 
 

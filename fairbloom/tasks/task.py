@@ -234,6 +234,9 @@ class Splits:
         if classes:
             targets = torch.cat([part.all_targets for part in parts])
             counted["classes"] = torch.bincount(targets, minlength=classes).tolist()
+        if not len(self.test):
+            return counted
+        if classes:
             tested = torch.bincount(self.test.all_targets)
             return counted | {"accuracy": 100.0 * float(tested.max() / tested.sum())}
         errors = self.test.all_targets.double() - self.train.all_targets.double().mean()

@@ -32,7 +32,7 @@ from .errors import (
 from .group_rows import GROUP_KEYS, Grouped
 from .metrics import METRIC_COLUMNS
 from .tables import Cells, read_table
-from .values import About, Known, RecordedSettings, RunStart
+from .values import Known, RecordedSettings, RunStart
 
 if TYPE_CHECKING:
     from fairbloom.tasks.split import Split
@@ -189,8 +189,10 @@ DATA = File[Mapping[str, Any]](
     initial=_data_at,
 )
 
-# The key in EXAMPLES of the columns from which the target follows.
+# The keys in EXAMPLES of the columns from which the target follows, and of the numbers of examples
+# of each client, see `Splits.count`.
 DETERMINING = "determining"
+COUNTS = "clients"
 
 EXAMPLES = File[Mapping[str, Any]](
     name="examples.json",
@@ -200,15 +202,6 @@ EXAMPLES = File[Mapping[str, Any]](
     remedy="Restore it from a copy, or delete it",
     # what seeds do to the data of a user's own task, and that no client has trained
     initial=lambda start: {"seeds": start.task.seeds, "trained": {}} if start.is_own else None,
-)
-
-ABOUT = File[About](
-    name="about.json",
-    encode=lambda about: _encode_json(asdict(about)),
-    decode=lambda content: decode_as(About, json.loads(content)),
-    default=About(),
-    remedy="Restore it from a copy, or delete it",
-    initial=lambda start: About(start.task.classes, start.task.class_names, start.task.positive),
 )
 
 SCHEMA = File[str](

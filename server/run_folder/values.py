@@ -34,20 +34,6 @@ class RunStart:
 
 
 @dataclass(frozen=True)
-class About:
-    """What a task says of itself: its classes, and the positive one of two.
-
-    `clients` has each client's numbers of examples, see `Splits.count`; empty where only its device
-    knows them.
-    """
-
-    classes: int | None = None  # 0 for a quantity; None if not known
-    names: tuple[str, ...] = ()
-    positive: int | None = None
-    clients: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class RecordedSettings:
     """The content of config.toml: a run's settings as last used, empty if no run has begun."""
 

@@ -59,7 +59,7 @@ def _counts(subject: Subject) -> dict[str, Column]:
     Of clients on devices, only the test examples and the share of the larger class are known.
     """
     run = subject.run
-    counts = subject.about.clients
+    counts = subject.counts
     if not counts:
         larger = run.column(SHARE_OF_LARGER_CLASS)
         known: Mapping[str, Mapping[str, float]] = {
@@ -74,13 +74,13 @@ def _counts(subject: Subject) -> dict[str, Column]:
         heading: (Digits(0), {client: each[key] for client, each in counts.items()})
         for heading, key in names.items()
     }
-    place = subject.about.positive
+    place = subject.place
     if place is not None:
         shares = {
             client: 100.0 * each["classes"][place] / each["examples"]
             for client, each in counts.items()
         }
-        columns[f"{subject.about.names[place]}, %"] = (Digits(0), shares)
+        columns[f"{subject.classes[place]}, %"] = (Digits(0), shares)
     return columns
 
 

@@ -4,13 +4,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from fairbloom.errors import MAX_LISTED
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.run_folder.csv_rows import SHARE_OF_LARGER_CLASS
-from fairbloom.server.run_folder.files import ABOUT, ENVIRONMENT, SCHEMA
-from fairbloom.server.run_folder.values import About
+from fairbloom.server.run_folder.files import (
+    COUNTS,
+    ENVIRONMENT,
+    EXAMPLES,
+    PREPROCESSING,
+    SCHEMA,
+)
 from fairbloom.tables.schema import Schema, parse_schema
 from fairbloom.text import join_first, text_if
 
@@ -30,17 +35,34 @@ REFERENCES: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Subject:
-    """What a run is about: its task, and the schema of its tables if it has some."""
+    """What a run is about: its task, and the schema of its tables if it has some.
+
+    `classes` has the names of the classes, () for a quantity or if they are not known. `counts` has
+    each client's numbers of examples, see `Splits.count`, {} if only its device knows them.
+    """
 
     run: Run
-    about: About
     schema: Schema | None
+    classes: tuple[str, ...]
+    counts: Mapping[str, Mapping[str, Any]]
 
     @classmethod
     def of(cls, run: Run) -> Self:
         """Return what a run is about, from its folder alone."""
         text = SCHEMA.read(run.folder) if run.settings.get("task") == "csv" else ""
-        return cls(run, ABOUT.read(run.folder), parse_schema(text) if text else None)
+        prepared = PREPROCESSING.read(run.folder)
+        return cls(
+            run,
+            parse_schema(text) if text else None,
+            prepared.classes if prepared else (),
+            EXAMPLES.read(run.folder).get(COUNTS, {}),
+        )
+
+    @property
+    def place(self) -> int | None:
+        """The index of the positive one of two classes; None if none is stated."""
+        positive = self.schema.positive if self.schema else ""
+        return self.classes.index(positive) if positive else None
 
     @property
     def folder(self) -> str:
@@ -66,26 +88,29 @@ class Subject:
         tested = self.run.test_examples()
         if score.name == "r2":
             return dict.fromkeys(tested, 0.0)
-        if score.name in ("balanced-accuracy", "auc") and self.about.classes:
-            guessed = score.shown(1.0 / self.about.classes)
+        if score.name in ("balanced-accuracy", "auc") and self.classes:
+            guessed = score.shown(1.0 / len(self.classes))
             return {name: guessed for name in tested if larger.get(name, 0.0) < 100.0}
         unit = 1.0 if self.schema is None else self.schema.predicted.scale or 1.0
-        counted = self.about.clients.items()
-        return {name: unit * each[score.name] for name, each in counted if score.name in each}
+        return {
+            name: unit * each[score.name]
+            for name, each in self.counts.items()
+            if score.name in each
+        }
 
     @property
     def predicted(self) -> str:
         """The target, or the task, with its classes and the positive one."""
-        about = self.about
-        what = str(self.run.settings.get("task", ""))
-        if self.schema is not None:
-            unit = self.schema.predicted.unit
-            what = f"{self.schema.target}{text_if(unit, f', in {unit}')}"
-        names = about.names
-        said = join_first(names, MAX_LISTED) or text_if(about.classes, f"{about.classes} classes")
-        if names and about.positive is not None:
-            said += f", of which {names[about.positive]} is positive"
-        return f"{what}{text_if(said, f': {said}')}"
+        if self.schema is None:
+            count = text_if(self.classes, f": {len(self.classes)} classes")
+            return f"{self.run.settings.get('task', '')}{count}"
+        unit = self.schema.predicted.unit
+        names = text_if(self.classes, f": {join_first(self.classes, MAX_LISTED)}")
+        positive = self.schema.positive
+        return (
+            f"{self.schema.target}{text_if(unit, f', in {unit}')}{names}"
+            f"{text_if(positive, f', of which {positive} is positive')}"
+        )
 
 
 def facts_of(runs: Sequence[Run]) -> dict[str, str]:
@@ -94,7 +119,7 @@ def facts_of(runs: Sequence[Run]) -> dict[str, str]:
     schema = SCHEMA.read(runs[0].folder)
     unit = text_if(subject.schema, subject.schema.unit if subject.schema else "")
     tested = runs[0].test_examples()
-    counts = subject.about.clients.values()
+    counts = subject.counts.values()
     rows = text_if(counts, f"{sum(each['examples'] for each in counts)}, of which for testing: ")
     environments = [ENVIRONMENT.read(run.folder) for run in runs]
     dates = sorted({str(about["date"]) for about in environments if "date" in about})

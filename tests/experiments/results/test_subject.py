@@ -14,7 +14,7 @@ from fairbloom.experiments.results.presentation import page_of, write_report
 from fairbloom.experiments.results.run import Run, load
 from fairbloom.experiments.results.subject import Subject, facts_of
 from fairbloom.protocol.scores import F1, Score
-from fairbloom.server.run_folder.files import ABOUT, ENVIRONMENT, SCHEMA
+from fairbloom.server.run_folder.files import COUNTS, ENVIRONMENT, EXAMPLES, SCHEMA
 from fairbloom.tasks import TASKS, load_task
 from fairbloom.tasks.measures import AUC, BALANCED_ACCURACY, MAE, R2, RMSE
 
@@ -104,7 +104,7 @@ def test_each_client_has_its_rows_units_and_share(
     wards: tuple[Run, dict[str, pandas.DataFrame]],
 ) -> None:
     run, frames = wards
-    counts = ABOUT.read(run.folder).clients
+    counts = EXAMPLES.read(run.folder)[COUNTS]
     for name, frame in frames.items():
         per_class = [int((frame["ill"] == each).sum()) for each in ("no", "yes")]
         splits = load_task(run.settings).splits(name)
@@ -136,7 +136,7 @@ def test_a_range_of_dates_and_unknown_facts(
         folder = tmp_path / name
         folder.mkdir()
         for file in run.folder.iterdir():
-            if file.is_file() and file.name not in (ABOUT.name, SCHEMA.name):
+            if file.is_file() and file.name not in (EXAMPLES.name, SCHEMA.name):
                 (folder / file.name).write_bytes(file.read_bytes())
         about = {"date": day, "fairbloom": "0.2"} if day else {"fairbloom": "0.2"}
         ENVIRONMENT.write(folder, about)

@@ -38,7 +38,6 @@ from fairbloom.server.run_folder.csv_rows import (
 )
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import (
-    ABOUT,
     BEST,
     CHECKPOINTS,
     CONFIG,
@@ -64,7 +63,7 @@ from fairbloom.server.run_folder.files import (
 )
 from fairbloom.server.run_folder.group_rows import Grouped
 from fairbloom.server.run_folder.tables import format_csv, read_table
-from fairbloom.server.run_folder.values import About, Known, RecordedSettings, RunStart
+from fairbloom.server.run_folder.values import Known, RecordedSettings, RunStart
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.system.versions import Point, Versions
@@ -80,7 +79,6 @@ from .test_recorder import a_round
 # A value of each file.
 VALUES: dict[File[Any], Any] = {
     CONFIG: RecordedSettings({"seed": 1, "task": "digits", "num-rounds": 3}),
-    ABOUT: About(2, ("well", "ill"), 1, {"a": {"train": 8, "classes": [4, 6]}}),
     ENVIRONMENT: {"python": "3.11"},
     SCORES: (ACCURACY, Score("mae", higher_is_better=False, percent=False)),
     DATA: {"images": "0123"},
