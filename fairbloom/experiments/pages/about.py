@@ -26,10 +26,16 @@ WORDS: Mapping[str, str] = {
     "seed": "a number that decides on every random draw; several seeds show what chance does",
     "round": "clients train on their own data, and the server combines what they learned",
     "client": "a site or a device with data of its own, which never leave it",
-    "common model": "the model that all clients train together",
+    "Common models": "models that all clients train together",
+    "baseline": "the method that the others are compared with",
+    "validation": "examples that choose a model, and are in no test score",
+    "selection rate": "the share of examples that are predicted as positive",
+    "true positive rate": "the share of positive examples that are predicted as positive",
+    "gap": "the score of the group with the highest less that of the group with the lowest",
     "personal": "of a model that each client keeps for itself",
     "interval": "a 95 % interval would hold the true difference in 95 of 100 such comparisons",
-    "Holm": "a correction that keeps chance findings rare, however many methods are compared",
+    "p is": "how probable such a difference would be by chance alone; below 0.05 it is significant",
+    "Holm": "a correction of p that keeps chance findings rare when many methods are compared",
     "Pareto front": "the methods that no other one beats in both the mean and the worst served",
     "group": "examples with the same value of a column, such as the same sex",
     "points": "differences between percentages",
@@ -42,7 +48,7 @@ def about_section(runs: Sequence[Run]) -> Section:
     facts = [[Cell(name), Cell(value)] for name, value in facts_of(runs).items()]
     run = runs[0]
     clients = table_of_clients(
-        "The clients, the worst served first",
+        "The clients",
         worst_first(run.final(), run.score),
         _counts(Subject.of(run)),
         run.shown_name,

@@ -45,9 +45,9 @@ JOINING = "Is it worth joining?"
 
 # What its table has.
 ABOUT_JOINING = (
-    "95 % intervals: the first row's hold together, a client's hold singly, so of many clients one"
-    " in twenty differs by chance. Common models only: with validation examples the baseline and"
-    " the best on these, else all, as test scores may choose none."
+    "95 % intervals. Those of the first row are widened, so that all hold at once; those of clients"
+    " are not, so of many clients one in twenty gains or loses by chance. Common models only: with"
+    " validation examples the baseline and the best on these, without them all."
 )
 
 # The measures of which differences are shown.

@@ -10,6 +10,7 @@ from fairbloom.protocol.names import DRAW, SPLIT
 from fairbloom.protocol.private import SIMULATED_NOISE
 from fairbloom.protocol.scores import Score
 from fairbloom.rounds.screening import LARGEST_COUNT
+from fairbloom.server.run_folder.csv_rows import SHARE_OF_LARGER_CLASS
 from fairbloom.server.run_folder.files import DETERMINING, EXAMPLES, MODEL
 from fairbloom.tasks import TaskInfo
 from fairbloom.text import join_first, plural, text_if
@@ -19,6 +20,9 @@ from .run import Run
 
 # A score over fewer test examples than this says little about a client.
 FEWEST_EXAMPLES = 10
+
+# So does one over fewer of the rarer of two classes.
+FEWEST_OF_A_CLASS = 5
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,7 @@ def caveats_of_run(run: Run) -> list[str]:
         *_single([run], "the method had nothing"),
         *_attacked([run]),
         *describe_small_tests(run.test_examples(), run.score, named=True),
+        *_rare_classes(run),
         *(f"F{said.removeprefix('f')}" for said in _worse_than_the_mean([run])),
     ]
 
@@ -131,6 +136,7 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]], baseline: str) -> l
             for said in dict.fromkeys(itertools.chain(*worse.values()))
         ),
         *_attacked(every),
+        *_rare_classes(every[0]),
         *[f"Privacy is {SIMULATED_NOISE}."][: any(run.privacy.get("simulated") for run in every)],
         *caveats_of_data(next(iter(runs.values()))),
     ]
@@ -220,6 +226,19 @@ def describe_small_tests(
         f"{len(small)} of {len(tested)} clients {plural(len(small), 'is', 'are')} tested on fewer"
         f" than {FEWEST_EXAMPLES} examples{text_if(named, f' ({shown})')}{effect}."
     ]
+
+
+def _rare_classes(run: Run) -> list[str]:
+    """Return a sentence on the clients with so few test examples of a class that chance decides."""
+    larger = run.column(SHARE_OF_LARGER_CLASS)
+    counts = {
+        client: round(count * (1.0 - larger[client] / 100.0))
+        for client, count in run.test_examples().items()
+        if client in larger
+    }
+    few = [f"{client} {count}" for client, count in counts.items() if count < FEWEST_OF_A_CLASS]
+    named = join_first(few, MAX_LISTED)
+    return [f"Few test examples of the rarer class: {named}."] if few else []
 
 
 def describe_leak(run: Run) -> list[str]:

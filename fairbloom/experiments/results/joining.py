@@ -1,5 +1,6 @@
 """Whether joining pays: models that clients train together, against training alone."""
 
+import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ class Joined:
     """
 
     method: str
+    alone: str  # the label of training alone
     mean: Difference  # over clients
     clients: Mapping[str, Difference]  # {} if each seed has other clients
     # by outcome and client, the sizes of clear changes of other scores the other way
@@ -52,6 +54,7 @@ def joining_of(compared: ComparedScores) -> list[Joined]:
     return [
         Joined(
             method,
+            alone[0],
             difference_of(
                 compared.gains(method, MEAN, alone[0]), test_share=share, family=len(methods)
             ),
@@ -97,14 +100,15 @@ def describe_mean(joined: Joined, compared: ComparedScores) -> str:
     if found.seeds < FEWEST_SEEDS:
         return (
             f"{plural(found.seeds, 'One seed does', 'Two seeds do')} not show whether joining"
-            f" ({joined.method}) is better than training alone: {size}{of}; use 5 seeds or more."
+            f" ({joined.method}) is better than training alone ({joined.alone}): {size}{of}; use 5"
+            " seeds or more."
         )
     known = "is not shown to be better"
     if found.excludes_zero:
         known = "is better" if found.mean > 0.0 else "is worse"
     interval = f" ({round_to(found.low, digits)} to {round_to(found.high, digits)})"
     return (
-        f"Joining ({joined.method}) {known} than training alone: {size}"
+        f"Joining ({joined.method}) {known} than training alone ({joined.alone}): {size}"
         f"{text_if(found.low == found.low, interval)}{of}."
     )
 
@@ -124,8 +128,10 @@ def describe_clients(joinings: Sequence[Joined], compared: ComparedScores) -> li
             so = text_if(other, f" (but {verb} {' and '.join(other)})")
             named[outcome].append(f"{compared.shown_name(client)}{so}")
         clauses = [f"{outcome}: {join_first(names)}" for outcome, names in named.items() if names]
-        advice = " A client that loses may train alone: training-clients names the others."
+        others = [client for client in joined.clients if joined.outcome(client) != LOSES]
+        setting = shlex.quote(f"training-clients={','.join(others)}")
+        advice = f" Who loses may train alone, and the others together: --set {setting}."
         if clauses:
-            said = f"{'; '.join(clauses)}.{text_if(named[LOSES], advice)}"
+            said = f"{'; '.join(clauses)}.{text_if(named[LOSES] and others, advice)}"
             methods.setdefault(said, []).append(joined.method)
     return [f"By client under {', '.join(names)}: {said}" for said, names in methods.items()]

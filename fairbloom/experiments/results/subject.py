@@ -71,10 +71,11 @@ class Subject:
 
     @property
     def title(self) -> str:
-        """The end of a title: ": use, data in districts", or " on digits"; "" for an app."""
+        """The end of a title: ": use predicted from the data in wards" or " on digits"."""
         if self.schema is None:
             return self.run.on_task
-        return f": {self.schema.target}{text_if(self.folder, f', data in {self.folder}')}"
+        source = text_if(self.folder, f" from the data in {self.folder}")
+        return f": {self.schema.target} predicted{source}"
 
     def references(self, score: Score) -> dict[str, float]:
         """Return the score of a model that knows no inputs, by client, in the unit of tables.

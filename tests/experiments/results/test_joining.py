@@ -86,7 +86,7 @@ def test_each_client_is_named_with_scores_that_go_another_way(auc: float, said: 
     comparison = compared(auc=auc)
     sentence = describe_clients(joining_of(comparison)[:1], comparison)[0]
     assert sentence.startswith(f"By client under FedAvg: {said}")
-    assert sentence.endswith("may train alone: training-clients names the others.")
+    assert sentence.endswith("the others together: --set training-clients=a,c.")
 
 
 def test_methods_that_do_the_same_share_a_sentence() -> None:
@@ -108,9 +108,12 @@ def test_methods_that_do_the_same_share_a_sentence() -> None:
 @pytest.mark.parametrize(
     ("shift", "said"),
     [
-        (8.0, "Joining (FedAvg) is better than training alone: +8.0 points ("),
-        (-8.0, "Joining (FedAvg) is worse than training alone: -8.0 points ("),
-        (0.0, "Joining (FedAvg) is not shown to be better than training alone: +0.0 points ("),
+        (8.0, "Joining (FedAvg) is better than training alone (Local): +8.0 points ("),
+        (-8.0, "Joining (FedAvg) is worse than training alone (Local): -8.0 points ("),
+        (
+            0.0,
+            "Joining (FedAvg) is not shown to be better than training alone (Local): +0.0 points (",
+        ),
     ],
 )
 def test_the_mean_is_one_sentence(shift: float, said: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from fairbloom.experiments import api
 from fairbloom.experiments.pages.about import WORDS
+from fairbloom.experiments.results.caveats import caveats_of_run
 from fairbloom.experiments.results.presentation import page_of, write_report
 from fairbloom.experiments.results.run import Run, load
 from fairbloom.experiments.results.subject import Subject, facts_of
@@ -97,7 +98,7 @@ def test_facts_name_what_of_whom_how_many_and_when(
         "schema": hashlib.sha256(SCHEMA.read(run.folder).encode()).hexdigest()[:12],
         "Fairbloom": "0.1.0",
     }
-    assert page_of(run).title == "FedAvg: ill, data in wards"
+    assert page_of(run).title == "FedAvg: ill predicted from the data in wards"
 
 
 def test_each_client_has_its_rows_units_and_share(
@@ -175,6 +176,11 @@ def test_one_class_among_the_tests_has_no_reference(tmp_path: Path) -> None:
     frames["south"].assign(ill="yes").to_csv(folder / "south.csv", index=False)
     run = run_wards(tmp_path, CLASSES, score="balanced-accuracy")
     assert Subject.of(run).references(BALANCED_ACCURACY) == {"north": 50.0}
+    rare = [said for said in caveats_of_run(run) if said.startswith("Few test examples of")]
+    targets = load_task(run.settings).splits("north").test.all_targets
+    few = int(min((targets == place).sum() for place in (0, 1)))
+    named = [f"north {few}"] * (few < 5) + ["south 0"]
+    assert rare == [f"Few test examples of the rarer class: {', '.join(named)}."]
     text = write_report(run, tmp_path / "report.html").read_text(encoding="utf-8")
     assert "No reference: south, with one class among the test examples." in text
     rows = {row[0]: row for row in Parsed.of(text).tables["clients"]}
@@ -211,7 +217,9 @@ def test_a_title_is_that_of_the_option(
     text = file.read_text(encoding="utf-8")
     assert "<h1>Falls &lt;in&gt; two wards</h1>" in text
     captured(capsys, "report", run.folder, "--out", file)
-    assert "<h1>FedAvg: ill, data in wards</h1>" in file.read_text(encoding="utf-8")
+    assert "<h1>FedAvg: ill predicted from the data in wards</h1>" in file.read_text(
+        encoding="utf-8"
+    )
 
 
 def test_words_are_said_once_and_only_if_they_are_there(tmp_path: Path) -> None:
