@@ -451,6 +451,7 @@ def _differences_section(comparison: Comparison) -> Section | None:
         ["method", "measure", "difference", "seeds better", "seeds worse", "p"],
         cells,
         note,
+        folded=len(cells) > 12,
         keys=2,
     )
     return Section(
