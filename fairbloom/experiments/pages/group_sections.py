@@ -205,15 +205,20 @@ def gaps_table(reports: Reports, baseline: str) -> Table:
 
 def _ends(by_seed: Sequence[GroupReport], grouping: str, score: GroupScore) -> list[Cell]:
     """Return the lowest and the highest group, with their mean numbers of examples."""
-    values: dict[str, float] = {}
-    counts: dict[str, float] = {}
-    for name, groups in _by_name(by_seed, ALL, grouping).items():
-        with_score = [group for group in groups if score.name in group.values]
-        if with_score:
-            values[name] = statistics.fmean(group.values[score.name] for group in with_score)
-            counts[name] = statistics.fmean(group.overs[score.name] for group in with_score)
+    scored = {
+        name: [group for group in groups if score.name in group.values]
+        for name, groups in _by_name(by_seed, ALL, grouping).items()
+    }
+    values = {
+        name: statistics.fmean(group.values[score.name] for group in groups)
+        for name, groups in scored.items()
+        if groups
+    }
     ends = (min(values, key=lambda name: values[name]), max(values, key=lambda name: values[name]))
-    return [Cell(f"{name} ({counts[name]:.0f} examples)") for name in ends]
+    counts = [statistics.fmean(group.overs[score.name] for group in scored[name]) for name in ends]
+    return [
+        Cell(f"{name} ({count:.0f} examples)") for name, count in zip(ends, counts, strict=True)
+    ]
 
 
 def without_gaps(reports: Reports) -> list[str]:
