@@ -87,12 +87,11 @@ def page_of_comparison(comparison: Comparison) -> Page:
 def joining_section(comparison: Comparison) -> Section | None:
     """Return whether joining pays, against training alone, in the mean and by client."""
     if not comparison.joining:
-        alone = [label for label in comparison.trained_alone if label in comparison.methods]
         how = (
             "Training alone is not among the methods, so it is not known whether joining pays: add"
             " local to --methods, in the same folder."
         )
-        return None if alone else notes_section("joining", JOINING, [how])
+        return None if comparison.trained_alone else notes_section("joining", JOINING, [how])
     digits = Digits(comparison.gain_decimals)
     joinings = comparison.joining
     rows = [["mean over clients", *(digits.difference(joined.mean) for joined in joinings)]]
