@@ -238,20 +238,15 @@ class Comparison(ComparedScores, Shown):
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of comparison.csv: one a method and seed."""
         unknown = [None] * len(self.seeds)
-        rows = list[dict[str, Any]]()
-        for method in self.methods:
+        return [
+            {"method": method, "seed": seed, "score": self.score.title, **measured}
+            | {name: measured.get(name) for name in self.held_out_measures}
+            | ({"improved": improved} if self.improved else {})
+            for method in self.methods
             for seed, measured, improved in zip(
-                self.seeds,
-                self.measures(method),
-                self.improved.get(method, unknown),
-                strict=True,
-            ):
-                row = {"method": method, "seed": seed, "score": self.score.title, **measured}
-                row |= {name: measured.get(name) for name in self.held_out_measures}
-                if self.improved:
-                    row["improved"] = improved
-                rows.append(row)
-        return rows
+                self.seeds, self.measures(method), self.improved.get(method, unknown), strict=True
+            )
+        ]
 
     def difference_rows(self) -> list[dict[str, Any]]:
         """Return the rows of differences.csv: one a method and measure; None for missing numbers.
