@@ -28,7 +28,7 @@ from fairbloom.strategies.named import (
 )
 from fairbloom.strategies.strategy import Tries
 
-from ..apps import ROUNDS, App
+from ..apps import ROUNDS, App, check_type
 from ..arms import (
     METHODS as DEFAULT_METHODS,
     Arm,
@@ -194,7 +194,11 @@ def _checks(app: App | None) -> dict[str, Callable[[Value], Value]]:
         if app is None or key in COMMON or key == "num-rounds"
     }
     if app is not None:
-        checks |= {key: partial(app.checked, key) for key in app.config if key not in ROUNDS}
+        checks |= {
+            key: partial(check_type, key, default=default)
+            for key, default in app.config.items()
+            if key not in ROUNDS
+        }
     return {
         key: check
         for key, check in checks.items()
