@@ -144,8 +144,7 @@ def _words(run: Run, final: Values) -> tuple[str, list[str]]:
         f" {score.written(found['mean'])}{lower}"
     )
     if len(final) > 1:
-        worst = order[0]
-        best = order[-1]
+        worst, *_, best = order
         headline += (
             f", from {score.written(final[worst])} ({worst}) to {score.written(final[best])}"
             f" ({best})"
