@@ -349,9 +349,7 @@ def _choose(search: Search) -> list[str]:
         raise FairbloomError(
             f"no arm of the baseline can be judged{''.join(faults[:1])}: choose another --baseline"
         )
-    others = [
-        choose(measure, score, among, study.mean_within, base) for among in methods.values()
-    ]
+    others = [choose(measure, score, among, study.mean_within, base) for among in methods.values()]
     best = [base, *(other for other in others if other is not None and other is not base)]
     best.sort(key=lambda arm_score: measure.better(0.0, arm_score.mean, score))
     return [arm_score.arm.label for arm_score in best]
