@@ -14,7 +14,7 @@ from ..results.compared_scores import SHOWN, personal_label
 from ..results.comparison import Comparison
 from ..results.differences import CLAIMED, FEWEST_SEEDS, MEAN, WORST, mean_by_client
 from ..results.joining import describe_clients, describe_mean
-from ..results.measures import measure_title
+from ..results.measures import find_measure
 from ..results.presentation import page_of
 from ..results.subject import Subject
 from . import charts
@@ -230,7 +230,7 @@ def _series(comparison: Comparison) -> list[Series]:
 
 def _methods_section(comparison: Comparison) -> Section:
     """Return the methods by mean and worst, their Pareto front, and all measures."""
-    worst = measure_title("worst_10", comparison.client_count)
+    worst = find_measure("worst_10").title(comparison.client_count)
     means = {
         method: {key: comparison.spread(method, key)[0] for key in SHOWN}
         for method in comparison.shown
@@ -275,7 +275,7 @@ def method_table(comparison: Comparison) -> Table:
     """Return a row per method: measures over clients, and differences to the baseline."""
     seeds = len(comparison.seeds)
     keys = (*SHOWN, *comparison.held_out_measures)
-    titles = [measure_title(key, comparison.client_count) for key in keys]
+    titles = [find_measure(key).title(comparison.client_count) for key in keys]
     means = {
         method: [comparison.spread(method, key)[0] for key in keys] for method in comparison.shown
     }
@@ -381,7 +381,7 @@ def _differences_section(comparison: Comparison) -> Section | None:
     }.items():
         found = comparison.differences(measure)
         tested = measure in CLAIMED
-        title = measure_title(measure, comparison.client_count) + (
+        title = find_measure(measure).title(comparison.client_count) + (
             text_if(score.unit != unit, f", {score.unit}")
         )
         digits = Digits.of(score, (difference.mean for difference in found.values()))
@@ -432,10 +432,10 @@ def _differences_section(comparison: Comparison) -> Section | None:
     note = (
         "Positive is better; of the standard deviation, more equal"
         f"{text_if(comparison.gaps_compared, by_gap)}."
-        f" The {measure_title(WORST, comparison.client_count)} and the mean"
+        f" The {find_measure(WORST).title(comparison.client_count)} and the mean"
         f"{text_if(comparison.held_out_measures, ', also of clients not in training,')} are tested;"
         " p is of the paired t test, with Holm's correction over these and all methods."
-        f"{about_worst(measure_title(WORST, comparison.client_count), len(comparison.seeds))}"
+        f"{about_worst(find_measure(WORST).title(comparison.client_count), len(comparison.seeds))}"
     )
     if comparison.shared.test_share:
         split = "are taken to split" if comparison.shared.unknown else "split"

@@ -11,7 +11,7 @@ from fairbloom.text import join_first, text_if
 from ..render.page import Cell, Page, Section, Table
 from ..results.caveats import caveats_of_run, describe_same_splits, describe_unscored
 from ..results.compared_scores import SHOWN, personal_label
-from ..results.measures import measure_title
+from ..results.measures import find_measure
 from ..results.presentation import page_of
 from ..results.run import ALL_TRAINED, Run, measures, scores_of, sentences_of
 from ..results.subject import Subject
@@ -210,7 +210,7 @@ def _measures_table(run: Run) -> Table:
     return Table(
         "measures",
         f"{run.label} after round {run.rounds_done}, over clients",
-        ["test score", "clients", *(measure_title(key, len(run.final())) for key in keys)],
+        ["test score", "clients", *(find_measure(key).title(len(run.final())) for key in keys)],
         cells,
         " ".join(f"{sentence}." for sentence in sentences_of(found)),
     )

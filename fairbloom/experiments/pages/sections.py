@@ -18,7 +18,7 @@ from fairbloom.text import join_first, text_if
 
 from ..render.page import Block, Cell, Chart, Charts, Note, Section, Table, slug
 from ..render.theme import Series, Spec
-from ..results.measures import measure_title
+from ..results.measures import find_measure
 from ..results.run import REPORT, Run
 from ..results.subject import REFERENCES
 from ..results.tables import is_shown, mean_of
@@ -206,7 +206,7 @@ def rounds_section(scene: Scene) -> Section | None:
         rows = curves(scene.lines, measure)
         if len({row["round"] for row in rows}) < 2:
             continue
-        title = measure_title(measure, scene.clients)
+        title = find_measure(measure).title(scene.clients)
         ends = {row["method"]: row["value"] for row in rows}
         said = "; ".join(f"{label} {scene.score.written(value)}" for label, value in ends.items())
         full = f"{title} over clients".capitalize() if measure == "mean" else title.capitalize()
@@ -247,7 +247,7 @@ def rounds_section_of_run(run: Run) -> Section | None:
 def rounds_charts_of_run(run: Run) -> Charts:
     """Return one chart of the best served, the mean and the worst served over the rounds."""
     names = {
-        measure_title(measure, len(run.final())): measure
+        find_measure(measure).title(len(run.final())): measure
         for measure in ("best_10", "mean", "worst_10")
     }
     rows = [

@@ -16,7 +16,7 @@ from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.text import text_if
 
-from ..results.measures import measure_title
+from ..results.measures import find_measure
 
 # Without a progress bar: the time between two lines on a run's rounds, and the time after which
 # each finished run of a study has a line. Shorter work prints none.
@@ -83,7 +83,7 @@ class RunBar:
             mean = score.written(recorded.measures["mean"])
             worst = score.written(recorded.measures["worst_10"])
             self._measured = (
-                f"mean {mean}, {measure_title('worst_10', len(recorded.scores))} {worst}"
+                f"mean {mean}, {find_measure('worst_10').title(len(recorded.scores))} {worst}"
             )
         self._rounds = recorded.number
         self._began = time.monotonic()

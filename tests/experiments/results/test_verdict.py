@@ -25,7 +25,7 @@ from fairbloom.experiments.render.page import Note
 from fairbloom.experiments.results.caveats import SharedData
 from fairbloom.experiments.results.comparison import Comparison
 from fairbloom.experiments.results.differences import difference_of, differences_of
-from fairbloom.experiments.results.measures import measure_title
+from fairbloom.experiments.results.measures import find_measure
 from fairbloom.experiments.results.verdict import MOST_WORDS, Verdict, verdict_of
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.strategies import FedFV
@@ -431,7 +431,7 @@ def test_an_interval_is_that_of_the_test() -> None:
 def test_the_worst_tenth_of_few_is_called_the_worst_client(
     measure: str, clients: int, title: str
 ) -> None:
-    assert measure_title(measure, clients) == title
+    assert find_measure(measure).title(clients) == title
 
 
 FIVE = (8.0, 7.0, 9.0, 12.0, 3.0)
