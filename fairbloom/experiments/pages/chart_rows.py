@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,6 @@ from ..render.theme import Series
 from ..results.run import Run
 from ..results.tables import LARGEST_SHOWN, is_shown
 from .charts import series_of, short, thin
-
-if TYPE_CHECKING:
-    import pandas
 
 # So many rounds a curve has at most.
 CURVE_ROUNDS = 60
@@ -41,19 +38,6 @@ class Line:
     runs: Sequence[Run]
     model: str = "global"
     same_runs_as: str = ""
-
-
-def _pick(run: Run, table: "pandas.DataFrame", column: str) -> "pandas.DataFrame":
-    """Return the columns round, client, and another one as `value`, without attackers.
-
-    One that is not there, or cannot be shown, is NaN.
-    """
-    table = (
-        table[~table["client"].isin(run.attackers)]
-        .reindex(columns=["round", "client", column])
-        .rename(columns={column: "value"})
-    )
-    return table.assign(value=table["value"].where(table["value"].abs() <= LARGEST_SHOWN))
 
 
 @dataclass(frozen=True)
@@ -148,7 +132,12 @@ def curves(lines: Iterable[Line], measure: str) -> list[dict[str, Any]]:
 def _by_round(run: Run, line: Line, measure: str) -> dict[int, float]:
     """Return a measure after each evaluated round; {} without numbers."""
     if measure == "train_loss":
-        found = _pick(run, run.clients, TRAIN_LOSS_OF_GLOBAL_MODEL).groupby("round")["value"].mean()
+        honest = run.clients[~run.clients["client"].isin(run.attackers)]
+        # of a run that does not record it, the column is empty
+        losses = honest.reindex(columns=["round", TRAIN_LOSS_OF_GLOBAL_MODEL]).set_index("round")
+        found = (
+            losses.where(losses.abs() <= LARGEST_SHOWN).groupby("round").mean().squeeze("columns")
+        )
     else:
         column = IMPROVED if measure == "improved" else f"{run.score.column(line.model)}_{measure}"
         found = run.rounds.set_index("round").get(column, {})

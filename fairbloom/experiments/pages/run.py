@@ -121,10 +121,8 @@ def page_of_run(run: Run) -> Page:
 
 def _words(run: Run, final: Values) -> tuple[str, list[str]]:
     """Return how the model serves the clients, and the reasons for missing scores."""
-    if run.finished:
-        unfinished = []
-    else:
-        unfinished = [f"The run is {run.state} after round {run.rounds_done} of {run.num_rounds}."]
+    state = f"The run is {run.state} after round {run.rounds_done} of {run.num_rounds}."
+    unfinished = [] if run.finished else [state]
     if not final and len(run.clients):
         last = int(run.clients["round"].max())
         headline = f"{run.label} was last evaluated after round {last} of {run.rounds_done}."
