@@ -145,16 +145,21 @@ def test_a_fault_in_a_recipe_is_told_by_recipe_and_key(
         load_recipe(str(tmp_path / "none.toml"))
 
 
-@pytest.mark.parametrize("settings", ["num-round = 3", "qfedavg.q = 3", "batch-size = -1"])
-def test_a_setting_that_cannot_be_is_told_with_the_row(tmp_path: Path, settings: str) -> None:
-    recipe = recipe_of(tmp_path, f"{HEAD}{MEASURES}{ROW}settings = {{ {settings} }}\n")
-    with pytest.raises(FairbloomError, match=f"recipe mine: row 'FedAvg.*{settings.split()[0]}"):
-        study_of(recipe, recipe.rows)
-
-
-def test_a_setting_of_all_rows_that_cannot_be_is_named(tmp_path: Path) -> None:
-    recipe = recipe_of(tmp_path, f"{HEAD}{MEASURES}[settings]\nfedmgdaplus.epsilon = 0.1\n{ROW}")
-    with pytest.raises(FairbloomError, match=r"fedmgdaplus\.epsilon"):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        *(
+            (f"{ROW}settings = {{ {key} = {value} }}\n", f"recipe mine: row 'FedAvg.*{key}")
+            for key, value in (("num-round", 3), ("qfedavg.q", 3), ("batch-size", -1))
+        ),
+        (f"[settings]\nfedmgdaplus.epsilon = 0.1\n{ROW}", r"fedmgdaplus\.epsilon"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_told_with_its_row(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    recipe = recipe_of(tmp_path, f"{HEAD}{MEASURES}{text}")
+    with pytest.raises(FairbloomError, match=said):
         study_of(recipe, recipe.rows)
 
 

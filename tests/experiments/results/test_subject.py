@@ -48,29 +48,26 @@ def write_wards(folder: Path) -> dict[str, pandas.DataFrame]:
     """Write two wards of persons with two rows each; in the second ward all but a few are ill."""
     draws = np.random.default_rng(0)
     frames = {}
+    folder.mkdir()
     for name, ill in (("north", 0.3), ("south", 0.9)):
         frame = pandas.DataFrame(
             {"person": np.repeat(np.arange(40), 2), "x": draws.normal(size=80)}
         )
         frame["ill"] = np.where(draws.random(80) < ill, "yes", "no")
         frame["days"] = (5.0 + 2.0 * frame["x"] + draws.normal(size=80)).round(2)
-        frames[name] = frame
-    folder.mkdir()
-    for name, frame in frames.items():
         frame.to_csv(folder / f"{name}.csv", index=False)
+        frames[name] = frame
     return frames
 
 
 def run_wards(folder: Path, schema: str, score: str = "", ignored: str = "days") -> Run:
-    text = f'ignore = ["{ignored}"]\n{schema}'
-    given = {"score": score} if score else {}
     return api.run(
         "csv",
         data_dir=folder / "wards",
-        schema=text,
+        schema=f'ignore = ["{ignored}"]\n{schema}',
         rounds=2,
         out=folder / "run",
-        settings=given,
+        score=score or None,
         progress=False,
     )
 

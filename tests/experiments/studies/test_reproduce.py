@@ -437,13 +437,13 @@ def clinics(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_gaps_between_groups_are_measures(clinics: Path, tmp_path: Path) -> None:
     """They are those of the first grouping, which `Run.gaps` has too."""
-    about: dict[str, Any] = {
-        "data_dir": clinics,
-        "out": tmp_path / "out",
-        "jobs": 1,
-        "progress": False,
-    }
-    done = reproduce(str(clinics / "mine.toml"), **about)
+    done = reproduce(
+        str(clinics / "mine.toml"),
+        data_dir=clinics,
+        out=tmp_path / "out",
+        jobs=1,
+        progress=False,
+    )
     (run,) = done.outcomes[0].runs.values()
     gaps = run.gaps[run.gaps["grouping"] == "sex"].set_index(["client", "score"])["gap"]
     assert done.outcomes[0].measured == {
@@ -591,9 +591,8 @@ def test_no_study_writes_into_the_folder_of_another_kind(
             1,
         ),
     }
-    for written in NOUNS:
+    for written, there in NOUNS.items():
         with subtests.test(written=written):
-            there = NOUNS[written]
             folder = tmp_path / written
             Study(written, [], []).write(folder)
             for kind, words in commands.items():
