@@ -23,7 +23,7 @@ from fairbloom.server.settings import Settings
 from fairbloom.tasks import infer_schema
 from tests.simulation.helpers import Outcome, table
 
-from .helpers import as_json, captured, fairbloom
+from .helpers import as_json, captured, fairbloom, refusal
 
 OWN = Path(__file__).parent / "own"
 METHODS = "fedavg,my_method:WorstHalf(share=0.4),my_method:WorstHalf,qfedavg(q=1)"
@@ -168,8 +168,7 @@ def test_a_client_without_a_score_is_named_and_left_out(
     rows = table(here / "some" / "clients.csv")
     assert len(rows) == 10
     assert {row["client"] for row in rows if not row["mae"]} == {"town-1"}
-    printed = captured(capsys, "show", "some/runs/fedavg-seed0").out
-    printed = " ".join(printed.split())
+    printed = " ".join(captured(capsys, "show", "some/runs/fedavg-seed0").out.split())
     assert (
         "mean absolute error is the mean of 4 of 5 clients; without a test mean absolute error ("
         in printed
@@ -216,10 +215,7 @@ def test_a_module_that_raises_keeps_its_traceback(
     with pytest.raises(ValueError, match="a bug") as raised:
         fairbloom("compare", "--methods", "fedavg,broken:Mine", "--out", "never")
     assert not isinstance(raised.value, FairbloomError)
-    capsys.readouterr()
-    (line,) = captured(
-        capsys, "run", "--method", "not_there:Mine", "--out", "never", code=2
-    ).err.splitlines()
+    line = refusal(capsys, "run", "--method", "not_there:Mine", "--out", "never")
     assert "method = 'not_there:Mine': there is no module not_there" in line
     assert not (here / "never").exists()
 
