@@ -153,7 +153,7 @@ def test_conflicts_and_stationarity_by_a_general_solver(m: int) -> None:
         ([[1.0]], {}),
     ],
 )
-def test_opposite_updates_are_stationary_and_one_has_no_conflicts(
+def test_opposite_updates_are_stationary_one_has_no_conflicts(
     gram: list[list[float]], expected: dict[str, float]
 ) -> None:
     assert measure_conflicts(np.array(gram)) == pytest.approx(expected, abs=1e-6)
