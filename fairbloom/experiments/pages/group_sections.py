@@ -9,6 +9,7 @@ from fairbloom.protocol.scores import GroupScore
 from fairbloom.text import join_first, text_if
 
 from ..render.page import Block, Cell, Chart, Charts, Note, Section, Table, slug
+from ..results.caveats import join_ends
 from ..results.differences import mean_and_deviation
 from ..results.group_scores import ALL, Group, GroupReport
 from . import charts
@@ -141,14 +142,9 @@ def _left_out(by_seed: Sequence[GroupReport], grouping: str) -> str:
     if not counts[-1]:
         return f"By {grouping}, all test examples are in groups that are reported."
     return (
-        f"By {grouping}, {_range(counts)} of {_range(tested)} test examples are left out, in groups"
-        " that are too small to be reported."
+        f"By {grouping}, {join_ends(counts)} of {join_ends(tested)} test examples are left out, in"
+        " groups that are too small to be reported."
     )
-
-
-def _range(counts: Sequence[int]) -> str:
-    """Return ascending numbers as text: "12", or "12 to 40"."""
-    return " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
 
 
 def gaps_table(reports: Reports, baseline: str) -> Table:
