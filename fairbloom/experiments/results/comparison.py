@@ -44,13 +44,16 @@ def read_comparison(folder: Path, study: Study, score: str = "") -> "Comparison"
         arm.label: [load(folder / plan.folder(arm, seed), score) for seed in plan.seeds]
         for arm in plan.arms
     }
-    failed = dict[str, str]()
-    reasons = []
-    for arm in study.arms:
-        if by_seed := study.failures(arm):
-            failed[arm.label] = f"failed with {len(by_seed)} of {len(study.seeds)} seeds"
-            first = next(iter(by_seed))
-            reasons.append(f"{arm.label} with seed {first}: {by_seed[first]}.")
+    failures = {arm.label: of for arm in study.arms if (of := study.failures(arm))}
+    failed = {
+        label: f"failed with {len(of)} of {len(study.seeds)} seeds"
+        for label, of in failures.items()
+    }
+    reasons = [
+        f"{label} with seed {seed}: {reason}."
+        for label, of in failures.items()
+        for seed, reason in [*of.items()][:1]
+    ]
     hostile = [
         frozenset[str]().union(*(run.attackers for run in of_seed))
         for of_seed in zip(*runs.values(), strict=True)

@@ -302,10 +302,12 @@ def read_search(folder: Path, study: Study) -> Search:
     found = study.found or SearchOutcome(study.seeds)
     opened = OpenedRuns(study, folder)
     runs = [[opened.get(arm, seed) for seed in found.judged] for arm in study.arms]
-    judged = judge_arms(find_measure(study.criterion), study.arms, runs)
-    for place, arm in enumerate(study.arms):
-        if failed := study.failures(arm):
-            judged[place] = ArmScore(arm, fault=next(iter(failed.values())))
+    judged = [
+        ArmScore(each.arm, fault=next(iter(failed.values())))
+        if (failed := study.failures(each.arm))
+        else each
+        for each in judge_arms(find_measure(study.criterion), study.arms, runs)
+    ]
     first = next((run for by_seed in runs for run in by_seed if run is not None), None)
     if first is None:
         return Search(study, judged, ACCURACY, folder=folder)
