@@ -343,9 +343,8 @@ def _explain(error: Mapping[str, Any]) -> str:
     key = ".".join(parts)
     reason = reason_of(error)
     if error["type"] == "extra_forbidden":
-        is_row = error["loc"][0] == "rows" and len(error["loc"]) > 1
-        fields = [*Row.model_fields] if is_row else [*Recipe.model_fields]
-        known = [name.replace("_", "-") for name in fields if name != "name"]
+        section = Row if error["loc"][0] == "rows" and len(error["loc"]) > 1 else Recipe
+        known = [name.replace("_", "-") for name in section.model_fields if name != "name"]
         return f"unknown key {key}: {did_you_mean(parts[-1], known)}there are {', '.join(known)}"
     if error["type"] == "missing":
         return f"{key} is missing: give it"

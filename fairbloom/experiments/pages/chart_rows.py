@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.csv_rows import IMPROVED, TRAIN_LOSS_OF_GLOBAL_MODEL
-from fairbloom.server.run_folder.files import CLIENTS
 from fairbloom.text import text_if
 
 from ..render.theme import Series
@@ -94,17 +93,6 @@ def worst_first(values: Mapping[str, float], score: Score) -> list[str]:
 def shown_of(clients: Sequence[str]) -> list[str]:
     """Return which clients are shown of those from the worst served to the best."""
     return [*clients] if len(clients) <= NAMED else [*clients[:WORST_SHOWN], *clients[-BEST_SHOWN:]]
-
-
-def hidden_in_words(clients: int) -> str:
-    """Return as text which of the clients are shown, and which file has the others.
-
-    "" where all are shown.
-    """
-    return text_if(
-        clients > NAMED,
-        f"The worst and the best served of {clients} clients; {CLIENTS.name} has all.",
-    )
 
 
 # Over rounds --------------------------------------------------------------------------------------

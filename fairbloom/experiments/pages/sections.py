@@ -12,7 +12,7 @@ from fairbloom.errors import MAX_LISTED
 from fairbloom.protocol.private import SIMULATED_NOISE
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.csv_rows import ABSENT, parse_refusals
-from fairbloom.server.run_folder.files import ENVIRONMENT, ROUNDS
+from fairbloom.server.run_folder.files import CLIENTS, ENVIRONMENT, ROUNDS
 from fairbloom.strategies.named import format_value
 from fairbloom.text import join_first, text_if
 
@@ -29,7 +29,6 @@ from .chart_rows import (
     Scene,
     axis_title,
     curves,
-    hidden_in_words,
     mean_and_range,
     shown_of,
     sorted_scores,
@@ -176,6 +175,8 @@ def table_of_clients(
     Of many clients the worst and the best served.
     """
     shown = shown_of(order)
+    hidden = len(order) - len(shown)
+    all_in = f"The worst and the best served of {len(order)} clients; {CLIENTS.name} has all."
     cells = [
         [
             Cell(shown_name(client)),
@@ -188,9 +189,9 @@ def table_of_clients(
         caption,
         ["client", *columns],
         cells,
-        " ".join(filter(None, (hidden_in_words(len(order)), note))),
+        " ".join(filter(None, (text_if(hidden, all_in), note))),
         folded=len(cells) > 12,
-        hidden=len(order) - len(shown),
+        hidden=hidden,
         nouns="clients",
     )
 
