@@ -69,7 +69,8 @@ class RunBar:
 
     def __init__(self, bar: Bars, title: str, num_rounds: int) -> None:
         self._bar = bar
-        self._task = bar.tasks[bar.add_task(title, total=num_rounds, measured="")]
+        bar.add_task(title, total=num_rounds, measured="")
+        self._task = bar.tasks[-1]
         self._rounds = 0
         self._measured = ""
         self._began = time.monotonic()
@@ -124,7 +125,8 @@ class StudyBar:
 
     def __init__(self, bar: Bars, title: str) -> None:
         self._bar = bar
-        self._task = bar.tasks[bar.add_task(title, total=None, measured="runs done")]
+        bar.add_task(title, total=None, measured="runs done")
+        self._task = bar.tasks[-1]
         self._began = time.monotonic()
 
     def expect(self, total: int) -> None:
