@@ -62,7 +62,10 @@ def _counts(subject: Subject) -> dict[str, Column]:
     counts = subject.about.clients
     if not counts:
         larger = run.column(SHARE_OF_LARGER_CLASS)
-        known = {"test examples": run.test_examples(), "larger class, %": larger}
+        known: dict[str, Mapping[str, float]] = {
+            "test examples": run.test_examples(),
+            "larger class, %": larger,
+        }
         return {name: (Digits(0), numbers) for name, numbers in known.items() if numbers}
     names = {"rows": "examples", "for training": "train"}
     if subject.schema is not None and subject.schema.unit:

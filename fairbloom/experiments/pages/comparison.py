@@ -94,10 +94,10 @@ def joining_section(comparison: Comparison) -> Section | None:
         return None if comparison.trained_alone else notes_section("joining", JOINING, [how])
     digits = Digits(comparison.gain_decimals)
     joinings = comparison.joining
-    rows = [["mean over clients", *(digits.difference(joined.mean) for joined in joinings)]]
+    rows = [[Cell("mean over clients"), *(digits.difference(joined.mean) for joined in joinings)]]
     rows += [
         [
-            comparison.shown_name(client),
+            Cell(comparison.shown_name(client)),
             *(digits.difference(joined.clients[client]) for joined in joinings),
         ]
         for client in shown_of(
@@ -109,7 +109,7 @@ def joining_section(comparison: Comparison) -> Section | None:
         "joining",
         f"Gain over training alone: test {comparison.score.title}",
         ["client", *(joined.method for joined in joinings)],
-        [[Cell(name), *cells] for name, *cells in rows],
+        rows,
         ABOUT_JOINING,
         folded=len(rows) > 12,
     )
