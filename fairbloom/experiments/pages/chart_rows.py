@@ -55,10 +55,6 @@ class Scene:
     first_only: bool
     clients: int
 
-    def shown_name(self, client: str) -> str:
-        """Return a client's name as it is shown; see Run."""
-        return self.lines[0].runs[0].shown_name(client)
-
     @property
     def series(self) -> list[Series]:
         """How the lines look."""
@@ -73,11 +69,6 @@ class Scene:
     def trained(self) -> list[Line]:
         """The lines, except for personal models that come from the same runs as another."""
         return [line for line in self.lines if not line.same_runs_as]
-
-    @property
-    def several(self) -> bool:
-        """Whether there is more than one seed."""
-        return any(len(line.runs) > 1 for line in self.lines)
 
 
 def axis_title(score: Score) -> str:
@@ -132,12 +123,16 @@ def _by_round(run: Run, line: Line, measure: str) -> dict[int, float]:
     return {number: value for number, value in found.items() if is_shown(value)}
 
 
-def mean_and_range(values: Sequence[float]) -> dict[str, float | None]:
-    """Return the mean of values as `value`, the lowest as `low`, and the highest as `high`."""
+def mean_and_range(values: Sequence[float], of: str = "") -> dict[str, Any]:
+    """Return the mean of values as `value`, the lowest as `low`, and the highest as `high`.
+
+    They are `mean`, `mean_low` and `mean_high`, for example, `of` "mean".
+    """
+    begin = text_if(of, f"{of}_")
     return {
-        "value": short(float(np.mean(values))),
-        "low": short(min(values)),
-        "high": short(max(values)),
+        of or "value": short(float(np.mean(values))),
+        f"{begin}low": short(min(values)),
+        f"{begin}high": short(max(values)),
     }
 
 

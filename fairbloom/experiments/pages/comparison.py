@@ -243,17 +243,12 @@ def _methods_section(comparison: Comparison) -> Section:
     }
     beaten = {other for (_, other), gained in gains.items() if min(gained) >= 0.0 < max(gained)}
     front = [method for method in means if method not in beaten]
-    rows = []
-    for method in means:
-        row: dict[str, object] = {"method": method}
-        for name, key in (("mean", "mean"), ("worst", "worst_10")):
-            found = mean_and_range([seed[key] for seed in comparison.measures(method)])
-            row |= {
-                name: found["value"],
-                f"{name}_low": found["low"],
-                f"{name}_high": found["high"],
-            }
-        rows.append(row)
+    rows = [
+        {"method": method}
+        | mean_and_range([seed["mean"] for seed in comparison.measures(method)], "mean")
+        | mean_and_range([seed["worst_10"] for seed in comparison.measures(method)], "worst")
+        for method in means
+    ]
     axes = (f"mean over clients: {score.title}", f"{worst}: {score.title}")
     series = _series(comparison)
     spec = charts.mean_against_worst(rows, front, series, axes, lower=not score.higher_is_better)

@@ -159,12 +159,12 @@ def _clients_section(scene: Scene, columns: Mapping[str, Values]) -> Section | N
     """Return how the final models serve each client, by the labels of the lines."""
     if not scene.clients:
         return None
+    run = scene.lines[0].runs[0]
     finals = {label: [by_client] for label, by_client in columns.items()}
     if scene.clients <= NAMED:
-        drawn = named_charts(finals, scene.series, scene.shown, scene.score, scene.shown_name)
+        drawn = named_charts(finals, scene.series, scene.shown, scene.score, run.shown_name)
     else:
         drawn = ordered_charts(finals, scene.series, scene.score)
-    run = scene.lines[0].runs[0]
     intro = f"The {scene.score.words} of the final model on each client's own test examples."
     shown = score_columns(run.score, columns)
     shown["test examples"] = (Digits(0), run.test_examples())

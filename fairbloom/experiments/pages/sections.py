@@ -226,7 +226,7 @@ def rounds_section(scene: Scene) -> Section | None:
     intro = (
         f"The {scene.score.words} on the clients' test examples after each evaluated round."
     ) + text_if(
-        scene.several,
+        any(len(line.runs) > 1 for line in scene.lines),
         " Lines are means over the seeds, bands span them from the lowest to the highest.",
     )
     return Section("rounds", "Over the rounds", intro, drawn)
