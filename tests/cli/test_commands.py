@@ -194,7 +194,6 @@ def test_several_values_are_tried_by_the_search_an_error_names(
     named = re.search(
         r"fairbloom (search .*--grid \S+) tries", captured(capsys, *given, code=2).err
     )
-    assert named is not None
     assert fairbloom(*named[1].split(), *few, "--out", f"a-{given[0]}") == 0
 
 

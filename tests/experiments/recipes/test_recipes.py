@@ -385,8 +385,6 @@ def test_claims_hold_or_do_not_hold_here(tmp_path: Path) -> None:
     one, other = ([each["mean"] for each in o.by_seed.values()] for o in done.outcomes)
     higher, lower = done.claims.values()
     expected = difference_of(np.subtract(one, other).tolist()).untested
-    assert higher is not None
-    assert lower is not None
     assert replace(higher, p_value=0.0) == replace(expected, p_value=0.0)
     assert lower.mean == -higher.mean < 0.0
     (said,) = (str(each) for each in page_of(done).sections if each.id == "claims")

@@ -15,7 +15,7 @@ from sklearn.metrics import accuracy_score
 import fairbloom as api
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.caveats import caveats_of_comparison
-from fairbloom.experiments.results.group_scores import ALL, GroupReport
+from fairbloom.experiments.results.group_scores import ALL
 from fairbloom.experiments.results.run import REPORT, Run
 from fairbloom.server.run_folder.files import KNOWN
 from fairbloom.server.run_folder.values import Known
@@ -67,12 +67,6 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return here
 
 
-def report_of(run: Run, model: str = "") -> GroupReport:
-    report = run.by_group(model)
-    assert report is not None
-    return report
-
-
 def predictions(run: Run) -> dict[str, np.ndarray[Any, Any]]:
     """Return targets, predictions, sexes and clients of all test examples, by the run's own
     model."""
@@ -99,7 +93,7 @@ def test_gaps_over_all_clients_and_of_each_are_fairlearns(
 ) -> None:
     run = api.load(here / "all")
     seen = predictions(run)
-    report = report_of(run)
+    report = run.by_group()
     by_sex = {"y_true": seen["target"], "y_pred": seen["answer"], "sensitive_features": seen["sex"]}
     expected = {
         "accuracy": fairlearn.MetricFrame(metrics=accuracy_score, **by_sex).difference(),
@@ -127,7 +121,7 @@ def test_gaps_over_all_clients_and_of_each_are_fairlearns(
 
 def test_groups_over_all_clients_are_sums(here: Path, subtests: pytest.Subtests) -> None:
     run = api.load(here / "large")
-    report = report_of(run)
+    report = run.by_group()
     rows = [
         row
         for row in table(here / "large" / "groups.csv")
@@ -211,13 +205,12 @@ def test_show_prints_groups_gaps_and_who_is_left_out(
     capsys.readouterr()
     printed = captured(capsys, "show", here / "large").out
     run = api.load(here / "large")
-    report = report_of(run)
+    report = run.by_group()
     for each in report.of(ALL, "sex"):
         with subtests.test(each=each):
             line = rf"^{run.label} +sex +{each.group} +{each.count} +{each.values['accuracy']:.1f} "
             assert re.search(line, printed, re.MULTILINE)
     gap = report.gap(ALL, "sex", report.scores[0])
-    assert gap is not None
     counts = {each.group: each.count for each in report.of(ALL, "sex")}
     ends = " +".join(rf"{end} \({counts[end]} examples\)" for end in (gap.lowest, gap.highest))
     line = rf"^sex +accuracy, % +{gap.size:.1f} +{ends}$"
@@ -266,12 +259,12 @@ def test_a_comparison_has_gaps_by_method_and_files_of_them(
     assert "Gaps between groups over all clients" in printed
     comparison = api.load(out)
     assert list(comparison.by_group) == ["FedAvg", "Ditto", "Ditto (personal)"]
-    report = report_of(api.load(out / "runs" / "fedavg-seed1"))
+    report = api.load(out / "runs" / "fedavg-seed1").by_group()
     chosen = [
         row for row in comparison.group_rows() if (row["method"], row["seed"]) == ("FedAvg", 1)
     ]
     assert [row["count"] for row in chosen] == [row["count"] for row in report.rows()]
-    personal = report_of(api.load(out / "runs" / "ditto-seed0"), "personal")
+    personal = api.load(out / "runs" / "ditto-seed0").by_group("personal")
     found = comparison.gap_rows()
     assert [
         row["gap"] for row in found if (row["method"], row["seed"]) == ("Ditto (personal)", 0)
@@ -427,7 +420,7 @@ def test_a_rate_that_leaves_a_client_out_says_so(
     sites: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = api.run("csv", rounds=3, **sites)
-    report = report_of(run)
+    report = run.by_group()
     for group in report.of("all clients", "sex"):
         counts = {each.client: each.count for each in report.groups if each.group == group.group}
         assert group.without == {"true-positive-rate": {"few": counts["few"]}}

@@ -3,6 +3,7 @@
 import hashlib
 from datetime import date
 from pathlib import Path
+from shutil import copytree, ignore_patterns
 
 import numpy as np
 import pandas
@@ -123,11 +124,8 @@ def test_a_range_of_dates_and_unknown_facts(
     run, _ = wards
     runs = []
     for name, day in (("b", "2026-02-03"), ("a", "2026-02-01"), ("c", "")):
-        folder = tmp_path / name
-        folder.mkdir()
-        for file in run.folder.iterdir():
-            if file.is_file() and file.name not in (ABOUT.name, SCHEMA.name):
-                (folder / file.name).write_bytes(file.read_bytes())
+        lacking = ignore_patterns(ABOUT.name, SCHEMA.name)
+        folder = copytree(run.folder, tmp_path / name, ignore=lacking)
         about = {"date": day, "fairbloom": "0.2"} if day else {"fairbloom": "0.2"}
         ENVIRONMENT.write(folder, about)
         runs.append(load(folder))

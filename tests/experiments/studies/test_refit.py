@@ -232,7 +232,6 @@ def test_predict_and_export_name_the_command(
     found = re.search(
         r"on all rows by fairbloom (refit .+ --method METHOD)", " ".join(said.split())
     )
-    assert found is not None
     done = shlex.split(found[1].replace("METHOD", "ditto"))
     place = tmp_path / "refit"
     assert command(*done, "--out", place) == 0

@@ -170,14 +170,12 @@ def test_the_best_of_each_method_is_tested_with_fresh_seeds(
     best = max((label for label in worth if label != "FedAvg"), key=lambda label: worth[label])
     assert {*found.found.best} == {best, "FedAvg"}
     assert found.best == max((best, "FedAvg"), key=lambda label: worth[label])
-    assert found.comparison is not None
     assert (set(found.comparison.methods), found.comparison.seeds) == (
         {best, "FedAvg"},
         (1000, 1001),
     )
     assert found.promise(best) == pytest.approx(worth[best] - worth["FedAvg"])
     gain = found.difference(best)
-    assert gain is not None
     assert gain.mean == pytest.approx(statistics.fmean(found.comparison.gains(best, "worst_10")))
     assert found.best in found.sentences[0]
     if found.best != "FedAvg":  # two seeds say nothing
@@ -195,7 +193,6 @@ def test_the_best_of_each_method_is_tested_with_fresh_seeds(
 def test_within_one_method_the_baseline_is_compared_too(tmp_path: Path) -> None:
     words = {**SMALL, "methods": "fedavg", "grid": "learning-rate=0.01,0.3", "seeds": 1}
     found = api.search(out=tmp_path / "out", **words)
-    assert found.comparison is not None
     assert found.baseline == found.comparison.baseline == "FedAvg"
     assert set(found.found.best) == {"FedAvg", found.best}
     if found.best != "FedAvg":
@@ -302,11 +299,9 @@ def test_an_arm_whose_mean_is_too_low_is_not_chosen(within: float | None, label:
     base = judged("base", 50.0, 80.0)
     arms = [judged("a", 70.0, 70.0), judged("b", 60.0, 79.5), ArmScore(Arm("c", "c"))]
     best = choose(worst, ACCURACY, arms, within, base)
-    assert best is not None
     assert best.arm.label == label
     assert choose(worst, ACCURACY, arms[:1], 1.0, base) is None
     lowest = choose(worst, Score("mae", higher_is_better=False), arms)
-    assert lowest is not None
     assert lowest.arm.label == "b"
 
 
