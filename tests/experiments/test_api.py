@@ -139,17 +139,13 @@ def test_a_run_draws_its_score_over_the_rounds(ran: api.Run, line: str, measure:
         float(row[f"test_accuracy_of_global_model_{measure}"])
         for row in table(ran.folder / "rounds.csv")
     ]
-    assert drawn_values(spec, line) == pytest.approx(expected, rel=1e-4)
+    drawn = [row["value"] for row in spec["data"]["values"] if row["method"] == line]
+    assert drawn == pytest.approx(expected, rel=1e-4)
 
 
 def axis_titles(spec: dict[str, Any]) -> set[str]:
     """Return what the axes of a chart say."""
     return {layer["encoding"][axis]["title"] for layer in spec["layer"] for axis in ("x", "y")}
-
-
-def drawn_values(spec: dict[str, Any], line: str) -> list[float]:
-    """Return the values of a line of a chart."""
-    return [row["value"] for row in spec["data"]["values"] if row["method"] == line]
 
 
 class Halved(FedAvg):

@@ -70,10 +70,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def assert_harmless(text: str) -> None:
-    assert not [each for each in text if not each.isprintable() and each != "\n"]
-
-
 def test_no_cell_of_a_written_table_is_a_formula(folder: Path, subtests: pytest.Subtests) -> None:
     tables = [*folder.rglob("*.csv")]
     assert {"clients.csv", "groups.csv", "comparison.csv", "differences.csv"} <= {
@@ -120,7 +116,7 @@ def test_output_holds_no_control_characters_and_json_the_names(
             assert fairbloom(*words) == 2 * (words[0] == "evaluate")
             printed = "".join(capsys.readouterr())
             assert "\\x1b" in printed
-            assert_harmless(printed)
+            assert not [each for each in printed if not each.isprintable() and each != "\n"]
     assert set(as_json(capsys, "show", run)["clients"]["accuracy"]) == set(CLIENTS)
 
 

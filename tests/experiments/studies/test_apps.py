@@ -258,10 +258,6 @@ def test_a_run_records_what_was_asked_for(app: Path) -> None:
     assert list(load(app / "run").final()) == [f"site-{i}" for i in range(4)]
 
 
-START = """RunFolder(config["out"], score="eval_acc").start(
-        from_config(config), grid, arrays, config["num-rounds"]
-    )"""
-
 WRONG = {
     "the seed": (
         "from_config(config),",
