@@ -267,12 +267,14 @@ def test_an_income_is_written_alike_in_sentences_and_tables() -> None:
 def test_a_tiny_claim_has_a_size_that_is_not_zero() -> None:
     error = [{"a": 6.0 + k, "b": 5.0 + k} for k in range(5)]
     less = [{"a": v["a"] - 0.01 - 0.001 * k, "b": v["b"]} for k, v in enumerate(error)]
-    words = str(compared_by_hand(MAE, FedAvg=error, Uniform=less).verdict)
-    assert "Uniform significantly improves the worst served by 0.012 (" in words
+    assert "Uniform significantly improves the worst served by 0.012 (" in str(
+        compared_by_hand(MAE, FedAvg=error, Uniform=less).verdict
+    )
     percent = [{name: value / 5.0 for name, value in values.items()} for values in error]
     more = [{**v, "b": v["b"] + 0.01 + 0.001 * k} for k, v in enumerate(percent)]
-    words = str(compared_by_hand(ACCURACY, FedAvg=percent, Uniform=more).verdict)
-    assert "by 0.012 points (" in words
+    assert "by 0.012 points (" in str(
+        compared_by_hand(ACCURACY, FedAvg=percent, Uniform=more).verdict
+    )
 
 
 def test_of_equal_methods_nothing_is_said_in_95_percent() -> None:

@@ -229,12 +229,10 @@ def test_predict_and_export_name_the_command(
     out = tmp_path / ("new.onnx" if verb == "export" else "predicted.csv")
     words = [str(new)] if verb == "predict" else []
     said = captured(capsys, verb, hospitals / "cmp", *words, "--out", out, code=2).err
-    found = re.search(
-        r"on all rows by fairbloom (refit .+ --method METHOD)", " ".join(said.split())
-    )
-    done = shlex.split(found[1].replace("METHOD", "ditto"))
+    named = "on all rows by fairbloom (refit .+ --method METHOD)"
+    (found,) = re.findall(named, " ".join(said.split()))
     place = tmp_path / "refit"
-    assert command(*done, "--out", place) == 0
+    assert command(*shlex.split(found.replace("METHOD", "ditto")), "--out", place) == 0
     assert "name a client by --client with one of h0, h1, h2" in captured(
         capsys, verb, place, *words, "--out", out, code=2
     ).err.replace("\n", " ")
@@ -312,12 +310,9 @@ def test_settings_of_measuring_are_refused_without_tests(
 
 
 @pytest.mark.parametrize("study", [compare, search])
-def test_studies_need_test_examples(tmp_path: Path, study: Any) -> None:
+def test_studies_need_test_examples(tmp_path: Path, study: Any, untested: fairbloom.Run) -> None:
     with pytest.raises(FairbloomError, match=r"test-share = 0.*set test-share|fairbloom refit"):
         study(methods="fedavg,fedfv", settings={"test-share": 0.0}, out=tmp_path, **SMALL)
-
-
-def test_runs_without_tests_are_not_compared(untested: fairbloom.Run, tmp_path: Path) -> None:
     with pytest.raises(FairbloomError, match="no test rows: trained on all rows"):
         compare(runs=[untested.folder], out=tmp_path)
 
