@@ -136,8 +136,7 @@ def test_a_range_of_dates_and_unknown_facts(
     assert page_of(runs[0]).title == "FedAvg on csv"
     known = page_of(runs[0]).about[0].blocks[1]
     assert known.headings == ["client", "test examples", "larger class, %"]
-    tested = run.test_examples()
-    assert {row[0].text: row[1].value for row in known.rows} == tested
+    assert {row[0].text: row[1].value for row in known.rows} == run.test_examples()
 
 
 def test_a_reference_is_that_of_its_score(
@@ -180,12 +179,12 @@ def test_an_error_stands_beside_that_of_the_mean(tmp_path: Path) -> None:
         days = frame["days"].to_numpy()
         errors = days[rows["test"]] - days[rows["train"]].mean()
         assert subject.references(MAE)[name] == pytest.approx(np.abs(errors).mean(), rel=1e-5)
-        rmse = float(np.sqrt(np.square(errors).mean()))
-        assert subject.references(RMSE)[name] == pytest.approx(rmse, rel=1e-5)
+        assert subject.references(RMSE)[name] == pytest.approx(
+            np.sqrt(np.square(errors).mean()), rel=1e-5
+        )
     assert subject.references(R2) == dict.fromkeys(frames, 0.0)
     assert facts_of([run])["predicted"] == "days, in d"
-    page = page_of(run)
-    assert "mean as prediction" in page.sections[0].blocks[-1].headings
+    assert "mean as prediction" in page_of(run).sections[0].blocks[-1].headings
 
 
 def test_a_title_is_that_of_the_option(
