@@ -8,6 +8,8 @@ import click
 import typer
 from typer.core import TyperGroup
 
+from fairbloom.deploy.device.client import ClientSettings
+
 DEFAULT = "run"
 
 
@@ -56,7 +58,6 @@ def run(
     An owner.toml next to CLIENT.TOML has the settings of the device's owner, and wins key by
     key; options win over both.
     """
-    from fairbloom.deploy.device.client import ClientSettings
     from fairbloom.deploy.fleet.client import replace_process
 
     settings = ClientSettings.of(
@@ -110,8 +111,6 @@ StatePlace = Annotated[
 
 def find_state_dir(place: Path) -> Path:
     """Return a client's state-dir, which a client.toml may name."""
-    from fairbloom.deploy.device.client import ClientSettings
-
     return Path(ClientSettings.of({}, place).state_dir) if place.suffix == ".toml" else place
 
 
@@ -231,7 +230,6 @@ def open_account(
     """
     from fairbloom.client.guard.accepted_schemas import Schemas
     from fairbloom.client.private.opening import describe_account, open_account
-    from fairbloom.deploy.device.client import ClientSettings
     from fairbloom.errors import FairbloomError
     from fairbloom.tables.schema import read_schema
 
@@ -258,7 +256,6 @@ def open_account(
 def show_account(config: ClientToml) -> None:
     """Show what the account allows, and what is left."""
     from fairbloom.client.private.opening import describe_account, known_account
-    from fairbloom.deploy.device.client import ClientSettings
 
     print("\n".join(describe_account(known_account(ClientSettings.of({}, config).node()))))
 
@@ -267,7 +264,6 @@ def show_account(config: ClientToml) -> None:
 def resume_account(config: ClientToml) -> None:
     """Let a halted account work again, after its owner has read why in the log."""
     from fairbloom.client.private.opening import known_account
-    from fairbloom.deploy.device.client import ClientSettings
 
     known_account(ClientSettings.of({}, config).node()).ledger.resume()
     print("resumed; what was charged stays spent")

@@ -190,11 +190,17 @@ def _print(markup: str, indent: int = 4) -> None:
 def show_recipes(recipes: Sequence["Recipe"], ran: int, printed: int) -> None:
     """Print the recipes: what each is, its data, and of how many printed numbers it `ran`."""
     headings = ("name", "what", "data", "rows", "runs", "was run")
-    cells = []
-    for recipe in recipes:
-        counts = (len(recipe.rows), recipe.runs)
-        words = (recipe.name, recipe.title, ", ".join(recipe.tasks), *counts, recipe.ran_in_words)
-        cells.append([*map(Cell.of, words)])
+    cells = [
+        [
+            Cell(recipe.name),
+            Cell(recipe.title),
+            Cell(", ".join(recipe.tasks)),
+            Cell.of(len(recipe.rows)),
+            Cell.of(recipe.runs),
+            Cell(recipe.ran_in_words),
+        ]
+        for recipe in recipes
+    ]
     note = (
         f"runs: with the recipe's number of seeds. {ran} of {printed} printed numbers were run; no"
         " data: they were not at hand"

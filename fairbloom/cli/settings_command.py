@@ -23,6 +23,7 @@ from fairbloom.system.machine import processors_here
 # Parameters of API functions that no command has.
 IN_PYTHON = ("progress", "on_round", "on_run", "data", "target")
 
+# What the help calls the values of options, where their type says too little.
 METAVARS = {
     "settings": "KEY=VALUE",
     "grid": "KEY=VALUES",
@@ -32,7 +33,6 @@ METAVARS = {
     "schema": "FILE",
     "rows": "TEXT",
 }
-"""What the help calls the values of options, where their type says too little."""
 
 # The defaults of options that are other than the function's.
 DEFAULTS = {"jobs": processors_here(), "settings": list[str]()}

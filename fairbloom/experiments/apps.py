@@ -94,10 +94,6 @@ class App:
         """Return the strategy of a run with a method and its settings."""
         return strategy_of(self.run(settings, 0, Path()).config)
 
-    def checked(self, key: str, value: Value) -> Value:
-        """Return a value of the run config in its type; raise SettingsError for another type."""
-        return _checked(key, value, self.config[key])
-
     def run(self, settings: Mapping[str, Value], seed: int, out: Path) -> AppRun:
         """Return the run with a method and its settings, a seed and a run folder."""
         method = str(settings["method"])
@@ -108,7 +104,7 @@ class App:
             if key in own or (key in STRATEGY_OPTIONS and key not in config):
                 inside[key] = value
             elif key in config:
-                config[key] = _checked(key, value, config[key])
+                config[key] = check_type(key, value, config[key])
             elif key in RUN_FOLDER_OPTIONS:
                 config[key] = value
             elif key not in ROUNDS:
@@ -176,9 +172,9 @@ def read_app(
         # `flwr run` refuses a key that the app's run config lacks.
         of_methods |= key in RUN_FOLDER_OPTIONS and not flwr
         if key in config:
-            config[key] = _checked(key, value, config[key])
+            config[key] = check_type(key, value, config[key])
         elif key in ROUNDS:
-            config[rounds] = _checked(rounds, value, config[rounds])
+            config[rounds] = check_type(rounds, value, config[rounds])
         elif key != "clients" and not of_methods:
             raise SettingsError(
                 f"{key} = {value!r}: {CONFIG} of the app has no {key}:"
@@ -242,7 +238,7 @@ def _rounds_in(config: Mapping[str, Value]) -> str:
     return next(key for key in ROUNDS if key in config)
 
 
-def _checked(key: str, value: Value, default: Value) -> Value:
+def check_type(key: str, value: Value, default: Value) -> Value:
     """Return a value in the type that the app has for it; raise SettingsError for another type."""
     if type(default) is float and type(value) is int:
         return float(value)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -165,12 +166,12 @@ def find_label(method: Named, labels: Sequence[str]) -> str | None:
 
 def label_arms(found: Sequence[Arm]) -> list[Arm]:
     """Return arms with distinct labels: classes with the same name get their modules."""
-    labelled = []
-    for arm in found:
-        alike = {other.method for other in found if title(other.method) == title(arm.method)}
-        name = title(arm.method) if len(alike) == 1 else arm.method
-        labelled.append(replace(arm, label=label_of(name, arm.settings)))
-    return labelled
+    counts = Counter(map(title, {arm.method for arm in found}))
+    names = {
+        arm.method: title(arm.method) if counts[title(arm.method)] == 1 else arm.method
+        for arm in found
+    }
+    return [replace(arm, label=label_of(names[arm.method], arm.settings)) for arm in found]
 
 
 # Names in tables ----------------------------------------------------------------------------------

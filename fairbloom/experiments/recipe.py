@@ -5,7 +5,6 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -193,11 +192,6 @@ class Recipe(RecipeSection):
         """The tasks of its rows."""
         return list(dict.fromkeys(map(self.task, self.rows)))
 
-    @cached_property
-    def owners(self) -> frozenset[str]:
-        """The prefixes of parameters' keys, of our methods and of user-defined ones in the rows."""
-        return frozenset({*METHODS, *(owner_of(self.method(row)) for row in self.rows)})
-
     @property
     def runs(self) -> int:
         """The number of runs with the recipe's number of seeds."""
@@ -279,9 +273,9 @@ class Recipe(RecipeSection):
         if "." not in name and key not in SETTINGS:
             key = find_key(name, method_parameters(self.method(row)))
         owner, dot, _ = (key or "").partition(".")
-        if dot and owner in self.owners and owner != owner_of(self.method(row)):
-            return None
-        return key
+        mine = owner_of(self.method(row))
+        others = {*METHODS, *(owner_of(self.method(each)) for each in self.rows)} - {mine}
+        return None if dot and owner in others else key
 
 
 def count_printed(recipes: Iterable[Recipe]) -> tuple[int, int]:
@@ -349,9 +343,8 @@ def _explain(error: Mapping[str, Any]) -> str:
     key = ".".join(parts)
     reason = reason_of(error)
     if error["type"] == "extra_forbidden":
-        is_row = error["loc"][0] == "rows" and len(error["loc"]) > 1
-        fields = [*Row.model_fields] if is_row else [*Recipe.model_fields]
-        known = [name.replace("_", "-") for name in fields if name != "name"]
+        section = Row if error["loc"][0] == "rows" and len(error["loc"]) > 1 else Recipe
+        known = [name.replace("_", "-") for name in section.model_fields if name != "name"]
         return f"unknown key {key}: {did_you_mean(parts[-1], known)}there are {', '.join(known)}"
     if error["type"] == "missing":
         return f"{key} is missing: give it"

@@ -26,7 +26,7 @@ from fairbloom.simulation.run import simulate
 from fairbloom.strategies import METHODS
 from fairbloom.tasks import TASKS
 from tests.commands import forked
-from tests.experiments.helpers import ROOT, SMALL, as_json, captured, fairbloom
+from tests.experiments.helpers import ROOT, SMALL, as_json, captured, fairbloom, refusal
 from tests.simulation.helpers import Outcome, table
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -194,7 +194,6 @@ def test_several_values_are_tried_by_the_search_an_error_names(
     named = re.search(
         r"fairbloom (search .*--grid \S+) tries", captured(capsys, *given, code=2).err
     )
-    assert named is not None
     assert fairbloom(*named[1].split(), *few, "--out", f"a-{given[0]}") == 0
 
 
@@ -223,16 +222,6 @@ def test_a_place_that_can_be_no_folder_is_refused_in_a_line(
                 assert fault in refusal(capsys, *command, "--out", out)
     assert {path.name for path in tmp_path.rglob("*")} == {"file", "locked"}
     assert (tmp_path / "file").read_text() == "precious"
-
-
-def refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    """Return the one line with which a command is refused."""
-    capsys.readouterr()
-    printed = captured(capsys, *words, code=2)
-    assert printed.out == ""
-    (line,) = printed.err.splitlines()
-    assert line.startswith("error: ")
-    return line
 
 
 def before_each_round(act: Callable[[], None]) -> None:

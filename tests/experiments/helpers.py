@@ -38,6 +38,16 @@ def captured(capsys: pytest.CaptureFixture[str], *words: object, code: int = 0) 
     return capsys.readouterr()
 
 
+def refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """Return the one line with which a command is refused."""
+    capsys.readouterr()
+    printed = captured(capsys, *words, code=2)
+    assert printed.out == ""
+    (line,) = str(printed.err).splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
 def as_json(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
     """Run a command with --json, and return its output, without any earlier output."""
     capsys.readouterr()

@@ -17,7 +17,6 @@ from typing import Any, get_type_hints
 
 import pytest
 
-import fairbloom
 import fairbloom as api
 from fairbloom import RecordedRound, Run
 from fairbloom.errors import FairbloomError, explained_in_python, on_command_line
@@ -140,17 +139,13 @@ def test_a_run_draws_its_score_over_the_rounds(ran: api.Run, line: str, measure:
         float(row[f"test_accuracy_of_global_model_{measure}"])
         for row in table(ran.folder / "rounds.csv")
     ]
-    assert drawn_values(spec, line) == pytest.approx(expected, rel=1e-4)
+    drawn = [row["value"] for row in spec["data"]["values"] if row["method"] == line]
+    assert drawn == pytest.approx(expected, rel=1e-4)
 
 
 def axis_titles(spec: dict[str, Any]) -> set[str]:
     """Return what the axes of a chart say."""
     return {layer["encoding"][axis]["title"] for layer in spec["layer"] for axis in ("x", "y")}
-
-
-def drawn_values(spec: dict[str, Any], line: str) -> list[float]:
-    """Return the values of a line of a chart."""
-    return [row["value"] for row in spec["data"]["values"] if row["method"] == line]
 
 
 class Halved(FedAvg):
@@ -295,11 +290,15 @@ def test_settings_may_be_written_as_python_names(tmp_path: Path) -> None:
     )
     assert run.settings["learning-rate"] == 0.05
     assert run.num_rounds == 1
-    both = {"learning_rate": 0.05, "learning-rate": 0.05}
     with pytest.raises(
         FairbloomError, match="learning-rate is given twice, also as learning_rate: give it once"
     ):
-        api.compare("digits", settings=both, out=tmp_path / "compared", progress=False)
+        api.compare(
+            "digits",
+            settings={**settings, "learning-rate": 0.05},
+            out=tmp_path / "compared",
+            progress=False,
+        )
 
 
 @pytest.mark.parametrize(
@@ -336,13 +335,10 @@ def test_a_folder_in_use_is_refused_in_the_words_of_python(tmp_path: Path) -> No
         api.compare(methods="fedavg", seeds=1, rounds=1, out=tmp_path, progress=False)
 
 
-DIGITS = {"task": "digits", "clients": 4, "device": "cpu", "progress": False}
-
-
 def test_on_round_gets_each_round_as_it_is_recorded(tmp_path: Path) -> None:
     seen: list[RecordedRound] = []
-    run = fairbloom.run(
-        **DIGITS,
+    run = api.run(
+        **SMALL,
         rounds=4,
         settings={"evaluate-every": 2},
         out=tmp_path / "run",
@@ -367,30 +363,27 @@ def test_on_round_gets_each_round_as_it_is_recorded(tmp_path: Path) -> None:
 
 
 def test_what_on_round_raises_ends_the_run(tmp_path: Path) -> None:
-    class EnoughError(Exception):
-        pass
-
     def stop(recorded: RecordedRound) -> None:
         if recorded.number == 2:
-            raise EnoughError("seen enough")
+            raise RuntimeError("seen enough")
 
-    whole = fairbloom.run(**DIGITS, rounds=4, out=tmp_path / "whole")
-    with pytest.raises(EnoughError, match="seen enough"):
-        fairbloom.run(**DIGITS, rounds=4, out=tmp_path / "stopped", on_round=stop)
-    stopped = fairbloom.load(tmp_path / "stopped")
+    whole = api.run(**SMALL, rounds=4, out=tmp_path / "whole")
+    with pytest.raises(RuntimeError, match="seen enough"):
+        api.run(**SMALL, rounds=4, out=tmp_path / "stopped", on_round=stop)
+    stopped = api.load(tmp_path / "stopped")
     assert (stopped.state, stopped.rounds_done) == ("interrupted", 2)
-    fairbloom.run(**DIGITS, rounds=4, out=tmp_path / "stopped")
+    api.run(**SMALL, rounds=4, out=tmp_path / "stopped")
     models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped")]
     assert models[0] == models[1]
     # nothing is run: not called
-    assert fairbloom.run(**DIGITS, rounds=4, out=whole.folder, on_round=stop).finished
+    assert api.run(**SMALL, rounds=4, out=whole.folder, on_round=stop).finished
 
 
 def test_on_run_gets_each_run_of_a_comparison_as_it_finishes(tmp_path: Path) -> None:
     """A run that was finished before is not repeated, and an error ends the comparison."""
     seen: list[Run] = []
-    about = {**DIGITS, "methods": "fedavg,fedfv", "rounds": 1, "jobs": 1, "out": tmp_path}
-    fairbloom.compare(**about, seeds=1, on_run=seen.append)
+    about = {**SMALL, "methods": "fedavg,fedfv", "rounds": 1, "jobs": 1, "out": tmp_path}
+    api.compare(**about, seeds=1, on_run=seen.append)
     assert [run.folder.name for run in seen] == ["fedavg-seed0", "fedfv-seed0"]
     assert all(run.finished and run.final() for run in seen)
 
@@ -398,15 +391,15 @@ def test_on_run_gets_each_run_of_a_comparison_as_it_finishes(tmp_path: Path) -> 
         raise RuntimeError(run.folder.name)
 
     with pytest.raises(RuntimeError, match="fedavg-seed1"):
-        fairbloom.compare(**about, seeds=2, on_run=fail)
-    fairbloom.compare(**about, seeds=2, on_run=seen.append)
-    assert len(fairbloom.load(tmp_path).seeds) == 2
+        api.compare(**about, seeds=2, on_run=fail)
+    api.compare(**about, seeds=2, on_run=seen.append)
+    assert len(api.load(tmp_path).seeds) == 2
 
 
 def test_default_methods_that_cannot_be_run_are_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    small: dict[str, Any] = {"clients": 5, "rounds": 1, "progress": False, "device": "cpu"}
+    small: dict[str, Any] = {**SMALL, "rounds": 1}
     settings = {"momentum": 0.9}
     found = api.compare(seeds=1, jobs=1, out=tmp_path / "c", settings=settings, **small)
     assert "FedDyn is left out: " in caplog.text

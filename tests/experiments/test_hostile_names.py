@@ -15,7 +15,7 @@ from fairbloom.logs import escape_unprintable, log
 from fairbloom.server.run_folder.tables import TableWriter, escape_formula, format_csv, read_table
 
 from ..tables.helpers import grouped
-from .helpers import SMALL, as_json, fairbloom
+from .helpers import SMALL, as_json, fairbloom, refusal
 
 CLIENTS = ("=cmd|' /C calc'!A0", "@SUM(1+2)", "'=quoted", "plain\x1b[31m", "-5")
 GROUPS = ("=1+2", "\x1b]0;title\x07x", "+1-2", "m")
@@ -70,10 +70,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def assert_harmless(text: str) -> None:
-    assert not [each for each in text if not each.isprintable() and each != "\n"]
-
-
 def test_no_cell_of_a_written_table_is_a_formula(folder: Path, subtests: pytest.Subtests) -> None:
     tables = [*folder.rglob("*.csv")]
     assert {"clients.csv", "groups.csv", "comparison.csv", "differences.csv"} <= {
@@ -120,7 +116,7 @@ def test_output_holds_no_control_characters_and_json_the_names(
             assert fairbloom(*words) == 2 * (words[0] == "evaluate")
             printed = "".join(capsys.readouterr())
             assert "\\x1b" in printed
-            assert_harmless(printed)
+            assert not [each for each in printed if not each.isprintable() and each != "\n"]
     assert set(as_json(capsys, "show", run)["clients"]["accuracy"]) == set(CLIENTS)
 
 
@@ -204,13 +200,6 @@ def modules(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return here
 
 
-def read_messages(capsys: pytest.CaptureFixture[str]) -> str:
-    words = capsys.readouterr().err.strip()
-    assert words.startswith("error: ")
-    assert "\n" not in words
-    return words
-
-
 @pytest.mark.parametrize(
     "command", [("predict", "cmp", "new.csv", "--out", "p.csv"), ("export", "cmp")]
 )
@@ -221,8 +210,7 @@ def test_predicting_with_a_comparison_names_one_of_its_runs(
     runs.mkdir(parents=True)
     (runs / "config.toml").write_text("")
     Study("compare", [], []).write(Path("cmp"))
-    assert fairbloom(*command) == 2
-    words = read_messages(capsys)
+    words = refusal(capsys, *command)
     assert f"{runs.parent}: {runs.name}" in words
     assert "load_" not in words
 
@@ -237,8 +225,7 @@ def test_predicting_with_a_comparison_names_one_of_its_runs(
 def test_a_task_without_validation_examples_is_refused_at_once(
     modules: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
 ) -> None:
-    assert fairbloom(*command, "--task", "unvalidated:task", *SMALL, "--out", "out") == 2
-    words = read_messages(capsys)
+    words = refusal(capsys, *command, "--task", "unvalidated:task", *SMALL, "--out", "out")
     assert [
         each
         for each in (
@@ -262,8 +249,7 @@ def test_a_wrong_declaration_of_any_class_is_one_sentence(
     modules: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
 ) -> None:
     sys.modules.pop("misdeclared", None)
-    assert fairbloom(*command) == 2
-    words = read_messages(capsys)
+    words = refusal(capsys, *command)
     assert [
         each for each in ("misdeclared:Right", "Other.seed = 3", "option") if each not in words
     ] == []

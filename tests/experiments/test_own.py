@@ -23,7 +23,7 @@ from fairbloom.server.settings import Settings
 from fairbloom.tasks import infer_schema
 from tests.simulation.helpers import Outcome, table
 
-from .helpers import as_json, captured, fairbloom
+from .helpers import as_json, captured, fairbloom, refusal
 
 OWN = Path(__file__).parent / "own"
 METHODS = "fedavg,my_method:WorstHalf(share=0.4),my_method:WorstHalf,qfedavg(q=1)"
@@ -168,8 +168,7 @@ def test_a_client_without_a_score_is_named_and_left_out(
     rows = table(here / "some" / "clients.csv")
     assert len(rows) == 10
     assert {row["client"] for row in rows if not row["mae"]} == {"town-1"}
-    printed = captured(capsys, "show", "some/runs/fedavg-seed0").out
-    printed = " ".join(printed.split())
+    printed = " ".join(captured(capsys, "show", "some/runs/fedavg-seed0").out.split())
     assert (
         "mean absolute error is the mean of 4 of 5 clients; without a test mean absolute error ("
         in printed
@@ -216,10 +215,7 @@ def test_a_module_that_raises_keeps_its_traceback(
     with pytest.raises(ValueError, match="a bug") as raised:
         fairbloom("compare", "--methods", "fedavg,broken:Mine", "--out", "never")
     assert not isinstance(raised.value, FairbloomError)
-    capsys.readouterr()
-    (line,) = captured(
-        capsys, "run", "--method", "not_there:Mine", "--out", "never", code=2
-    ).err.splitlines()
+    line = refusal(capsys, "run", "--method", "not_there:Mine", "--out", "never")
     assert "method = 'not_there:Mine': there is no module not_there" in line
     assert not (here / "never").exists()
 
@@ -241,6 +237,7 @@ def test_a_method_of_ones_own_is_checked_from_the_command_line(
 
 
 SMALL: dict[str, Any] = {"rounds": 2, "device": "cpu", "progress": False}
+FILLED: dict[str, Any] = {"target": "readmitted", "settings": {"csv.missing": "fill"}, **SMALL}
 
 
 def sites() -> dict[str, pandas.DataFrame]:
@@ -277,9 +274,8 @@ def test_a_run_on_frames_is_that_on_their_files(tmp_path: Path) -> None:
 
 
 def test_only_the_same_frames_continue_a_run(tmp_path: Path, subtests: pytest.Subtests) -> None:
-    about = {"target": "readmitted", "settings": {"csv.missing": "fill"}, "out": tmp_path / "a"}
-    api.run(data=sites(), **about, **SMALL)
-    assert api.run(data=sites(), **about, **(SMALL | {"rounds": 3})).rounds_done == 3
+    api.run(data=sites(), out=tmp_path, **FILLED)
+    assert api.run(data=sites(), out=tmp_path, **{**FILLED, "rounds": 3}).rounds_done == 3
     changed = sites()
     changed["Davos"].loc[0, "age"] = 7.0
     fewer = sites()
@@ -289,15 +285,14 @@ def test_only_the_same_frames_continue_a_run(tmp_path: Path, subtests: pytest.Su
             with pytest.raises(
                 FairbloomError, match=rf"has other data.*\({name}.parquet differ\).*folder \(out\)"
             ):
-                api.run(data=data, **about, **SMALL)
+                api.run(data=data, out=tmp_path, **FILLED)
 
 
 @pytest.mark.slow
 def test_a_comparison_takes_frames_and_continues(tmp_path: Path) -> None:
-    about = {"target": "readmitted", "settings": {"csv.missing": "fill"}, "out": tmp_path}
     for seeds in (1, 2):
         found = api.compare(
-            data=sites(), methods="fedavg,fedfv", seeds=seeds, jobs=1, **about, **SMALL
+            data=sites(), methods="fedavg,fedfv", seeds=seeds, jobs=1, out=tmp_path, **FILLED
         )
         assert len(found.seeds) == seeds
     assert {*found.clients["client"]} == {"Genève", "Sion", "Davos"}
@@ -307,14 +302,12 @@ def test_a_comparison_takes_frames_and_continues(tmp_path: Path) -> None:
 def test_a_search_takes_frames(tmp_path: Path) -> None:
     found = api.search(
         data=sites(),
-        target="readmitted",
         methods="fedfv",
         grid={"alpha": [0.0, 0.2]},
         seeds=2,
-        settings={"csv.missing": "fill"},
         out=tmp_path,
         jobs=1,
-        **SMALL,
+        **FILLED,
     )
     assert {each.name for each in (found.folder / "data").iterdir()} == {
         f"{name}.parquet" for name in sites()
@@ -338,10 +331,12 @@ def test_tables_of_check_data_describe_frames(tmp_path: Path) -> None:
         assert again["columns"].equals(described["columns"])
 
 
-def test_check_data_reads_other_tasks_by_their_settings() -> None:
+def test_check_data_reads_other_tasks_and_no_single_frame() -> None:
     assert len(api.check_data(task="digits", clients=3, partition="iid", seed=1)["clients"]) == 3
     with pytest.raises(FairbloomError, match="clients has no effect"):
         api.check_data(sites(), target="readmitted", clients=2)
+    with pytest.raises(FairbloomError, match="give a data frame for each client by name"):
+        api.check_data(sites()["Sion"], target="readmitted")
 
 
 def test_functions_that_read_data_take_the_same_words() -> None:
@@ -403,8 +398,3 @@ def test_what_is_no_data_is_refused(
 ) -> None:
     with pytest.raises(FairbloomError, match=said):
         api.run(data=data, **{"out": tmp_path / "run", "target": "readmitted", **SMALL, **more})
-
-
-def test_check_data_refuses_a_single_frame() -> None:
-    with pytest.raises(FairbloomError, match="give a data frame for each client by name"):
-        api.check_data(sites()["Sion"], target="readmitted")

@@ -66,18 +66,6 @@ def run_sites(
     )
 
 
-def compare_sites(data: Path, out: Path, seeds: int, **more: Any) -> Any:
-    words = {
-        "methods": "fedavg",
-        "rounds": 1,
-        "seeds": seeds,
-        "jobs": 1,
-        "settings": GIVEN,
-        "progress": False,
-    }
-    return api.compare("csv", data_dir=data, out=out, **{**words, **more})
-
-
 def run_digits(out: Path, **more: Any) -> Any:
     return api.run("digits", clients=4, rounds=2, out=out, progress=False, device="cpu", **more)
 
@@ -186,7 +174,17 @@ def test_all_runs_of_a_study_go_by_one_score(tmp_path: Path) -> None:
     assert {
         run_sites(tmp_path / "sites", tmp_path / f"{s}", seed=s).score.name for s in range(2)
     } == {"accuracy"}
-    compare_sites(tmp_path / "sites", tmp_path / "cmp", 2)
+    api.compare(
+        "csv",
+        data_dir=tmp_path / "sites",
+        methods="fedavg",
+        rounds=1,
+        seeds=2,
+        jobs=1,
+        settings=GIVEN,
+        out=tmp_path / "cmp",
+        progress=False,
+    )
     settings = [
         tomllib.loads(path.read_text())
         for path in (tmp_path / "cmp" / "runs").glob("*/config.toml")

@@ -12,7 +12,7 @@ import pytest
 
 from tests.simulation.helpers import table
 
-from .helpers import SMALL, as_json, captured, fairbloom
+from .helpers import SMALL, as_json, captured, fairbloom, refusal
 
 COMPARED = (
     "--methods",
@@ -148,8 +148,7 @@ def test_a_figure_is_called_as_asked_and_nothing_else_is_written(
 def test_a_folder_that_is_not_there_is_refused_in_a_line(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
 ) -> None:
-    (line,) = captured(capsys, "show", *words, code=2).err.splitlines()
-    assert message in line
+    assert message in refusal(capsys, "show", *words)
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"kind": "compare", "seeds": [], "baseline": "x"}'])
@@ -157,8 +156,7 @@ def test_a_damaged_comparison_is_refused_in_a_line(
     there: Path, capsys: pytest.CaptureFixture[str], content: str
 ) -> None:
     (there / "runs" / "cmp" / "study.json").write_text(content)
-    (line,) = captured(capsys, "show", "runs/cmp", code=2).err.splitlines()
-    assert "study.json cannot be read" in line
+    assert "study.json cannot be read" in refusal(capsys, "show", "runs/cmp")
 
 
 # Lists --------------------------------------------------------------------------------------------
@@ -247,8 +245,7 @@ def test_a_damaged_run_is_listed_with_its_fault(
                 finished,
             )
             assert "damaged: " in captured(capsys, "show").out
-            (line,) = captured(capsys, "show", "runs/a", code=2).err.splitlines()
-            assert words in line
+            assert words in refusal(capsys, "show", "runs/a")
 
 
 def test_a_folder_without_runs_says_so(there: Path, capsys: pytest.CaptureFixture[str]) -> None:

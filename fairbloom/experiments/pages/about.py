@@ -68,7 +68,7 @@ def _counts(subject: Subject) -> dict[str, Column]:
     counts = subject.counts
     if not counts:
         larger = run.column(SHARE_OF_LARGER_CLASS)
-        known: Mapping[str, Mapping[str, float]] = {
+        known: dict[str, Mapping[str, float]] = {
             "test examples": run.test_examples(),
             "larger class, %": larger,
         }

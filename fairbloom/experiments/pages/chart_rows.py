@@ -2,23 +2,19 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.csv_rows import IMPROVED, TRAIN_LOSS_OF_GLOBAL_MODEL
-from fairbloom.server.run_folder.files import CLIENTS
 from fairbloom.text import text_if
 
 from ..render.theme import Series
 from ..results.run import Run
 from ..results.tables import LARGEST_SHOWN, is_shown
 from .charts import series_of, short, thin
-
-if TYPE_CHECKING:
-    import pandas
 
 # So many rounds a curve has at most.
 CURVE_ROUNDS = 60
@@ -43,19 +39,6 @@ class Line:
     same_runs_as: str = ""
 
 
-def _pick(run: Run, table: "pandas.DataFrame", column: str) -> "pandas.DataFrame":
-    """Return the columns round, client, and another one as `value`, without attackers.
-
-    One that is not there, or cannot be shown, is NaN.
-    """
-    table = (
-        table[~table["client"].isin(run.attackers)]
-        .reindex(columns=["round", "client", column])
-        .rename(columns={column: "value"})
-    )
-    return table.assign(value=table["value"].where(table["value"].abs() <= LARGEST_SHOWN))
-
-
 @dataclass(frozen=True)
 class Scene:
     """The subject of the sections of a report.
@@ -72,10 +55,6 @@ class Scene:
     first_only: bool
     clients: int
 
-    def shown_name(self, client: str) -> str:
-        """Return a client's name as it is shown; see Run."""
-        return self.lines[0].runs[0].shown_name(client)
-
     @property
     def series(self) -> list[Series]:
         """How the lines look."""
@@ -91,11 +70,6 @@ class Scene:
         """The lines, except for personal models that come from the same runs as another."""
         return [line for line in self.lines if not line.same_runs_as]
 
-    @property
-    def several(self) -> bool:
-        """Whether there is more than one seed."""
-        return any(len(line.runs) > 1 for line in self.lines)
-
 
 def axis_title(score: Score) -> str:
     """Return the title of a score's axis: its name, unit and direction."""
@@ -110,17 +84,6 @@ def worst_first(values: Mapping[str, float], score: Score) -> list[str]:
 def shown_of(clients: Sequence[str]) -> list[str]:
     """Return which clients are shown of those from the worst served to the best."""
     return [*clients] if len(clients) <= NAMED else [*clients[:WORST_SHOWN], *clients[-BEST_SHOWN:]]
-
-
-def hidden_in_words(clients: int) -> str:
-    """Return as text which of the clients are shown, and which file has the others.
-
-    "" where all are shown.
-    """
-    return text_if(
-        clients > NAMED,
-        f"The worst and the best served of {clients} clients; {CLIENTS.name} has all.",
-    )
 
 
 # Over rounds --------------------------------------------------------------------------------------
@@ -148,19 +111,28 @@ def curves(lines: Iterable[Line], measure: str) -> list[dict[str, Any]]:
 def _by_round(run: Run, line: Line, measure: str) -> dict[int, float]:
     """Return a measure after each evaluated round; {} without numbers."""
     if measure == "train_loss":
-        found = _pick(run, run.clients, TRAIN_LOSS_OF_GLOBAL_MODEL).groupby("round")["value"].mean()
+        honest = run.clients[~run.clients["client"].isin(run.attackers)]
+        # of a run that does not record it, the column is empty
+        losses = honest.reindex(columns=["round", TRAIN_LOSS_OF_GLOBAL_MODEL]).set_index("round")
+        found = (
+            losses.where(losses.abs() <= LARGEST_SHOWN).groupby("round").mean().squeeze("columns")
+        )
     else:
         column = IMPROVED if measure == "improved" else f"{run.score.column(line.model)}_{measure}"
         found = run.rounds.set_index("round").get(column, {})
     return {number: value for number, value in found.items() if is_shown(value)}
 
 
-def mean_and_range(values: Sequence[float]) -> dict[str, float | None]:
-    """Return the mean of values as `value`, the lowest as `low`, and the highest as `high`."""
+def mean_and_range(values: Sequence[float], of: str = "") -> dict[str, Any]:
+    """Return the mean of values as `value`, the lowest as `low`, and the highest as `high`.
+
+    They are `mean`, `mean_low` and `mean_high`, for example, `of` "mean".
+    """
+    begin = text_if(of, f"{of}_")
     return {
-        "value": short(float(np.mean(values))),
-        "low": short(min(values)),
-        "high": short(max(values)),
+        of or "value": short(float(np.mean(values))),
+        f"{begin}low": short(min(values)),
+        f"{begin}high": short(max(values)),
     }
 
 

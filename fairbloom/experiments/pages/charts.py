@@ -71,7 +71,7 @@ def clients_by_method(
         "y": {**_names(of, clients), "axis": {**NAMES, "grid": True, "tickBand": "extent"}},
         **offset,
         **_method(series),
-        "opacity": _emphasis(),
+        "opacity": EMPHASIS,
     }
     tooltip = _tooltip(
         (of, of), ("method", "method"), ("value", axis), ("low", "lowest"), ("high", "highest")
@@ -133,7 +133,7 @@ def differences(rows: Sequence[Row], axis: str) -> Spec:
     """
     methods = list(dict.fromkeys(row["method"] for row in rows))
     clear = _scaled("clear", list(CLEAR), [colour(name) for name in CLEAR.values()])
-    common = {"y": _names("method", methods), "color": clear, "opacity": _emphasis()}
+    common = {"y": _names("method", methods), "color": clear, "opacity": EMPHASIS}
     tooltip = _tooltip(
         ("method", "method"), ("mean", axis), ("low", "from"), ("high", "to"), ("clear", "")
     )
@@ -185,7 +185,7 @@ def mean_against_worst(
         strokeDash=[4, 3],
         strokeWidth=1.2,
     )
-    common = {**_method(series), "opacity": _emphasis()}
+    common = {**_method(series), "opacity": EMPHASIS}
     across = {"x": {**x, "field": "mean_low"}, "x2": {"field": "mean_high"}, "y": y, **common}
     upward = {"x": x, "y": {**y, "field": "worst_low"}, "y2": {"field": "worst_high"}, **common}
     tooltip = _tooltip(("method", "method"), ("mean", axes[0]), ("worst", axes[1]))
@@ -248,7 +248,7 @@ def _bands(rows: Sequence[Row], series: Sequence[Series], x: Spec, y: Spec) -> S
         "strokeDash": _scaled("dashed", [False, True], [[1, 0], [5, 3]]),
         "strokeWidth": {"field": "width", "type": "quantitative", "scale": None, "legend": None},
         **_method(series),
-        "opacity": _emphasis(),
+        "opacity": EMPHASIS,
     }
     tooltip = _tooltip(
         ("method", "method"),
@@ -272,8 +272,7 @@ def _bands(rows: Sequence[Row], series: Sequence[Series], x: Spec, y: Spec) -> S
 EMPHASISED = "picked == '' || datum.method == picked"
 
 
-def _emphasis() -> Spec:
-    return {"condition": {"test": EMPHASISED, "value": 1.0}, "value": 0.12}
+EMPHASIS: Spec = {"condition": {"test": EMPHASISED, "value": 1.0}, "value": 0.12}
 
 
 def _names(field: str, names: Sequence[str]) -> Spec:

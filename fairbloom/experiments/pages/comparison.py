@@ -14,7 +14,7 @@ from ..results.compared_scores import SHOWN, personal_label
 from ..results.comparison import Comparison
 from ..results.differences import CLAIMED, FEWEST_SEEDS, MEAN, WORST, mean_by_client
 from ..results.joining import describe_clients, describe_mean
-from ..results.measures import measure_title
+from ..results.measures import find_measure
 from ..results.presentation import page_of
 from ..results.subject import Subject
 from . import charts
@@ -87,12 +87,11 @@ def page_of_comparison(comparison: Comparison) -> Page:
 def joining_section(comparison: Comparison) -> Section | None:
     """Return whether joining pays, against training alone, in the mean and by client."""
     if not comparison.joining:
-        alone = [label for label in comparison.trained_alone if label in comparison.methods]
         how = (
             "Training alone is not among the methods, so it is not known whether joining pays: add"
             " local to --methods, in the same folder."
         )
-        return None if alone else notes_section("joining", JOINING, [how])
+        return None if comparison.trained_alone else notes_section("joining", JOINING, [how])
     digits = Digits(comparison.gain_decimals)
     joinings = comparison.joining
     said = describe_clients(joinings, comparison)
@@ -232,7 +231,7 @@ def _series(comparison: Comparison) -> list[Series]:
 
 def _methods_section(comparison: Comparison) -> Section:
     """Return the methods by mean and worst, their Pareto front, and all measures."""
-    worst = measure_title("worst_10", comparison.client_count)
+    worst = find_measure("worst_10").title(comparison.client_count)
     means = {
         method: {key: comparison.spread(method, key)[0] for key in SHOWN}
         for method in comparison.shown
@@ -245,17 +244,12 @@ def _methods_section(comparison: Comparison) -> Section:
     }
     beaten = {other for (_, other), gained in gains.items() if min(gained) >= 0.0 < max(gained)}
     front = [method for method in means if method not in beaten]
-    rows = []
-    for method in means:
-        row: dict[str, object] = {"method": method}
-        for name, key in (("mean", "mean"), ("worst", "worst_10")):
-            found = mean_and_range([seed[key] for seed in comparison.measures(method)])
-            row |= {
-                name: found["value"],
-                f"{name}_low": found["low"],
-                f"{name}_high": found["high"],
-            }
-        rows.append(row)
+    rows = [
+        {"method": method}
+        | mean_and_range([seed["mean"] for seed in comparison.measures(method)], "mean")
+        | mean_and_range([seed["worst_10"] for seed in comparison.measures(method)], "worst")
+        for method in means
+    ]
     axes = (f"mean over clients: {score.title}", f"{worst}: {score.title}")
     series = _series(comparison)
     spec = charts.mean_against_worst(rows, front, series, axes, lower=not score.higher_is_better)
@@ -277,7 +271,7 @@ def method_table(comparison: Comparison) -> Table:
     """Return a row per method: measures over clients, and differences to the baseline."""
     seeds = len(comparison.seeds)
     keys = (*SHOWN, *comparison.held_out_measures)
-    titles = [measure_title(key, comparison.client_count) for key in keys]
+    titles = [find_measure(key).title(comparison.client_count) for key in keys]
     means = {
         method: [comparison.spread(method, key)[0] for key in keys] for method in comparison.shown
     }
@@ -383,7 +377,7 @@ def _differences_section(comparison: Comparison) -> Section | None:
     }.items():
         found = comparison.differences(measure)
         tested = measure in CLAIMED
-        title = measure_title(measure, comparison.client_count) + (
+        title = find_measure(measure).title(comparison.client_count) + (
             text_if(score.unit != unit, f", {score.unit}")
         )
         digits = Digits.of(score, (difference.mean for difference in found.values()))
@@ -434,10 +428,10 @@ def _differences_section(comparison: Comparison) -> Section | None:
     note = (
         "Positive is better; of the standard deviation, more equal"
         f"{text_if(comparison.gaps_compared, by_gap)}."
-        f" The {measure_title(WORST, comparison.client_count)} and the mean"
+        f" The {find_measure(WORST).title(comparison.client_count)} and the mean"
         f"{text_if(comparison.held_out_measures, ', also of clients not in training,')} are tested;"
         " p is of the paired t test, with Holm's correction over these and all methods."
-        f"{about_worst(measure_title(WORST, comparison.client_count), len(comparison.seeds))}"
+        f"{about_worst(find_measure(WORST).title(comparison.client_count), len(comparison.seeds))}"
     )
     if comparison.shared.test_share:
         split = "are taken to split" if comparison.shared.unknown else "split"

@@ -9,6 +9,7 @@ from fairbloom.protocol.scores import GroupScore
 from fairbloom.text import join_first, text_if
 
 from ..render.page import Block, Cell, Chart, Charts, Note, Section, Table, slug
+from ..results.caveats import join_ends
 from ..results.differences import mean_and_deviation
 from ..results.group_scores import ALL, Group, GroupReport
 from . import charts
@@ -141,14 +142,9 @@ def _left_out(by_seed: Sequence[GroupReport], grouping: str) -> str:
     if not counts[-1]:
         return f"By {grouping}, all test examples are in groups that are reported."
     return (
-        f"By {grouping}, {_range(counts)} of {_range(tested)} test examples are left out, in groups"
-        " that are too small to be reported."
+        f"By {grouping}, {join_ends(counts)} of {join_ends(tested)} test examples are left out, in"
+        " groups that are too small to be reported."
     )
-
-
-def _range(counts: Sequence[int]) -> str:
-    """Return ascending numbers as text: "12", or "12 to 40"."""
-    return " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
 
 
 def gaps_table(reports: Reports, baseline: str) -> Table:
@@ -205,15 +201,20 @@ def gaps_table(reports: Reports, baseline: str) -> Table:
 
 def _ends(by_seed: Sequence[GroupReport], grouping: str, score: GroupScore) -> list[Cell]:
     """Return the lowest and the highest group, with their mean numbers of examples."""
-    values: dict[str, float] = {}
-    counts: dict[str, float] = {}
-    for name, groups in _by_name(by_seed, ALL, grouping).items():
-        with_score = [group for group in groups if score.name in group.values]
-        if with_score:
-            values[name] = statistics.fmean(group.values[score.name] for group in with_score)
-            counts[name] = statistics.fmean(group.overs[score.name] for group in with_score)
+    scored = {
+        name: [group for group in groups if score.name in group.values]
+        for name, groups in _by_name(by_seed, ALL, grouping).items()
+    }
+    values = {
+        name: statistics.fmean(group.values[score.name] for group in groups)
+        for name, groups in scored.items()
+        if groups
+    }
     ends = (min(values, key=lambda name: values[name]), max(values, key=lambda name: values[name]))
-    return [Cell(f"{name} ({counts[name]:.0f} examples)") for name in ends]
+    counts = [statistics.fmean(group.overs[score.name] for group in scored[name]) for name in ends]
+    return [
+        Cell(f"{name} ({count:.0f} examples)") for name, count in zip(ends, counts, strict=True)
+    ]
 
 
 def without_gaps(reports: Reports) -> list[str]:

@@ -8,7 +8,7 @@ from fairbloom.text import plural, text_if
 from ..recipe import CLAIM
 from ..render.page import Cell, Chart, Charts, Note, Page, Section, Table, Tone, slug
 from ..results.differences import Difference
-from ..results.measures import find_measure, measure_title
+from ..results.measures import find_measure
 from ..results.presentation import page_of
 from ..results.reproduction import Reproduction
 from . import charts
@@ -98,7 +98,7 @@ def _agreement(done: Reproduction) -> str:
     if not judged:
         return ""
     within = "two combined standard errors, or one point where no ± is printed" + "".join(
-        f", or {value:g} in {measure_title(m)}" for m, value in done.recipe.tolerance.items()
+        f", or {value:g} in {find_measure(m).title()}" for m, value in done.recipe.tolerance.items()
     )
     verb = plural(len(judged), "agrees", "agree")
     return f"{sum(judged)} of {len(judged)} rows {verb} with what was printed: within {within}."
@@ -128,7 +128,7 @@ def _rows_charts(done: Reproduction) -> Charts:
                 for kind, (mean, spread) in numbers.items()
             ]
         if rows:
-            title = measure_title(measure)
+            title = find_measure(measure).title()
             said = (
                 f"{title} of {len(names)} rows, as printed and as measured; the table has the"
                 " numbers."
@@ -154,7 +154,7 @@ def _rounds_charts(done: Reproduction) -> Charts:
     panels = []
     for measure in done.recipe.measures:
         if rows := curves(lines, measure):
-            title = measure_title(measure)
+            title = find_measure(measure).title()
             said = f"{title} of {len(names)} rows over the rounds; the table has the last."
             spec = charts.over_rounds(rows, series, title)
             panels.append(Chart(f"rounds-{slug(measure)}", title.capitalize(), said, spec))
@@ -170,7 +170,7 @@ def _rows_table(done: Reproduction) -> Table:
     ]
     headings = ["row"]
     for measure in recipe.measures:
-        title = measure_title(measure)
+        title = find_measure(measure).title()
         headings += [f"{title}, printed", f"{title}, measured"] if measure in printed else [title]
     cells = []
     for outcome in outcomes:
@@ -193,7 +193,7 @@ def _rows_table(done: Reproduction) -> Table:
         count = len(outcome.runs)
         runs = f"{count}{text_if(outcome.unfinished, f' of {len(done.study.seeds)}')}"
         cells.append([*row, Cell(runs, count)])
-    titles = " ".join(map(measure_title, recipe.measures))
+    titles = " ".join(find_measure(measure).title() for measure in recipe.measures)
     note = (
         f"Mean ±standard deviation over the seeds.{about_worst(titles, len(done.study.seeds))}"
     ) + text_if(

@@ -11,7 +11,7 @@ from fairbloom.text import join_first, text_if
 from ..render.page import Cell, Page, Section, Table
 from ..results.caveats import caveats_of_run, describe_same_splits, describe_unscored
 from ..results.compared_scores import SHOWN, personal_label
-from ..results.measures import measure_title
+from ..results.measures import find_measure
 from ..results.presentation import page_of
 from ..results.run import ALL_TRAINED, Run, measures, scores_of, sentences_of
 from ..results.subject import Subject
@@ -121,10 +121,8 @@ def page_of_run(run: Run) -> Page:
 
 def _words(run: Run, final: Values) -> tuple[str, list[str]]:
     """Return how the model serves the clients, and the reasons for missing scores."""
-    if run.finished:
-        unfinished = []
-    else:
-        unfinished = [f"The run is {run.state} after round {run.rounds_done} of {run.num_rounds}."]
+    state = f"The run is {run.state} after round {run.rounds_done} of {run.num_rounds}."
+    unfinished = [] if run.finished else [state]
     if not final and len(run.clients):
         last = int(run.clients["round"].max())
         headline = f"{run.label} was last evaluated after round {last} of {run.rounds_done}."
@@ -144,8 +142,7 @@ def _words(run: Run, final: Values) -> tuple[str, list[str]]:
         f" {score.written(found['mean'])}{lower}"
     )
     if len(final) > 1:
-        worst = order[0]
-        best = order[-1]
+        worst, *_, best = order
         headline += (
             f", from {score.written(final[worst])} ({worst}) to {score.written(final[best])}"
             f" ({best})"
@@ -162,12 +159,12 @@ def _clients_section(scene: Scene, columns: Mapping[str, Values]) -> Section | N
     """Return how the final models serve each client, by the labels of the lines."""
     if not scene.clients:
         return None
+    run = scene.lines[0].runs[0]
     finals = {label: [by_client] for label, by_client in columns.items()}
     if scene.clients <= NAMED:
-        drawn = named_charts(finals, scene.series, scene.shown, scene.score, scene.shown_name)
+        drawn = named_charts(finals, scene.series, scene.shown, scene.score, run.shown_name)
     else:
         drawn = ordered_charts(finals, scene.series, scene.score)
-    run = scene.lines[0].runs[0]
     intro = f"The {scene.score.words} of the final model on each client's own test examples."
     shown = score_columns(run.score, columns)
     shown["test examples"] = (Digits(0), run.test_examples())
@@ -211,7 +208,7 @@ def _measures_table(run: Run) -> Table:
     return Table(
         "measures",
         f"{run.label} after round {run.rounds_done}, over clients",
-        ["test score", "clients", *(measure_title(key, len(run.final())) for key in keys)],
+        ["test score", "clients", *(find_measure(key).title(len(run.final())) for key in keys)],
         cells,
         " ".join(f"{sentence}." for sentence in sentences_of(found)),
     )

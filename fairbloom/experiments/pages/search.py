@@ -57,13 +57,14 @@ def arms_table(search: Search) -> Table:
     for judged in sorted(search.judged, key=order):
         label = judged.arm.label
         is_chosen = label in search.found.best
-        numbers = [NONE] * 4
-        if judged.values:
-            numbers[:2] = digits.cell(judged.mean), digits.cell(judged.error)
-        if is_chosen and label != search.baseline:
-            numbers[2] = digits.spread(search.promise(label), None, sign="+")
-        if is_chosen and (found := search.difference(label)) is not None:
-            numbers[3] = digits.difference(found)
+        promised = is_chosen and label != search.baseline
+        found = search.difference(label)
+        numbers = [
+            digits.cell(judged.mean if judged.values else None),
+            digits.cell(judged.error),
+            digits.spread(search.promise(label), None, sign="+") if promised else NONE,
+            NONE if found is None else digits.difference(found),
+        ]
         state = (
             text_if(is_chosen, "chosen") or judged.fault or text_if(not judged.values, "unfinished")
         )

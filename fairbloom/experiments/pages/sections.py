@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,13 @@ from fairbloom.errors import MAX_LISTED
 from fairbloom.protocol.private import SIMULATED_NOISE
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.csv_rows import ABSENT, parse_refusals
-from fairbloom.server.run_folder.files import ENVIRONMENT, ROUNDS
+from fairbloom.server.run_folder.files import CLIENTS, ENVIRONMENT, ROUNDS
 from fairbloom.strategies.named import format_value
 from fairbloom.text import join_first, text_if
 
 from ..render.page import Block, Cell, Chart, Charts, Note, Section, Table, slug
 from ..render.theme import Series, Spec
-from ..results.measures import measure_title
+from ..results.measures import find_measure
 from ..results.run import REPORT, Run
 from ..results.subject import REFERENCES
 from ..results.tables import is_shown, mean_of
@@ -29,7 +29,6 @@ from .chart_rows import (
     Scene,
     axis_title,
     curves,
-    hidden_in_words,
     mean_and_range,
     shown_of,
     sorted_scores,
@@ -101,49 +100,35 @@ def ordered_charts(finals: Finals, series: Sequence[Series], score: Score) -> Ch
     worst = "; ".join(
         f"{row['method']} {score.written(row['value'])}" for row in rows if row["rank"] == 1
     )
-    said = f"The worst served: {worst}."
-    return lines_charts(
-        Caption("clients", "All clients in order", said, axis_title(score)),
-        rows,
-        series,
-        charts.sorted_clients,
-    )
-
-
-@dataclass(frozen=True)
-class Caption:
-    """What is written at a chart of lines: `panel` after the label of a line with its own chart."""
-
-    name: str
-    title: str
-    said: str
-    axis: str
-    panel: str = ""
+    title = "All clients in order"
+    draw = partial(charts.sorted_clients, axis=axis_title(score))
+    whole = Chart("clients", title, f"{title}. The worst served: {worst}.", draw(rows, series))
+    return lines_charts(whole, rows, series, draw)
 
 
 def lines_charts(
-    caption: Caption,
+    whole: Chart,
     rows: Sequence[charts.Row],
     series: Sequence[Series],
     draw: Callable[..., Spec],
+    panel: str = "",
 ) -> Charts:
-    """Return one chart of all lines, or one of each line and the baseline if many."""
-    title = caption.title
+    """Return a chart of all lines, or one of each line and the baseline if many.
+
+    `draw` draws rows and lines; the title of a line's own chart is its label with `panel`.
+    """
     if len(series) <= TOGETHER:
-        described = f"{title}. {caption.said}"
-        return Charts(
-            [Chart(caption.name, title, described, draw(rows, series, caption.axis))], series
-        )
+        return Charts([whole], series)
     base, *others = series
     panels = []
     for place, other in enumerate(others, 1):
         shown = [row for row in rows if row["method"] in (base.label, other.label)]
         panels.append(
             Chart(
-                f"{caption.name}-{place}",
-                f"{other.label}{caption.panel}",
-                f"{title} under {other.label} and {base.label}.",
-                {**draw(shown, [base, other], caption.axis, rows), "height": 200},
+                f"{whole.name}-{place}",
+                f"{other.label}{panel}",
+                f"{whole.title} under {other.label} and {base.label}.",
+                {**draw(shown, [base, other], among=rows), "height": 200},
             )
         )
     return Charts(panels, [base], narrow=True)
@@ -190,6 +175,8 @@ def table_of_clients(
     Of many clients the worst and the best served.
     """
     shown = shown_of(order)
+    hidden = len(order) - len(shown)
+    all_in = f"The worst and the best served of {len(order)} clients; {CLIENTS.name} has all."
     cells = [
         [
             Cell(shown_name(client)),
@@ -202,9 +189,9 @@ def table_of_clients(
         caption,
         ["client", *columns],
         cells,
-        " ".join(filter(None, (hidden_in_words(len(order)), note))),
+        " ".join(filter(None, (text_if(hidden, all_in), note))),
         folded=len(cells) > 12,
-        hidden=len(order) - len(shown),
+        hidden=hidden,
         nouns="clients",
     )
 
@@ -215,23 +202,23 @@ def table_of_clients(
 def rounds_section(scene: Scene) -> Section | None:
     """Return the mean and the worst-served clients over the rounds."""
     drawn = list[Charts]()
+    draw = partial(charts.over_rounds, axis=axis_title(scene.score))
     for measure in ("mean", "worst_10"):
         rows = curves(scene.lines, measure)
         if len({row["round"] for row in rows}) < 2:
             continue
-        title = measure_title(measure, scene.clients)
+        title = find_measure(measure).title(scene.clients)
         ends = {row["method"]: row["value"] for row in rows}
         said = "; ".join(f"{label} {scene.score.written(value)}" for label, value in ends.items())
         full = f"{title} over clients".capitalize() if measure == "mean" else title.capitalize()
-        caption = Caption(
+        series = [look for look in scene.series if look.label in ends]
+        whole = Chart(
             f"rounds-{slug(measure)}",
             full,
-            f"Over the rounds. At the end: {said}.",
-            axis_title(scene.score),
-            f": {title}",
+            f"{full}. Over the rounds. At the end: {said}.",
+            draw(rows, series),
         )
-        series = [look for look in scene.series if look.label in ends]
-        drawn.append(lines_charts(caption, rows, series, charts.over_rounds))
+        drawn.append(lines_charts(whole, rows, series, draw, f": {title}"))
     if not drawn:
         return None
     if not drawn[0].narrow:  # side by side, with one legend
@@ -239,7 +226,7 @@ def rounds_section(scene: Scene) -> Section | None:
     intro = (
         f"The {scene.score.words} on the clients' test examples after each evaluated round."
     ) + text_if(
-        scene.several,
+        any(len(line.runs) > 1 for line in scene.lines),
         " Lines are means over the seeds, bands span them from the lowest to the highest.",
     )
     return Section("rounds", "Over the rounds", intro, drawn)
@@ -261,7 +248,7 @@ def rounds_section_of_run(run: Run) -> Section | None:
 def rounds_charts_of_run(run: Run) -> Charts:
     """Return one chart of the best served, the mean and the worst served over the rounds."""
     names = {
-        measure_title(measure, len(run.final())): measure
+        find_measure(measure).title(len(run.final())): measure
         for measure in ("best_10", "mean", "worst_10")
     }
     rows = [

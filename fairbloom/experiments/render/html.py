@@ -25,10 +25,13 @@ HERE = Path(__file__).parent
 def render(page: Page) -> str:
     """Return the page, with its details, as one HTML file."""
     sections = [*page.about, *page.sections, *page.details()]
-    groups = [
-        block for section in sections for block in section.blocks if isinstance(block, Charts)
+    charts = [
+        chart
+        for section in sections
+        for block in section.blocks
+        if isinstance(block, Charts)
+        for chart in block.charts
     ]
-    charts = [chart for group in groups for chart in group.charts]
     # print is light
     light, dark = (
         "".join(f"--{name}:{pair[i]};" for name, pair in COLOURS.items()) for i in (0, 1)

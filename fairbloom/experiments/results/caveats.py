@@ -117,13 +117,13 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]], baseline: str) -> l
         for labels in models.values()
         if len(labels) > 1 and baseline not in labels
     ]
-    spans = []
     worse = {label: _worse_than_the_mean(by_seed) for label, by_seed in runs.items()}
-    for label, by_seed in runs.items():
-        if any(run.stopped for run in by_seed):
-            ended = sorted({run.rounds_done for run in by_seed})
-            span = " to ".join(map(str, [ended[0], *ended[1:][-1:]]))
-            spans.append(f"{label} after {span} of {by_seed[0].num_rounds}")
+    spans = [
+        f"{label} after {join_ends(sorted(run.rounds_done for run in by_seed))}"
+        f" of {by_seed[0].num_rounds}"
+        for label, by_seed in runs.items()
+        if any(run.stopped for run in by_seed)
+    ]
     if spans:
         found.append(
             f"Runs stopped early ({', '.join(spans)} rounds), so methods are compared after"
@@ -159,15 +159,16 @@ def _single(runs: Sequence[Run], who: str) -> list[str]:
 
 def _attacked(runs: Sequence[Run]) -> list[str]:
     """Return the clients that attack in an experiment, by attack, in one sentence."""
-    clauses = list[str]()
-    for attack in dict.fromkeys(
-        str(run.settings.get("attack", "")) for run in runs if run.attackers
-    ):
-        attackers = {
-            name for run in runs if run.settings.get("attack") == attack for name in run.attackers
-        }
-        verb = plural(len(attackers), "attacks", "attack")
-        clauses.append(f"{join_first(sorted(attackers))} {verb} by {attack}")
+    attackers = {
+        attack: sorted(
+            {name for run in runs if run.settings.get("attack") == attack for name in run.attackers}
+        )
+        for attack in dict.fromkeys(run.settings.get("attack") for run in runs if run.attackers)
+    }
+    clauses = [
+        f"{join_first(names)} {plural(len(names), 'attacks', 'attack')} by {attack}"
+        for attack, names in attackers.items()
+    ]
     if not clauses:
         return []
     return [f"{'; '.join(clauses)}, as set: all measures are over the honest clients."]
@@ -277,6 +278,11 @@ def _worse_than_the_mean(by_seed: Sequence[Run]) -> list[str]:
                 f" predict the mean of their test targets for everyone (r2 below 0: {shown})."
             )
     return found
+
+
+def join_ends(values: Sequence[object]) -> str:
+    """Return the first and the last of sorted values: "12", or "12 to 40"; "" of none."""
+    return " to ".join(dict.fromkeys(map(str, [*values[:1], *values[-1:]])))
 
 
 def join_all(names: Sequence[str]) -> str:

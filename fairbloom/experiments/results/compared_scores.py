@@ -86,7 +86,9 @@ class ComparedScores:
         return tuple(
             label
             for label, runs in self.runs.items()
-            if runs and runs[0].settings.get("method") in ("local", Local.__name__)
+            if label in self.methods
+            and runs
+            and runs[0].settings.get("method") in ("local", Local.__name__)
         )
 
     @cached_property
@@ -336,11 +338,12 @@ class ComparedScores:
         found = find_measure(measure)
         if not pairs:
             raise FairbloomError(f"measure = {measure!r}: no seed has this measure")
-        gains = []
-        for value, base in pairs:
-            equal = math.isclose(value, base, rel_tol=1e-9, abs_tol=1e-12)
-            gains.append(0.0 if equal else found.better(value, base, self.score))
-        return gains
+        return [
+            0.0
+            if math.isclose(value, base, rel_tol=1e-9, abs_tol=1e-12)
+            else found.better(value, base, self.score)
+            for value, base in pairs
+        ]
 
     def difference(self, method: Named, measure: str) -> Difference:
         """Return a method's mean gain over the baseline by a measure of `gains`, and its error.

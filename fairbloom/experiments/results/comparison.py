@@ -44,13 +44,16 @@ def read_comparison(folder: Path, study: Study, score: str = "") -> "Comparison"
         arm.label: [load(folder / plan.folder(arm, seed), score) for seed in plan.seeds]
         for arm in plan.arms
     }
-    failed = dict[str, str]()
-    reasons = []
-    for arm in study.arms:
-        if by_seed := study.failures(arm):
-            failed[arm.label] = f"failed with {len(by_seed)} of {len(study.seeds)} seeds"
-            first = next(iter(by_seed))
-            reasons.append(f"{arm.label} with seed {first}: {by_seed[first]}.")
+    failures = {arm.label: of for arm in study.arms if (of := study.failures(arm))}
+    failed = {
+        label: f"failed with {len(of)} of {len(study.seeds)} seeds"
+        for label, of in failures.items()
+    }
+    reasons = [
+        f"{label} with seed {seed}: {reason}."
+        for label, of in failures.items()
+        for seed, reason in [*of.items()][:1]
+    ]
     hostile = [
         frozenset[str]().union(*(run.attackers for run in of_seed))
         for of_seed in zip(*runs.values(), strict=True)
@@ -238,20 +241,15 @@ class Comparison(ComparedScores, Shown):
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of comparison.csv: one a method and seed."""
         unknown = [None] * len(self.seeds)
-        rows = list[dict[str, Any]]()
-        for method in self.methods:
+        return [
+            {"method": method, "seed": seed, "score": self.score.title, **measured}
+            | {name: measured.get(name) for name in self.held_out_measures}
+            | ({"improved": improved} if self.improved else {})
+            for method in self.methods
             for seed, measured, improved in zip(
-                self.seeds,
-                self.measures(method),
-                self.improved.get(method, unknown),
-                strict=True,
-            ):
-                row = {"method": method, "seed": seed, "score": self.score.title, **measured}
-                row |= {name: measured.get(name) for name in self.held_out_measures}
-                if self.improved:
-                    row["improved"] = improved
-                rows.append(row)
-        return rows
+                self.seeds, self.measures(method), self.improved.get(method, unknown), strict=True
+            )
+        ]
 
     def difference_rows(self) -> list[dict[str, Any]]:
         """Return the rows of differences.csv: one a method and measure; None for missing numbers.

@@ -51,13 +51,15 @@ class Group:
     @classmethod
     def over(cls, groups: Sequence["Group"]) -> "Group":
         """Return the union of several clients' groups, with scores over all examples."""
-        overs: dict[str, int] = {}
-        sums: dict[str, float] = {}
-        for group in groups:
-            for name, value in group.values.items():
-                overs[name] = overs.get(name, 0) + group.overs[name]
-                sums[name] = sums.get(name, 0.0) + group.overs[name] * value
-        values = {name: sums[name] / overs[name] for name in overs}
+        scored = {
+            name: [group for group in groups if name in group.values]
+            for name in dict.fromkeys(name for group in groups for name in group.values)
+        }
+        overs = {name: sum(group.overs[name] for group in of) for name, of in scored.items()}
+        values = {
+            name: sum(group.overs[name] * group.values[name] for group in of) / overs[name]
+            for name, of in scored.items()
+        }
         count = sum(group.count for group in groups)
         lacking = {
             name: {group.client: group.count for group in groups if name not in group.values}

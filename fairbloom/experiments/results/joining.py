@@ -46,7 +46,7 @@ def joining_of(compared: ComparedScores) -> list[Joined]:
     With validation scores, they are the baseline's and the one with the best mean of these, else
     all of them: the test scores choose none.
     """
-    alone = [label for label in compared.trained_alone if label in compared.methods]
+    alone = compared.trained_alone
     methods = _chosen(compared)
     if not alone:
         return []

@@ -106,11 +106,6 @@ def _gap_size(score: str, client: str, served: ClientScores) -> float:
     return math.nan if served.groups is None else served.groups.sizes(client).get(score, math.nan)
 
 
-def measure_title(measure: str, clients: int = 0) -> str:
-    """Return the title of a measure in tables; see `Measure.title`."""
-    return find_measure(measure).title(clients)
-
-
 def _spread(name: str) -> Callable[[ClientScores], float]:
     """Return the function of a measure that `summarize` computes."""
     return lambda served: summarize(

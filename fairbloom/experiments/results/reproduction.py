@@ -207,25 +207,25 @@ class Reproduction(Shown):
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of results.csv: one a row of the table and measure."""
         words = {True: "yes", False: "no", None: ""}
-        rows = []
+        rows = list[dict[str, Any]]()
         for outcome, measure in itertools.product(self.outcomes, self.recipe.measures):
-            row: dict[str, Any] = {
-                "method": outcome.row.label,
-                "parameters": " ".join(
-                    f"{key}={format_value(value)}" for key, value in outcome.parameters.items()
-                ),
-                "measure": measure,
-                "published": "",
-                "published_spread": "",
-            }
-            if printed := outcome.published.get(measure):
-                row["published"] = printed.mean
-                if printed.spread is not None:
-                    row["published_spread"] = printed.spread
-            row["measured"], row["spread"] = outcome.measured.get(measure, ("", ""))
-            row["agrees"] = words[self.agreements(outcome).get(measure)]
-            row["seeds"] = len(outcome.runs)
-            rows.append(row)
+            printed = outcome.published.get(measure)
+            measured, spread = outcome.measured.get(measure, (None, None))
+            rows.append(
+                {
+                    "method": outcome.row.label,
+                    "parameters": " ".join(
+                        f"{key}={format_value(value)}" for key, value in outcome.parameters.items()
+                    ),
+                    "measure": measure,
+                    "published": None if printed is None else printed.mean,
+                    "published_spread": None if printed is None else printed.spread,
+                    "measured": measured,
+                    "spread": spread,
+                    "agrees": words[self.agreements(outcome).get(measure)],
+                    "seeds": len(outcome.runs),
+                }
+            )
         return rows
 
 

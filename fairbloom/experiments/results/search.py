@@ -48,7 +48,7 @@ class ArmScore:
 
     @property
     def error(self) -> float | None:
-        """The standard error of `mean`; None with one seed."""
+        """The standard error of `mean`; None with fewer than two seeds."""
         count = len(self.values)
         return statistics.stdev(self.values) / math.sqrt(count) if count > 1 else None
 
@@ -62,24 +62,20 @@ def judge_arms(
     are used only if a run sets no validation examples apart, as in recipes of papers that mention
     none.
     """
-    served = list[list[ClientScores]]()
-    faults = list[str]()
+    served = list[tuple[list[ClientScores], str]]()
     for arm, by_seed in zip(arms, runs, strict=True):
-        of_arm = list[ClientScores]()
-        fault = ""
         try:
             of_arm = [read_scores(run, arm.evaluated) for run in by_seed if run is not None]
+            served.append((of_arm if len(of_arm) == len(by_seed) else [], ""))
         except FairbloomError as error:
-            fault = str(error)
-        served.append(of_arm if len(of_arm) == len(by_seed) else [])
-        faults.append(fault)
+            served.append(([], str(error)))
     wanted = [
         set[str]().union(*(scores.values for scores in of_seed))
-        for of_seed in zip(*filter(None, served), strict=True)
+        for of_seed in zip(*(of_arm for of_arm, _ in served if of_arm), strict=True)
     ]
     judged = []
     compute_mean = find_measure("mean").of
-    for arm, mine, fault in zip(arms, served, faults, strict=True):
+    for arm, (mine, fault) in zip(arms, served, strict=True):
         values = [measure.of(scores) for scores in mine]
         fault = fault or _find_fault(measure, values, mine, wanted)
         judged.append(
@@ -286,22 +282,19 @@ class Search(Shown):
 
     def _arm_as_json(self, judged: ArmScore) -> dict[str, Any]:
         label = judged.arm.label
-        described: dict[str, Any] = {
+        chosen = label in self.found.best
+        tested = self.difference(label)
+        return {
             "arm": label,
             "method": judged.arm.method,
             "settings": dict(judged.arm.settings),
             "validation": judged.mean if judged.values else None,
-            "error": judged.error if judged.values else None,
-            "chosen": label in self.found.best,
-            "promised": None,
-            "gained": None,
+            "error": judged.error,
+            "chosen": chosen,
+            "promised": self.promise(label) if chosen else None,
+            "gained": None if tested is None else tested.mean,
             "fault": judged.fault,
         }
-        if described["chosen"]:
-            described["promised"] = self.promise(label)
-            if tested := self.difference(label):
-                described["gained"] = tested.mean
-        return described
 
 
 def read_search(folder: Path, study: Study) -> Search:
@@ -309,10 +302,12 @@ def read_search(folder: Path, study: Study) -> Search:
     found = study.found or SearchOutcome(study.seeds)
     opened = OpenedRuns(study, folder)
     runs = [[opened.get(arm, seed) for seed in found.judged] for arm in study.arms]
-    judged = judge_arms(find_measure(study.criterion), study.arms, runs)
-    for place, arm in enumerate(study.arms):
-        if failed := study.failures(arm):
-            judged[place] = ArmScore(arm, fault=next(iter(failed.values())))
+    judged = [
+        ArmScore(each.arm, fault=next(iter(failed.values())))
+        if (failed := study.failures(each.arm))
+        else each
+        for each in judge_arms(find_measure(study.criterion), study.arms, runs)
+    ]
     first = next((run for by_seed in runs for run in by_seed if run is not None), None)
     if first is None:
         return Search(study, judged, ACCURACY, folder=folder)

@@ -44,10 +44,9 @@ def read_frame(file: TableFile, folder: Path, *, optional: bool = False) -> "pan
     finished = is_finished(folder)
     or_again = text_if(finished, ", or run again with another folder (--out)")
     with explain_read_errors(path, f"Restore it from a copy{or_again}"):
-        if (optional or not finished) and not path.exists():
-            return _to_frame(_parse(b"", file.needed, finished=finished))
-        content = path.read_bytes()
-        if finished and not content.endswith(b"\n"):
+        missing = (optional or not finished) and not path.exists()
+        content = b"" if missing else path.read_bytes()
+        if finished and not missing and not content.endswith(b"\n"):
             raise ValueError("its last line is torn")
         whole_lines = content[: content.rfind(b"\n") + 1]
         return _to_frame(_parse(whole_lines, file.needed, finished=finished))

@@ -103,12 +103,11 @@ def seeds_before(study: Study, out: Path) -> int:
     """
     with contextlib.suppress(RunFolderError):  # a damaged study is written again
         there = find_study(out)
-        if there is None or there.kind != study.kind:
-            return 0
-        before = there.extended_from
-        if not before and not there.unfinished(out):
-            before = len(there.seeds)
-        return before if {*there.seeds} <= {*study.seeds} and before < len(study.seeds) else 0
+        if there is not None and there.kind == study.kind and {*there.seeds} <= {*study.seeds}:
+            before = there.extended_from
+            if not before and not there.unfinished(out):
+                before = len(there.seeds)
+            return before if before < len(study.seeds) else 0
     return 0
 
 

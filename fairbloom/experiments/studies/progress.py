@@ -16,7 +16,7 @@ from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.text import text_if
 
-from ..results.measures import measure_title
+from ..results.measures import find_measure
 
 # Without a progress bar: the time between two lines on a run's rounds, and the time after which
 # each finished run of a study has a line. Shorter work prints none.
@@ -69,9 +69,8 @@ class RunBar:
 
     def __init__(self, bar: Bars, title: str, num_rounds: int) -> None:
         self._bar = bar
-        self._title = title
-        self._num_rounds = num_rounds
-        self._task = bar.add_task(title, total=num_rounds, measured="")
+        bar.add_task(title, total=num_rounds, measured="")
+        self._task = bar.tasks[-1]
         self._rounds = 0
         self._measured = ""
         self._began = time.monotonic()
@@ -83,20 +82,21 @@ class RunBar:
             mean = score.written(recorded.measures["mean"])
             worst = score.written(recorded.measures["worst_10"])
             self._measured = (
-                f"mean {mean}, {measure_title('worst_10', len(recorded.scores))} {worst}"
+                f"mean {mean}, {find_measure('worst_10').title(len(recorded.scores))} {worst}"
             )
         self._rounds = recorded.number
         self._began = time.monotonic()
-        self._bar.update(self._task, completed=recorded.number, measured=self._measured)
-        self._print_sometimes(f"round {recorded.number} of {self._num_rounds}")
+        self._bar.update(self._task.id, completed=recorded.number, measured=self._measured)
+        self._print_sometimes(f"round {recorded.number} of {self._task.total}")
 
     def show_within(self, done: int, of: int) -> None:
         """Show how many of a round's clients have trained, if the round takes long."""
         if time.monotonic() - self._began >= 2.0:  # seconds
             words = f"{self._measured}  {done} of {of} clients trained".strip()
-            self._bar.update(self._task, completed=self._rounds + done / (of + 1), measured=words)
+            completed = self._rounds + done / (of + 1)
+            self._bar.update(self._task.id, completed=completed, measured=words)
             self._print_sometimes(
-                f"round {self._rounds + 1} of {self._num_rounds}: {done} of {of} clients trained"
+                f"round {self._rounds + 1} of {self._task.total}: {done} of {of} clients trained"
             )
 
     def _print_sometimes(self, text: str) -> None:
@@ -105,12 +105,12 @@ class RunBar:
         if self._bar.in_lines and now - self._printed >= SECONDS_BETWEEN_LINES:
             self._printed = now
             self._bar.print_line(
-                f"{self._title}: {text}{text_if(self._measured, f', {self._measured}')}"
+                f"{self._task.description}: {text}{text_if(self._measured, f', {self._measured}')}"
             )
 
     def end(self) -> None:
         """Show that all rounds are done."""
-        self._bar.update(self._task, completed=self._num_rounds, measured=self._measured)
+        self._bar.update(self._task.id, completed=self._task.total, measured=self._measured)
 
 
 @contextmanager
@@ -125,22 +125,19 @@ class StudyBar:
 
     def __init__(self, bar: Bars, title: str) -> None:
         self._bar = bar
-        self._title = title
-        self._study = bar.add_task(title, total=None, measured="runs done")
-        self._total = 0
-        self._done = 0
+        bar.add_task(title, total=None, measured="runs done")
+        self._task = bar.tasks[-1]
         self._began = time.monotonic()
 
     def expect(self, total: int) -> None:
         """Set the number of runs, as far as it is known."""
-        self._total = total
-        self._bar.update(self._study, total=total)
+        self._bar.update(self._task.id, total=total)
 
     def count(self, ended: str = "") -> None:
         """Count a run that is done; `ended` says for a log which one has ended, and how."""
-        self._done += 1
-        self._bar.advance(self._study)
+        self._bar.advance(self._task.id)
         long = time.monotonic() - self._began >= SECONDS_BEFORE_LINES
         if ended and long and self._bar.in_lines:
-            of = text_if(self._total, f" of {self._total}")
-            self._bar.print_line(f"{self._title}: {self._done}{of} runs done, {ended}")
+            task = self._task
+            of = text_if(task.total, f" of {task.total}")
+            self._bar.print_line(f"{task.description}: {task.completed}{of} runs done, {ended}")

@@ -182,10 +182,8 @@ def check_measures(names: Iterable[str], settings: Settings, option: str) -> Non
     task = load_checked(settings)
     groups = [each.name for each in task.group_scores if task.groupings]
     for name in named:
-        score = ""
-        client = name.removeprefix(CLIENT)
-        if name.startswith(GAP):
-            score, client = parse_gap(name)
+        of_gap = name.startswith(GAP)
+        score, client = parse_gap(name) if of_gap else ("", name.removeprefix(CLIENT))
         if score and not groups:
             raise SettingsError(
                 f"{option} = {name!r}: the task has no groups of examples: name a column {NAMING}"

@@ -28,7 +28,7 @@ from fairbloom.strategies.named import (
 )
 from fairbloom.strategies.strategy import Tries
 
-from ..apps import ROUNDS, App
+from ..apps import ROUNDS, App, check_type
 from ..arms import (
     METHODS as DEFAULT_METHODS,
     Arm,
@@ -194,7 +194,11 @@ def _checks(app: App | None) -> dict[str, Callable[[Value], Value]]:
         if app is None or key in COMMON or key == "num-rounds"
     }
     if app is not None:
-        checks |= {key: partial(app.checked, key) for key in app.config if key not in ROUNDS}
+        checks |= {
+            key: partial(check_type, key, default=default)
+            for key, default in app.config.items()
+            if key not in ROUNDS
+        }
     return {
         key: check
         for key, check in checks.items()
@@ -345,10 +349,7 @@ def _choose(search: Search) -> list[str]:
         raise FairbloomError(
             f"no arm of the baseline can be judged{''.join(faults[:1])}: choose another --baseline"
         )
-    best = [base]
-    for among in methods.values():
-        chosen = choose(measure, score, among, study.mean_within, base)
-        if chosen is not None and chosen is not base:
-            best.append(chosen)
+    others = [choose(measure, score, among, study.mean_within, base) for among in methods.values()]
+    best = [base, *(other for other in others if other is not None and other is not base)]
     best.sort(key=lambda arm_score: measure.better(0.0, arm_score.mean, score))
     return [arm_score.arm.label for arm_score in best]

@@ -15,7 +15,7 @@ from sklearn.metrics import accuracy_score
 import fairbloom as api
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.caveats import caveats_of_comparison
-from fairbloom.experiments.results.group_scores import ALL, GroupReport
+from fairbloom.experiments.results.group_scores import ALL
 from fairbloom.experiments.results.run import REPORT, Run
 from fairbloom.server.run_folder.files import KNOWN
 from fairbloom.server.run_folder.values import Known
@@ -29,17 +29,23 @@ from tests.tasks.test_groups import named, patients
 fairlearn = pytest.importorskip("fairlearn.metrics")
 
 
+def write_sites(folder: Path, **tables: str) -> None:
+    folder.mkdir()
+    for name, text in tables.items():
+        (folder / f"{name}.csv").write_text(text)
+
+
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the files of three sites, of which c has few women, and two runs with
     groups."""
     here = tmp_path_factory.mktemp("groups")
-    (here / "sites").mkdir()
     sick = {"target": lambda k: "01"[(k * 7 // 3) % 2]}
-    (here / "sites" / "a.csv").write_text(patients(120, **sick))
-    (here / "sites" / "b.csv").write_text(patients(80, first=10, **sick))
-    (here / "sites" / "c.csv").write_text(
-        patients(90, sex=lambda k: "F" if k < 12 else "M", **sick)
+    write_sites(
+        here / "sites",
+        a=patients(120, **sick),
+        b=patients(80, first=10, **sick),
+        c=patients(90, sex=lambda k: "F" if k < 12 else "M", **sick),
     )
     (here / "schema.toml").write_text(grouped(here / "sites", "sex", "age>=80"))
     (here / "by-sex.toml").write_text(grouped(here / "sites", "sex"))
@@ -59,12 +65,6 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
             fairbloom(*words, "--schema", here / "schema.toml", "--set", "device=cpu", *more) == 0
         )
     return here
-
-
-def report_of(run: Run) -> GroupReport:
-    report = run.by_group()
-    assert report is not None
-    return report
 
 
 def predictions(run: Run) -> dict[str, np.ndarray[Any, Any]]:
@@ -93,7 +93,7 @@ def test_gaps_over_all_clients_and_of_each_are_fairlearns(
 ) -> None:
     run = api.load(here / "all")
     seen = predictions(run)
-    report = report_of(run)
+    report = run.by_group()
     by_sex = {"y_true": seen["target"], "y_pred": seen["answer"], "sensitive_features": seen["sex"]}
     expected = {
         "accuracy": fairlearn.MetricFrame(metrics=accuracy_score, **by_sex).difference(),
@@ -121,7 +121,7 @@ def test_gaps_over_all_clients_and_of_each_are_fairlearns(
 
 def test_groups_over_all_clients_are_sums(here: Path, subtests: pytest.Subtests) -> None:
     run = api.load(here / "large")
-    report = report_of(run)
+    report = run.by_group()
     rows = [
         row
         for row in table(here / "large" / "groups.csv")
@@ -205,13 +205,12 @@ def test_show_prints_groups_gaps_and_who_is_left_out(
     capsys.readouterr()
     printed = captured(capsys, "show", here / "large").out
     run = api.load(here / "large")
-    report = report_of(run)
+    report = run.by_group()
     for each in report.of(ALL, "sex"):
         with subtests.test(each=each):
             line = rf"^{run.label} +sex +{each.group} +{each.count} +{each.values['accuracy']:.1f} "
             assert re.search(line, printed, re.MULTILINE)
     gap = report.gap(ALL, "sex", report.scores[0])
-    assert gap is not None
     counts = {each.group: each.count for each in report.of(ALL, "sex")}
     ends = " +".join(rf"{end} \({counts[end]} examples\)" for end in (gap.lowest, gap.highest))
     line = rf"^sex +accuracy, % +{gap.size:.1f} +{ends}$"
@@ -260,13 +259,12 @@ def test_a_comparison_has_gaps_by_method_and_files_of_them(
     assert "Gaps between groups over all clients" in printed
     comparison = api.load(out)
     assert list(comparison.by_group) == ["FedAvg", "Ditto", "Ditto (personal)"]
-    report = report_of(api.load(out / "runs" / "fedavg-seed1"))
+    report = api.load(out / "runs" / "fedavg-seed1").by_group()
     chosen = [
         row for row in comparison.group_rows() if (row["method"], row["seed"]) == ("FedAvg", 1)
     ]
     assert [row["count"] for row in chosen] == [row["count"] for row in report.rows()]
     personal = api.load(out / "runs" / "ditto-seed0").by_group("personal")
-    assert personal is not None
     found = comparison.gap_rows()
     assert [
         row["gap"] for row in found if (row["method"], row["seed"]) == ("Ditto (personal)", 0)
@@ -303,10 +301,8 @@ def test_every_score_says_over_which_clients_it_is_a_mean(
     capsys: pytest.CaptureFixture[str],
     subtests: pytest.Subtests,
 ) -> None:
-    (tmp_path / "sites").mkdir()
-    (tmp_path / "sites" / "a.csv").write_text(patients(60))
-    (tmp_path / "sites" / "b.csv").write_text(patients(60, first=10))
-    (tmp_path / "sites" / "well.csv").write_text(patients(60, target=lambda k: "0"))
+    well = patients(60, target=lambda k: "0")
+    write_sites(tmp_path / "sites", a=patients(60), b=patients(60, first=10), well=well)
     words = (
         "run",
         "--task",
@@ -355,11 +351,13 @@ def test_every_score_says_over_which_clients_it_is_a_mean(
 def test_regression_that_is_worse_than_the_mean_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "sites").mkdir()
     random = np.random.default_rng(3)
-    for name, shift in (("a", 0.0), ("b", 0.0), ("far", 40.0)):
-        rows = [f"{x:.4f},{10 * x + shift + e:.4f}" for x, e in random.normal(size=(60, 2))]
-        (tmp_path / "sites" / f"{name}.csv").write_text("\n".join(["x,y", *rows]) + "\n")
+    tables = {
+        name: "x,y\n"
+        + "".join(f"{x:.4f},{10 * x + shift + e:.4f}\n" for x, e in random.normal(size=(60, 2)))
+        for name, shift in (("a", 0.0), ("b", 0.0), ("far", 40.0))
+    }
+    write_sites(tmp_path / "sites", **tables)
     words = (
         "--task",
         "csv",
@@ -406,21 +404,23 @@ def site(ill: int, well: int) -> str:
 
 
 @pytest.fixture
-def sites(tmp_path: Path) -> Path:
-    """Three sites, of which the last tests too few ill patients of a sex to report their rate."""
-    (tmp_path / "data").mkdir()
-    for name, ill, well in (("a", 60, 60), ("b", 60, 60), ("few", 8, 90)):
-        (tmp_path / "data" / f"{name}.csv").write_text(site(ill, well))
-    return tmp_path
+def sites(tmp_path: Path) -> dict[str, Any]:
+    """The options of a run on three sites, of which the last tests too few ill patients of a sex to
+    report their rate."""
+    write_sites(tmp_path / "data", a=site(60, 60), b=site(60, 60), few=site(8, 90))
+    return {
+        "data_dir": tmp_path / "data",
+        "schema": SCHEMA,
+        "progress": False,
+        "out": tmp_path / "run",
+    }
 
 
 def test_a_rate_that_leaves_a_client_out_says_so(
-    sites: Path, capsys: pytest.CaptureFixture[str]
+    sites: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given: dict[str, Any] = {"data_dir": sites / "data", "schema": SCHEMA, "progress": False}
-    run = api.run("csv", rounds=3, out=sites / "run", **given)
+    run = api.run("csv", rounds=3, **sites)
     report = run.by_group()
-    assert report is not None
     for group in report.of("all clients", "sex"):
         counts = {each.client: each.count for each in report.groups if each.group == group.group}
         assert group.without == {"true-positive-rate": {"few": counts["few"]}}
@@ -439,8 +439,7 @@ def test_a_rate_that_leaves_a_client_out_says_so(
 
 
 def test_groups_that_leave_nobody_out_have_no_mark(
-    sites: Path, capsys: pytest.CaptureFixture[str]
+    sites: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given: dict[str, Any] = {"data_dir": sites / "data", "schema": SCHEMA, "progress": False}
-    api.run("csv", rounds=1, out=sites / "run", settings={"smallest-group": 1}, **given).show()
+    api.run("csv", rounds=1, settings={"smallest-group": 1}, **sites).show()
     assert "†" not in capsys.readouterr().out

@@ -186,7 +186,6 @@ def test_without_training_alone_the_page_says_how_to_ask() -> None:
     comparison = compared(alone="Locally")
     assert comparison.joining == []
     section = joining_section(comparison)
-    assert section is not None
     assert "add local to --methods" in section.blocks[0].sentences[0]
     assert page_of_comparison(comparison).headline == comparison.verdict.headline
 

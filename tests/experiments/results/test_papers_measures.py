@@ -146,15 +146,17 @@ def test_conflicts_and_stationarity_by_a_general_solver(m: int) -> None:
     )
 
 
-def test_opposite_updates_are_stationary() -> None:
-    assert measure_conflicts(np.array([[1.0, -1.0], [-1.0, 1.0]])) == {
-        "conflicts": 1.0,
-        "stationarity": pytest.approx(0.0, abs=1e-6),
-    }
-
-
-def test_a_single_update_has_no_conflicts() -> None:
-    assert measure_conflicts(np.ones((1, 1))) == {}
+@pytest.mark.parametrize(
+    ("gram", "expected"),
+    [
+        ([[1.0, -1.0], [-1.0, 1.0]], {"conflicts": 1.0, "stationarity": 0.0}),
+        ([[1.0]], {}),
+    ],
+)
+def test_opposite_updates_are_stationary_one_has_no_conflicts(
+    gram: list[list[float]], expected: dict[str, float]
+) -> None:
+    assert measure_conflicts(np.array(gram)) == pytest.approx(expected, abs=1e-6)
 
 
 def test_table_2_compares_with_the_first_row() -> None:

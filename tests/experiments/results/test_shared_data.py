@@ -120,10 +120,15 @@ def split_in_two(setup: Setup, *, seeds: str = "split") -> Task:
 
 
 def run(out: Path, seeds: str, seed: int = 0) -> Any:
-    task = f"{__name__}:split_in_two"
-    settings = {"split_in_two.seeds": seeds}
-    given: dict[str, Any] = {"device": "cpu", "progress": False, "settings": settings}
-    return api.run(task, rounds=1, seed=seed, out=out, **given)
+    return api.run(
+        f"{__name__}:split_in_two",
+        rounds=1,
+        seed=seed,
+        out=out,
+        device="cpu",
+        progress=False,
+        settings={"split_in_two.seeds": seeds},
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import hashlib
 from datetime import date
 from pathlib import Path
+from shutil import copytree, ignore_patterns
 
 import numpy as np
 import pandas
@@ -49,29 +50,26 @@ def write_wards(folder: Path) -> dict[str, pandas.DataFrame]:
     """Write two wards of persons with two rows each; in the second ward all but a few are ill."""
     draws = np.random.default_rng(0)
     frames = {}
+    folder.mkdir()
     for name, ill in (("north", 0.3), ("south", 0.9)):
         frame = pandas.DataFrame(
             {"person": np.repeat(np.arange(40), 2), "x": draws.normal(size=80)}
         )
         frame["ill"] = np.where(draws.random(80) < ill, "yes", "no")
         frame["days"] = (5.0 + 2.0 * frame["x"] + draws.normal(size=80)).round(2)
-        frames[name] = frame
-    folder.mkdir()
-    for name, frame in frames.items():
         frame.to_csv(folder / f"{name}.csv", index=False)
+        frames[name] = frame
     return frames
 
 
 def run_wards(folder: Path, schema: str, score: str = "", ignored: str = "days") -> Run:
-    text = f'ignore = ["{ignored}"]\n{schema}'
-    given = {"score": score} if score else {}
     return api.run(
         "csv",
         data_dir=folder / "wards",
-        schema=text,
+        schema=f'ignore = ["{ignored}"]\n{schema}',
         rounds=2,
         out=folder / "run",
-        settings=given,
+        score=score or None,
         progress=False,
     )
 
@@ -134,11 +132,8 @@ def test_a_range_of_dates_and_unknown_facts(
     run, _ = wards
     runs = []
     for name, day in (("b", "2026-02-03"), ("a", "2026-02-01"), ("c", "")):
-        folder = tmp_path / name
-        folder.mkdir()
-        for file in run.folder.iterdir():
-            if file.is_file() and file.name not in (EXAMPLES.name, SCHEMA.name):
-                (folder / file.name).write_bytes(file.read_bytes())
+        lacking = ignore_patterns(EXAMPLES.name, SCHEMA.name)
+        folder = copytree(run.folder, tmp_path / name, ignore=lacking)
         about = {"date": day, "fairbloom": "0.2"} if day else {"fairbloom": "0.2"}
         ENVIRONMENT.write(folder, about)
         runs.append(load(folder))
@@ -149,8 +144,7 @@ def test_a_range_of_dates_and_unknown_facts(
     assert page_of(runs[0]).title == "FedAvg on csv"
     known = page_of(runs[0]).about[0].blocks[1]
     assert known.headings == ["client", "test examples", "larger class, %"]
-    tested = run.test_examples()
-    assert {row[0].text: row[1].value for row in known.rows} == tested
+    assert {row[0].text: row[1].value for row in known.rows} == run.test_examples()
 
 
 def test_a_reference_is_that_of_its_score(
@@ -198,12 +192,12 @@ def test_an_error_stands_beside_that_of_the_mean(tmp_path: Path) -> None:
         days = frame["days"].to_numpy()
         errors = days[rows["test"]] - days[rows["train"]].mean()
         assert subject.references(MAE)[name] == pytest.approx(np.abs(errors).mean(), rel=1e-5)
-        rmse = float(np.sqrt(np.square(errors).mean()))
-        assert subject.references(RMSE)[name] == pytest.approx(rmse, rel=1e-5)
+        assert subject.references(RMSE)[name] == pytest.approx(
+            np.sqrt(np.square(errors).mean()), rel=1e-5
+        )
     assert subject.references(R2) == dict.fromkeys(frames, 0.0)
     assert facts_of([run])["predicted"] == "days, in d"
-    page = page_of(run)
-    assert "mean as prediction" in page.sections[0].blocks[-1].headings
+    assert "mean as prediction" in page_of(run).sections[0].blocks[-1].headings
 
 
 def test_a_title_is_that_of_the_option(

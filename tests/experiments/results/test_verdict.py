@@ -25,7 +25,7 @@ from fairbloom.experiments.render.page import Note
 from fairbloom.experiments.results.caveats import SharedData
 from fairbloom.experiments.results.comparison import Comparison
 from fairbloom.experiments.results.differences import difference_of, differences_of
-from fairbloom.experiments.results.measures import measure_title
+from fairbloom.experiments.results.measures import find_measure
 from fairbloom.experiments.results.verdict import MOST_WORDS, Verdict, verdict_of
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.strategies import FedFV
@@ -115,9 +115,6 @@ def test_where_nothing_is_separated_no_estimate_is_said(comparison: Comparison) 
     assert (verdict.claims, verdict.improving) == ((), ())
     assert "differ" in verdict.sentences[0]
     assert not re.search(r"\d", verdict.sentences[0])
-    costly = made(20, FedFV=(8.0, -6.0)).verdict  # a gain that is paid for by the mean is no answer
-    assert costly.improving == ()
-    assert "without a significant loss" not in str(costly)
 
 
 def test_every_claim_has_its_size_the_largest_first() -> None:
@@ -151,7 +148,6 @@ def test_the_precision_is_said_now_and_with_twice_the_seeds(share: float) -> Non
         f"Intervals for the worst served are typically ±{now:.1f} points; with 10 seeds"
         f" instead of 5, about ±{then:.1f}."
     )
-    assert "look first" not in str(comparison.verdict)
 
 
 @pytest.mark.parametrize(
@@ -271,12 +267,14 @@ def test_an_income_is_written_alike_in_sentences_and_tables() -> None:
 def test_a_tiny_claim_has_a_size_that_is_not_zero() -> None:
     error = [{"a": 6.0 + k, "b": 5.0 + k} for k in range(5)]
     less = [{"a": v["a"] - 0.01 - 0.001 * k, "b": v["b"]} for k, v in enumerate(error)]
-    words = str(compared_by_hand(MAE, FedAvg=error, Uniform=less).verdict)
-    assert "Uniform significantly improves the worst served by 0.012 (" in words
+    assert "Uniform significantly improves the worst served by 0.012 (" in str(
+        compared_by_hand(MAE, FedAvg=error, Uniform=less).verdict
+    )
     percent = [{name: value / 5.0 for name, value in values.items()} for values in error]
     more = [{**v, "b": v["b"] + 0.01 + 0.001 * k} for k, v in enumerate(percent)]
-    words = str(compared_by_hand(ACCURACY, FedAvg=percent, Uniform=more).verdict)
-    assert "by 0.012 points (" in words
+    assert "by 0.012 points (" in str(
+        compared_by_hand(ACCURACY, FedAvg=percent, Uniform=more).verdict
+    )
 
 
 def test_of_equal_methods_nothing_is_said_in_95_percent() -> None:
@@ -393,7 +391,6 @@ def test_a_row_that_cannot_differ_costs_no_power() -> None:
         method: [{"accuracy": values} for values in by_seed] for method, by_seed in finals.items()
     }
     comparison = compared_by_scores(by_score, ACCURACY, personal=("Ditto (lam=1, personal)",))
-    assert "look" not in str(comparison.verdict)  # its gain is claimed
     assert comparison.verdict.claims[0].method == "Ditto (lam=1, personal)"
 
 
@@ -431,7 +428,7 @@ def test_an_interval_is_that_of_the_test() -> None:
 def test_the_worst_tenth_of_few_is_called_the_worst_client(
     measure: str, clients: int, title: str
 ) -> None:
-    assert measure_title(measure, clients) == title
+    assert find_measure(measure).title(clients) == title
 
 
 FIVE = (8.0, 7.0, 9.0, 12.0, 3.0)
@@ -448,19 +445,27 @@ def test_a_difference_is_that_of_the_paired_t_test() -> None:
     assert (found.better, found.worse, found.seeds, found.significant) == (5, 0, 5, True)
 
 
-def test_a_single_seed_says_nothing() -> None:
-    found = difference_of([4.0])
-    assert (found.mean, found.better, found.seeds) == (4.0, 1, 1)
-    assert all(map(math.isnan, (found.error, found.low, found.high)))
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        ([4.0], math.nan),
+        ([0.0] * 3, 0.0),
+        ([6.25, 6.25 + 6.25e-15, 6.25], 0.0),
+        ([-1 / 3, -1 / 3 - 1e-15 / 3, -1 / 3], 0.0),
+    ],
+)
+def test_one_seed_or_differences_that_do_not_vary_claim_nothing(
+    values: list[float], error: float
+) -> None:
+    found = difference_of(values)
+    assert (found.mean, found.seeds) == (pytest.approx(values[0]), len(values))
+    assert (found.better, found.worse) == tuple(
+        sum(sign * each > 0.0 for each in values) for sign in (1, -1)
+    )
+    assert [found.error, found.low, found.high] == pytest.approx(
+        [error, math.nan, math.nan], nan_ok=True
+    )
     assert (found.p_value, found.significant) == (1.0, False)
-
-
-@pytest.mark.parametrize("value", [0.0, 6.25, -1 / 3])
-def test_differences_that_do_not_vary_are_no_claim(value: float) -> None:
-    found = difference_of([value, value + value * 1e-15, value])
-    assert (found.p_value, found.error, found.significant) == (1.0, 0.0, False)
-    assert math.isnan(found.low)
-    assert math.isnan(found.high)
 
 
 @given(st.lists(st.floats(-100.0, 100.0), min_size=2, max_size=20), st.floats(0.0, 2.0))

@@ -87,12 +87,8 @@ def modules(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return here
 
 
-def edit(module: str) -> None:
-    Path(f"{module}.py").write_text(f"{SOURCES[module]}EDITED = True\n")
-
-
-def restore(module: str) -> None:
-    Path(f"{module}.py").write_text(SOURCES[module])
+def edit(module: str, added: str = "EDITED = True\n") -> None:
+    Path(f"{module}.py").write_text(SOURCES[module] + added)
 
 
 def test_a_run_is_not_taken_up_with_other_code(
@@ -117,7 +113,7 @@ def test_a_run_is_not_taken_up_with_other_code(
                 assert f"{modules / 'a'} was begun ({module})" in " ".join(
                     captured(capsys, "run", *words, *longer, code=2).err.split()
                 )
-            restore(module)
+            edit(module, added="")
     assert fairbloom("run", *words) == 0
     Path("my_other.py").write_text("")  # which none of them imports
     assert fairbloom("run", *words, "--rounds", "2") == 0
@@ -157,7 +153,7 @@ def test_own_strategies_of_apps_are_compared_too(modules: Path) -> None:
         RunFolderError, match=r"code has changed since the run in .* \(my_methods\)"
     ):
         start(2)
-    restore("my_methods")
+    edit("my_methods", added="")
     start(2)
 
 

@@ -351,18 +351,14 @@ def test_a_comparison_that_is_killed_leaves_no_process_behind(tmp_path: Path) ->
         command.communicate()
 
 
-def block_run(out: Path, method: str) -> None:
-    """Let a run fail: it cannot make its lock, because a folder has that name."""
-    (out / "runs" / f"{method}-seed0" / ".lock").mkdir(parents=True)
-
-
 def test_a_failing_comparison_ends_no_process_of_the_caller(tmp_path: Path) -> None:
     """Nor one that is started meanwhile: a notebook may have a loader's workers, or a run of its
     own."""
     other = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
     other.start()
+    # A run cannot make its lock, because a folder has that name.
     for method in ("fedavg", "fedfv"):
-        block_run(tmp_path, method)
+        (tmp_path / "runs" / f"{method}-seed0" / ".lock").mkdir(parents=True)
     with pytest.raises(FairbloomError, match=r"with seed 0: .*\.lock"):
         compare(
             methods="fedfv,fedavg",
