@@ -132,7 +132,7 @@ def test_the_lstm_reads_lines_of_any_length_in_order() -> None:
     assert not torch.equal(one, other)
     assert not torch.equal(one, turned)
     torch.testing.assert_close(model(torch.tensor([[4, 2, 3]]))[0], other)
-    embedding, lstm, last = model.children()
+    embedding, lstm, _, last = model.children()
     assert embedding.weight.shape == (80, 8)
     assert (lstm.input_size, lstm.hidden_size, lstm.num_layers) == (8, 256, 2)
     assert last.weight.shape == (80, 256)
