@@ -271,7 +271,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 def _read_table(path: Path, target: str, classes: int) -> tuple[NDArray[np.uint8], Labels]:
     columns = read_columns(path, "image", target)
-    labels = to_labels(path, columns[target], classes)
+    labels = to_labels(path, columns[target].to_numpy(zero_copy_only=False), classes)
     return decode(path, columns["image"], range(len(labels)), "RGB", CIFAR), labels
 
 
@@ -282,18 +282,12 @@ def read_batch(path: Path, target: str, classes: int) -> tuple[NDArray[np.uint8]
             batch = _Plain(content, encoding="latin1").load()
             labels = np.asarray(batch[target])
             pixels = batch["data"].astype(np.uint8, casting="no").reshape(len(labels), *CIFAR)
-            if (
-                labels.ndim != 1
-                or labels.dtype.kind != "i"
-                or not 0 <= labels.min() <= labels.max() < classes
-            ):
-                raise ValueError(f"{target} must be whole numbers from 0 to {classes - 1}")
         except Exception as error:  # another file, or a hostile pickle, raises nearly anything
             raise FairbloomError(
                 f"{path} is not a CIFAR batch ({type(error).__name__}: {error}): put the original"
                 " in its place"
             ) from error
-    return pixels, labels.astype(np.int64)
+    return pixels, to_labels(path, labels, classes)
 
 
 class _Plain(pickle.Unpickler):
