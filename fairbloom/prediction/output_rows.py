@@ -55,16 +55,12 @@ def values_of(table: ReadTable, preprocessing: Preprocessing) -> dict[str, NDArr
     if of_columns := [str(each) for each in wrong if each.rows is None]:
         raise FairbloomError("; ".join(of_columns))
     problems = [(each.line, str(each)) for each in wrong if each.why != "missing"]
-    for name, column in found.items():
-        if schema.missing_of(name) != "fill":
-            problems += [
-                (
-                    line,
-                    f"{table.unit} {line}, column {name!r} has no value, and training filled none"
-                    " in",
-                )
-                for line in table.lines[is_missing(column)].tolist()
-            ]
+    problems += [
+        (line, f"{table.unit} {line}, column {name!r} has no value, and training filled none in")
+        for name, column in found.items()
+        if schema.missing_of(name) != "fill"
+        for line in table.lines[is_missing(column)].tolist()
+    ]
     if problems:
         raise FairbloomError(list_problems(str(table.path), problems, len(table), "rows"))
     return found
