@@ -55,12 +55,22 @@ def describe(
         ]
         for name, columns_of in columns.items()
     }
-    remarks: list[list[Row]] = [
+    remarks: list[Sequence[Row]] = [
         *on_columns.values(),
         [*_find_spellings(schema, tables)],
         [*_remark_on_files(schema, tables)],
         [*_find_mixed_units(schema, columns)],
-        *([row] for row in _remark_on_determining(schema, tables)),  # all of them are shown
+        *(  # all of them are shown
+            [
+                {
+                    "column": name,
+                    "client": "all",
+                    "remark": f"{name} determines {schema.target}: is it known only after the"
+                    " outcome?",
+                }
+            ]
+            for name in find_determining(schema, tables)
+        ),
         [
             {"column": "all", "client": clients, "remark": remark}
             for clients, remark in find_duplicates(_read_tables(tables))
@@ -221,13 +231,6 @@ def _find_mixed_units(
             )
         )
     )
-
-
-def _remark_on_determining(schema: Schema, tables: Tables) -> Iterator[Row]:
-    """Yield a remark on each column that determines the target."""
-    for name in find_determining(schema, tables):
-        remark = f"{name} determines {schema.target}: is it known only after the outcome?"
-        yield {"column": name, "client": "all", "remark": remark}
 
 
 def find_determining(schema: Schema, tables: Tables) -> list[str]:
