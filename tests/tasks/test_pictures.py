@@ -390,7 +390,9 @@ def test_what_is_no_batch_is_refused_with_its_path(
     for content in (*map(pickle.dumps, BATCHES), *broken):
         with subtests.test(content=content):
             path.write_bytes(content)
-            with pytest.raises(FairbloomError, match=r"batch( is not a CIFAR batch|: labels must).*: put the"):
+            with pytest.raises(
+                FairbloomError, match=r"batch( is not a CIFAR batch|: labels must).*: put the"
+            ):
                 read_batch(path, "labels", 10)
     made.cifar10(tmp_path)
     task = load_task({"task": "cifar10", "data-dir": str(tmp_path)})
