@@ -174,7 +174,7 @@ def _compare_units(name: str, present: SiteValues) -> Iterator[tuple[str, str]]:
     having, starts = np.unique(present.sites, return_index=True)
     if len(having) < 2:
         return
-    medians = np.array([np.median(values) for values in np.split(present.values, starts[1:])])
+    medians = np.array([_median(values) for values in np.split(present.values, starts[1:])])
     usual = np.median(medians)
     # If there are others within a factor of sqrt(apart), the median of all is among them.
     far = (
@@ -222,6 +222,12 @@ def find_mixed_units(numbers: NDArray[np.float64], others: Sequence[ColumnValues
     if any(determines(other[positive], is_high) for other in others):
         return None
     return float(np.exp(apart))
+
+
+def _median(values: NDArray[np.float64]) -> float:
+    """Return the median; np.median does the same with many more calls."""
+    places = [(len(values) - 1) // 2, len(values) // 2]
+    return float(np.partition(values, places)[places].sum()) / 2.0
 
 
 def _compare_categories(name: str, field: Field, present: SiteValues) -> Iterator[tuple[str, str]]:
