@@ -60,9 +60,9 @@ def combine_inputs(parts: Sequence[Inputs], combine: Callable[[list[Tensor]], Te
     return _in_form_of(first, [combine([*each]) for each in tensors])
 
 
-def split_inputs(inputs: Inputs, lengths: Sequence[int]) -> Sequence[Inputs]:
-    """Return the inputs in parts of these numbers of examples."""
-    parts = zip(*(tensor.split(list(lengths)) for tensor in tensors_of(inputs)), strict=True)  # type: ignore[no-untyped-call] # as PyTorch declares it
+def split_inputs(inputs: Inputs, lengths: list[int] | int) -> Sequence[Inputs]:
+    """Return the inputs in parts of these numbers of examples, or each of at most one number."""
+    parts = zip(*(tensor.split(lengths) for tensor in tensors_of(inputs)), strict=True)  # type: ignore[no-untyped-call] # as PyTorch declares it
     return [_in_form_of(inputs, part) for part in parts]
 
 
