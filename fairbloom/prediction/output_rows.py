@@ -12,7 +12,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.tables.cells import parse_number
 from fairbloom.tables.encoding import is_missing, is_unknown, read_column, read_columns
 from fairbloom.tables.preprocessing import Preprocessing
-from fairbloom.tables.reading import CellError, ReadTable
+from fairbloom.tables.reading import CellError, ReadTable, columns_by_name
 from fairbloom.tables.schema import Schema, SchemaFile, normalise
 from fairbloom.text import plural
 
@@ -24,15 +24,13 @@ def table_of_frame(frame: "pandas.DataFrame", file: SchemaFile) -> ReadTable:
     """Return the rows of a data frame, read as the `file` that its `to_csv` would write."""
     import pyarrow as pa  # imported late, as in reading files
 
-    columns: dict[str, Any] = {}
-    for place, name in enumerate(map(str, frame.columns)):
-        if name.lower() in {column.lower() for column in columns}:
-            raise FairbloomError(
-                f"the data frame has two columns called {name!r}: rename or remove one"
-            )
-        cells = frame.iloc[:, place].astype(object).where(~frame.iloc[:, place].isna(), "")
-        columns[name] = pa.chunked_array([list(map(str, cells))], pa.string())
-    return ReadTable(Path("the data frame"), columns, np.arange(len(frame)), "row", file)
+    path = Path("the data frame")
+    columns = [
+        pa.chunked_array([[*map(str, cells.astype(object).where(~cells.isna(), ""))]], pa.string())
+        for _, cells in frame.items()
+    ]
+    named = columns_by_name(path, [*map(str, frame.columns)], columns)
+    return ReadTable(path, named, np.arange(len(frame)), "row", file)
 
 
 def texts_of(table: ReadTable, name: str) -> list[str]:

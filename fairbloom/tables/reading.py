@@ -229,7 +229,7 @@ def _read(path: Path, file: SchemaFile) -> ReadTable:
     return readers.get(ending, _read_text)(path, file)
 
 
-def _by_names(
+def columns_by_name(
     path: Path, names: Sequence[str], columns: Sequence[Values | None]
 ) -> dict[str, Values | None]:
     """Return columns by their names; raise DataError if one has no name, or two have the same."""
@@ -296,7 +296,7 @@ def _read_text(path: Path, file: SchemaFile) -> ReadTable:
     columns = _parse_rows(path, content, end + 1, file, len(names), lines)
     decimal = file.decimalChar or _infer_decimal(file, columns)
     file = file.model_copy(update={"decimalChar": decimal})
-    return ReadTable(path, _by_names(path, names, columns), lines[1:], file=file)
+    return ReadTable(path, columns_by_name(path, names, columns), lines[1:], file=file)
 
 
 def _infer_decimal(file: SchemaFile, columns: Sequence[Values]) -> Decimal:
@@ -509,7 +509,7 @@ def _read_parquet(path: Path, file: SchemaFile) -> ReadTable:
         )
     return ReadTable(
         path,
-        _by_names(
+        columns_by_name(
             path,
             [column.name.strip() for column in shown],
             [columns.get(column.name) for column in shown],
@@ -669,7 +669,12 @@ def _read_workbook(path: Path, file: SchemaFile) -> ReadTable:
             )
         )
     return ReadTable(
-        path, _by_names(path, [names[place] for place in kept], arrays), lines, "row", file, remarks
+        path,
+        columns_by_name(path, [names[place] for place in kept], arrays),
+        lines,
+        "row",
+        file,
+        remarks,
     )
 
 

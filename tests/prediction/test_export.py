@@ -575,7 +575,7 @@ def test_a_data_frame_is_refused_by_row_and_column(
         (frame.assign(age=["1", "2", "x"]), "row 2, column 'age' holds 'x'"),
         (frame.assign(dose=[0.1, None, 0.3]), "row 1, column 'dose' has no value"),
         (frame.assign(age=[[1], [2], [3]]), r"row 0, column 'age' holds '\[1\]'"),
-        (frame[[*COLUMNS, "age"]], "two columns called 'age'"),
+        (frame[[*COLUMNS, "age"]], "columns 2 and 7 are both called 'age', .*: rename or"),
         (frame.iloc[:0], "the data frame has no rows"),
         (
             frame.rename(columns={"patient": "predicted_outcome"}),
