@@ -11,7 +11,7 @@ from fairbloom.errors import join_names
 from fairbloom.logs import log_once
 from fairbloom.text import text_if
 
-from .cells import fold_value
+from .cells import ANY_NUMBER, fold_value
 from .reasons import DataError
 
 # Endings of files that hold others, or one that is compressed.
@@ -35,6 +35,11 @@ TABLE_STARTS = (
     *(b"PAR1", b"ARROW1", b"FEA1", b"ORC", b"Obj\x01", b"$FL2", b"$FL3", b"<stata_dta>"),
     *(b"SQLite format 3", b"RDX2", b"RDX3", b"HEADER RECORD*******"),
 )
+
+# The beginning of records in JSON, or of a workbook; and the name of old workbooks in their files.
+TABLE_TEXT = re.compile(r"\s*\[\s*\{|PK\x03\x04.*xl/work", re.DOTALL)
+OLD_OFFICE = b"\xd0\xcf\x11\xe0"
+OLD_WORKBOOK = "Workbook".encode("utf-16-le")
 
 # Bytes of a file that show whether it is a text of rows and columns.
 SNIFFED = 2**16
@@ -242,12 +247,17 @@ def _is_table(path: Path) -> bool:
         return False  # it is named with other entries that are not read
     marked = start.startswith((b"\xff\xfe", b"\xfe\xff"))
     text = start.decode("utf-16" if marked else "latin-1", errors="replace")
-    if start.startswith(TABLE_STARTS):
+    if start.startswith(OLD_OFFICE):
+        return OLD_WORKBOOK in path.read_bytes()
+    if start.startswith(TABLE_STARTS) or TABLE_TEXT.match(text):
         return True
     lines = [line for line in text.splitlines() if line.strip()][:MAX_LINES]
     if len(start) == SNIFFED:
         lines = lines[:-1]  # it may be cut off
     counts = [[re.sub(r'"[^"]*"', "", line).count(mark) for line in lines] for mark in ",;\t|"]
+    rows = [line.split() for line in lines[1:]]
+    if all(any(re.fullmatch(ANY_NUMBER, cell) for cell in row) for row in rows):  # no sentences
+        counts.append([len(row) - 1 for row in rows])
     return len(lines) >= FEWEST_LINES and any(each[0] > 0 and len({*each}) == 1 for each in counts)
 
 

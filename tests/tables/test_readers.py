@@ -6,6 +6,7 @@ import datetime
 import gzip
 import io
 import re
+import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -339,6 +340,8 @@ def test_formats_that_are_not_read_are_refused_in_a_folder(tmp_path: Path, name:
         ),
         *((name, csv_of(9).encode()) for name in ("b.txt", "b.dat", "b", "b.csv.bak", "b.csv~")),
         ("b.txt", csv_of(9).replace(",", "\t").encode("utf-16")),
+        ("b.txt", b"age dose\n" + b"50.5  1\n" * 5),
+        ("b.json", b'[\n  {"age": 50, "target": 1}\n]'),
         ("b.parquet.1", b"PAR1\x15\x04"),
         ("b.bin", b"SQLite format 3\0"),
         ("b/1.csv~", csv_of(9).encode()),
@@ -351,6 +354,27 @@ def test_no_table_is_overlooked(tmp_path: Path, name: str, content: bytes) -> No
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=rf"{tmp_path}/{name}: .*: save it as \.csv"):
         inferred(tmp_path)
+
+
+def test_a_workbook_under_another_name_is_not_overlooked(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    (tmp_path / "a.csv").write_text(csv_of(20))
+    letter = b"\xd0\xcf\x11\xe0" + bytes(2**17)
+    book = tmp_path / "b.bak"
+    write_workbook(book, {"Patients": [["age"], [1]]})
+    for content in (book.read_bytes(), letter + "Workbook".encode("utf-16-le")):
+        with subtests.test(content=content[:4]):
+            book.write_bytes(content)
+            with pytest.raises(
+                DataError, match=r"b\.bak: it holds a table, and \.bak files are not"
+            ):
+                files_in(str(tmp_path), ENDINGS)
+    with zipfile.ZipFile(book, "w") as archive:
+        archive.writestr("word/document.xml", "")
+    (tmp_path / "c.doc").write_bytes(letter)
+    (tmp_path / "d.txt").write_text("one two\nthree four\n5 six\nseven eight\n")
+    assert [*files_in(str(tmp_path), ENDINGS)] == ["a"]
 
 
 @pytest.mark.parametrize("list_clients", [partial(files_in, endings=ENDINGS), folders_in])
