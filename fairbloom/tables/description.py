@@ -233,19 +233,17 @@ def _find_mixed_units(
     )
 
 
-def find_determining(schema: Schema, tables: Tables) -> list[str]:
-    """Return the inputs from which the target follows, by the rows of all clients."""
+def find_determining(schema: Schema, tables: Tables) -> Iterator[str]:
+    """Yield the inputs from which the target follows, by the rows of all clients."""
     columns = _columns(schema, tables)
     target = columns[schema.target]
-    found = []
     for name in schema.inputs:
         both = [client for client in columns[name] if client in target]
         if both and determines(
             np.concatenate([columns[name][client] for client in both]),
             np.concatenate([target[client] for client in both]),
         ):
-            found.append(name)
-    return found
+            yield name
 
 
 def _describe_values(field: Field, values: ColumnValues) -> str:
