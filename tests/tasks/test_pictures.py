@@ -3,6 +3,7 @@ and shifts."""
 
 import os
 import pickle
+import re
 import subprocess
 from collections import Counter
 from collections.abc import Mapping
@@ -464,9 +465,8 @@ def test_another_table_than_the_hubs_is_refused(tmp_path: Path, subtests: pytest
     for content in (*contents, b"", b"PAR1", b"no parquet" * 100):
         with subtests.test(content=content):
             path.write_bytes(content)
-            with pytest.raises(FairbloomError) as refusal:
+            with pytest.raises(FairbloomError, match=re.escape(str(path))):
                 load("cinic10", tmp_path, clients=1, partition="iid").splits("client-0")
-            assert str(path) in str(refusal.value)
 
 
 @pytest.mark.parametrize(
