@@ -125,7 +125,7 @@ def _read_images(path: Path, preprocessing: Preprocessing) -> NewData:
     files = [by_name[name] for name in names]
     height, width = preprocessing.shape[1:]
     size = None if preprocessing.resized else (width, height)
-    if faults := find_unfit(files, size, f"the model takes {width}×{height}"):
+    if faults := [*find_unfit(files, size, f"the model takes {width}×{height}")]:
         raise FairbloomError(
             list_problems(str(path), [*enumerate(map(str, faults))], len(files), "images")
         )

@@ -12,7 +12,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.tables.cells import parse_number
 from fairbloom.tables.encoding import is_missing, is_unknown, read_column, read_columns
 from fairbloom.tables.preprocessing import Preprocessing
-from fairbloom.tables.reading import CellError, ReadTable
+from fairbloom.tables.reading import CellError, ReadTable, columns_by_name
 from fairbloom.tables.schema import Schema, SchemaFile, normalise
 from fairbloom.text import plural
 
@@ -24,15 +24,13 @@ def table_of_frame(frame: "pandas.DataFrame", file: SchemaFile) -> ReadTable:
     """Return the rows of a data frame, read as the `file` that its `to_csv` would write."""
     import pyarrow as pa  # imported late, as in reading files
 
-    columns: dict[str, Any] = {}
-    for place, name in enumerate(map(str, frame.columns)):
-        if name.lower() in {column.lower() for column in columns}:
-            raise FairbloomError(
-                f"the data frame has two columns called {name!r}: rename or remove one"
-            )
-        cells = frame.iloc[:, place].astype(object).where(~frame.iloc[:, place].isna(), "")
-        columns[name] = pa.chunked_array([list(map(str, cells))], pa.string())
-    return ReadTable(Path("the data frame"), columns, np.arange(len(frame)), "row", file)
+    path = Path("the data frame")
+    columns = [
+        pa.chunked_array([[*map(str, cells.astype(object).where(~cells.isna(), ""))]], pa.string())
+        for _, cells in frame.items()
+    ]
+    named = columns_by_name(path, [*map(str, frame.columns)], columns)
+    return ReadTable(path, named, np.arange(len(frame)), "row", file)
 
 
 def texts_of(table: ReadTable, name: str) -> list[str]:
@@ -55,16 +53,12 @@ def values_of(table: ReadTable, preprocessing: Preprocessing) -> dict[str, NDArr
     if of_columns := [str(each) for each in wrong if each.rows is None]:
         raise FairbloomError("; ".join(of_columns))
     problems = [(each.line, str(each)) for each in wrong if each.why != "missing"]
-    for name, column in found.items():
-        if schema.missing_of(name) != "fill":
-            problems += [
-                (
-                    line,
-                    f"{table.unit} {line}, column {name!r} has no value, and training filled none"
-                    " in",
-                )
-                for line in table.lines[is_missing(column)].tolist()
-            ]
+    problems += [
+        (line, f"{table.unit} {line}, column {name!r} has no value, and training filled none in")
+        for name, column in found.items()
+        if schema.missing_of(name) != "fill"
+        for line in table.lines[is_missing(column)].tolist()
+    ]
     if problems:
         raise FairbloomError(list_problems(str(table.path), problems, len(table), "rows"))
     return found

@@ -54,7 +54,7 @@ from fairbloom.tables.preprocessing import (
 from fairbloom.tables.schema import Schema, client_of, fold, parse_schema
 from fairbloom.tasks import Task, find_task, load_task
 from fairbloom.tasks.datasets.store import digest_of
-from fairbloom.tasks.inputs import Inputs, split_inputs, tensors_of
+from fairbloom.tasks.inputs import Inputs, split_inputs
 from fairbloom.text import join_first, plural, text_if
 
 from .new_data import NewData, data_of_table, read_new_data
@@ -110,15 +110,11 @@ class Predictor:
     def outputs(self, inputs: Inputs) -> Tensor:
         """Return the model's outputs, computed in the batches of the clients' evaluations."""
         self.module.eval()
-        count = len(tensors_of(inputs)[0])
-        lengths = [
-            min(EVALUATION_BATCH, count - start) for start in range(0, count, EVALUATION_BATCH)
-        ]
         with torch.no_grad(), seeded(0, torch.device("cpu")):
             return torch.cat(
                 [
                     outputs_of(self.module, batch, self.output)
-                    for batch in split_inputs(inputs, lengths)
+                    for batch in split_inputs(inputs, EVALUATION_BATCH)
                 ]
             )
 

@@ -240,11 +240,9 @@ def _to_array(values: Any) -> NDArray[Any]:
 def find_sign(cell: str) -> str:
     """Return which of SIGNS makes a cell differ from a number, or "size"; "" for another text."""
     text = normalise(cell)
-    for kind, (pattern, _, _) in SIGNS.items():
-        if pattern.fullmatch(text):
-            return kind
     number = parse_number(text)
-    return text_if(number is not None and abs(number) > MAX_NUMBER, "size")
+    kinds = (kind for kind, (pattern, _, _) in SIGNS.items() if pattern.fullmatch(text))
+    return next(kinds, text_if(number is not None and abs(number) > MAX_NUMBER, "size"))
 
 
 def explain_number(cell: str, decimal: Decimal, name: str, unit: str, file: str) -> tuple[str, str]:

@@ -55,12 +55,22 @@ def describe(
         ]
         for name, columns_of in columns.items()
     }
-    remarks: list[list[Row]] = [
+    remarks: list[Sequence[Row]] = [
         *on_columns.values(),
         [*_find_spellings(schema, tables)],
         [*_remark_on_files(schema, tables)],
         [*_find_mixed_units(schema, columns)],
-        *([row] for row in _remark_on_determining(schema, tables)),  # all of them are shown
+        *(  # all of them are shown
+            [
+                {
+                    "column": name,
+                    "client": "all",
+                    "remark": f"{name} determines {schema.target}: is it known only after the"
+                    " outcome?",
+                }
+            ]
+            for name in find_determining(schema, tables)
+        ),
         [
             {"column": "all", "client": clients, "remark": remark}
             for clients, remark in find_duplicates(_read_tables(tables))
@@ -223,26 +233,17 @@ def _find_mixed_units(
     )
 
 
-def _remark_on_determining(schema: Schema, tables: Tables) -> Iterator[Row]:
-    """Yield a remark on each column that determines the target."""
-    for name in find_determining(schema, tables):
-        remark = f"{name} determines {schema.target}: is it known only after the outcome?"
-        yield {"column": name, "client": "all", "remark": remark}
-
-
-def find_determining(schema: Schema, tables: Tables) -> list[str]:
-    """Return the inputs from which the target follows, by the rows of all clients."""
+def find_determining(schema: Schema, tables: Tables) -> Iterator[str]:
+    """Yield the inputs from which the target follows, by the rows of all clients."""
     columns = _columns(schema, tables)
     target = columns[schema.target]
-    found = []
     for name in schema.inputs:
         both = [client for client in columns[name] if client in target]
         if both and determines(
             np.concatenate([columns[name][client] for client in both]),
             np.concatenate([target[client] for client in both]),
         ):
-            found.append(name)
-    return found
+            yield name
 
 
 def _describe_values(field: Field, values: ColumnValues) -> str:

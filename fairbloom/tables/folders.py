@@ -3,16 +3,15 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from multiprocessing import parent_process
 from pathlib import Path
 from unicodedata import normalize
 
 from fairbloom.errors import join_names
-from fairbloom.logs import log
+from fairbloom.logs import log_once
 from fairbloom.text import text_if
 
-from .cells import fold_value
+from .cells import ANY_NUMBER, fold_value
 from .reasons import DataError
 
 # Endings of files that hold others, or one that is compressed.
@@ -37,12 +36,19 @@ TABLE_STARTS = (
     *(b"SQLite format 3", b"RDX2", b"RDX3", b"HEADER RECORD*******"),
 )
 
+# The beginning of records in JSON, or of a workbook; and the name of old workbooks in their files.
+TABLE_TEXT = re.compile(r"\s*\[\s*\{|PK\x03\x04.*xl/work", re.DOTALL)
+OLD_OFFICE = b"\xd0\xcf\x11\xe0"
+OLD_WORKBOOK = "Workbook".encode("utf-16-le")
+
 # Bytes of a file that show whether it is a text of rows and columns.
 SNIFFED = 2**16
 
 # Lines that show whether a text is a table: a letter may have one comma in each of two lines.
 FEWEST_LINES = 3
 MAX_LINES = 50
+
+OTHERS = "data-dir = %r has entries that are not read: %s"
 
 REMEDY = "save it as .csv, .parquet or .xlsx"
 
@@ -81,8 +87,7 @@ def files_in(
         entry: (entry,) for entry in entries if entry not in others
     }
     if of_one and len(parts) > 1:
-        names_of_parts = join_names([part.name for part in parts])
-        _log_once("data-dir = %r has files that are read as one table: %s", place, names_of_parts)
+        _log_entries("data-dir = %r has files that are read as one table: %s", place, [*parts])
         parts = {path.resolve(): tuple(parts)}
     for folder in filter(Path.is_dir, entries):
         inside = _list_entries(folder)
@@ -99,7 +104,7 @@ def files_in(
         )
     names = {entry: entry.name if entry.is_dir() else entry.stem for entry in sorted(parts)}
     found = _name_clients(place, names, "")
-    _name_others(place, [entry for entry in others if entry not in parts])
+    _log_entries(OTHERS, place, [entry for entry in others if entry not in parts])
     return {client: parts[entry] for client, entry in found.items()}
 
 
@@ -155,7 +160,7 @@ def folders_in(place: str) -> dict[str, Path]:
             f"data-dir = {place!r}: it holds no folder, but {_contents(path)}", "no-file"
         )
     found = _name_clients(place, folders, "the folders ")
-    _name_others(place, files)
+    _log_entries(OTHERS, place, files)
     return found
 
 
@@ -224,17 +229,10 @@ def is_run_folder(path: Path) -> bool:
     )
 
 
-@lru_cache(maxsize=64)
-def _log_once(message: str, place: str, names: str) -> None:
-    """Log once what is read; a run lists its files several times."""
-    if parent_process() is None:  # a study's processes have one that reads for all
-        log.warning(message, place, names)
-
-
-def _name_others(place: str, others: Sequence[Path]) -> None:
-    if others:
-        names = join_names([other.name for other in others])
-        _log_once("data-dir = %r has entries that are not read: %s", place, names)
+def _log_entries(message: str, place: str, entries: Sequence[Path]) -> None:
+    """Log once what is read, or not; a run lists its files several times."""
+    if entries and parent_process() is None:  # a study's processes have one that reads for all
+        log_once(message, place, join_names([entry.name for entry in entries]))
 
 
 # Tables that are not read -------------------------------------------------------------------------
@@ -249,12 +247,17 @@ def _is_table(path: Path) -> bool:
         return False  # it is named with other entries that are not read
     marked = start.startswith((b"\xff\xfe", b"\xfe\xff"))
     text = start.decode("utf-16" if marked else "latin-1", errors="replace")
-    if start.startswith(TABLE_STARTS):
+    if start.startswith(OLD_OFFICE):
+        return OLD_WORKBOOK in path.read_bytes()
+    if start.startswith(TABLE_STARTS) or TABLE_TEXT.match(text):
         return True
     lines = [line for line in text.splitlines() if line.strip()][:MAX_LINES]
     if len(start) == SNIFFED:
         lines = lines[:-1]  # it may be cut off
     counts = [[re.sub(r'"[^"]*"', "", line).count(mark) for line in lines] for mark in ",;\t|"]
+    rows = [line.split() for line in lines[1:]]
+    if all(any(re.fullmatch(ANY_NUMBER, cell) for cell in row) for row in rows):  # no sentences
+        counts.append([len(row) - 1 for row in rows])
     return len(lines) >= FEWEST_LINES and any(each[0] > 0 and len({*each}) == 1 for each in counts)
 
 

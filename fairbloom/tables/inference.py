@@ -46,7 +46,7 @@ from .identifiers import (
     nearly_all_differ,
     rows_of_units,
 )
-from .marks import SAMPLE, Marks, infer_marks
+from .marks import SAMPLE, infer_marks
 from .positive import ask_about_positive, choose_positive
 from .reading import ReadTable, Values, read
 from .reasons import MAX_FAULTS, DataError
@@ -179,7 +179,7 @@ def infer(
     raw: list[dict[str, FileColumn]] = []
     for path, table in unmarked.items():
         columns = _survey_file(table, SchemaFile())
-        marks = _find_marks(table, columns)
+        marks = infer_marks(_find_texts(table, columns))
         tables[path] = replace(
             table,
             file=table.file.model_copy(
@@ -350,17 +350,14 @@ def _survey_file(table: ReadTable, file: SchemaFile) -> dict[str, FileColumn]:
     }
 
 
-def _find_marks(table: ReadTable, columns: Mapping[str, FileColumn]) -> Marks:
-    """Return the marks of a file's numbers, by its columns of texts."""
-    cells = []
+def _find_texts(table: ReadTable, columns: Mapping[str, FileColumn]) -> Iterator[Collection[str]]:
+    """Yield the different cells of each column of texts that show the marks of numbers."""
     for name, column in columns.items():
         values: Values = table.columns[table.by_name[name]]
-        if str(values.type) != "string":
-            continue
-        texts = values.slice(0, SAMPLE).to_pylist()
-        texts += [column.texts[place] for place in np.flatnonzero(column.is_wrong).tolist()]
-        cells.append([*dict.fromkeys(texts)])
-    return infer_marks(cells)
+        if str(values.type) == "string":
+            texts = values.slice(0, SAMPLE).to_pylist()
+            texts += [column.texts[place] for place in np.flatnonzero(column.is_wrong).tolist()]
+            yield dict.fromkeys(texts)
 
 
 def _match_names(tables: dict[Path, ReadTable], target: str) -> dict[str, str]:

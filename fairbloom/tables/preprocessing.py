@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,12 +73,6 @@ class InputColumn:
     def width(self) -> int:
         """The number of inputs of the column."""
         return len(self.categories) if self.kind == CATEGORY else 1
-
-    @property
-    def field(self) -> Field:
-        """The column's entry in a schema."""
-        kind: Literal["string", "number"] = "string" if self.kind == CATEGORY else "number"
-        return Field(type=kind, categories=self.categories, missing="fill" if self.fill else "drop")
 
     def encode(
         self,
@@ -287,7 +281,14 @@ class Preprocessing:
         if self.schema:
             schema = parse_schema(self.schema)
             return schema.of_client(schema.fields_of(self.client))
-        fields = {column.name: column.field for column in self.columns}
+        fields = {
+            column.name: Field(
+                type="string" if column.categories else "number",
+                categories=column.categories,
+                missing="fill" if column.fill else "drop",
+            )
+            for column in self.columns
+        }
         fields[self.target] = (
             Field(type="string", categories=self.classes) if self.classes else Field(type="number")
         )

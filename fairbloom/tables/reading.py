@@ -229,7 +229,7 @@ def _read(path: Path, file: SchemaFile) -> ReadTable:
     return readers.get(ending, _read_text)(path, file)
 
 
-def _by_names(
+def columns_by_name(
     path: Path, names: Sequence[str], columns: Sequence[Values | None]
 ) -> dict[str, Values | None]:
     """Return columns by their names; raise DataError if one has no name, or two have the same."""
@@ -284,13 +284,11 @@ def _read_text(path: Path, file: SchemaFile) -> ReadTable:
             f" columns by comma, semicolon, tab or |; {HEADER.format(lines[0] + 1, file.key)}",
             "one-column",
         )
-    if b'"' in content:
-        stripped = _strip_around_quotes(content, delimiter)
-        if stripped is not content:
-            content = stripped
-            end, lines = _find_rows(content)
-            first = content[:end].decode().lstrip("\n")
-        _check_quotes(path, content, delimiter)
+    if b'" ' in content or b' "' in content:
+        content = _strip_around_quotes(content, delimiter)
+        end, lines = _find_rows(content)
+        first = content[:end].decode().lstrip("\n")
+    _check_quotes(path, content, delimiter)
     names = [
         name.strip() for name in next(csv.reader(StringIO(first, newline=""), delimiter=delimiter))
     ]
@@ -298,7 +296,7 @@ def _read_text(path: Path, file: SchemaFile) -> ReadTable:
     columns = _parse_rows(path, content, end + 1, file, len(names), lines)
     decimal = file.decimalChar or _infer_decimal(file, columns)
     file = file.model_copy(update={"decimalChar": decimal})
-    return ReadTable(path, _by_names(path, names, columns), lines[1:], file=file)
+    return ReadTable(path, columns_by_name(path, names, columns), lines[1:], file=file)
 
 
 def _infer_decimal(file: SchemaFile, columns: Sequence[Values]) -> Decimal:
@@ -374,21 +372,10 @@ def _find_rows(content: bytes) -> tuple[int, NDArray[np.int64]]:
 
 def _strip_around_quotes(content: bytes, delimiter: str) -> bytes:
     """Return a text without spaces between its quotation marks and separators: a, "b" is a,"b"."""
-    if b'" ' not in content and b' "' not in content:
-        return content
     around = re.escape(delimiter.encode())
-    pattern = rb'(?<![^%b\n]) +(?=")|(?<=") +(?=[%b\n]|\Z)' % (around, around)
-    spans = np.array([found.span() for found in re.finditer(pattern, content)])
-    if not len(spans):
-        return content
-    marks = np.flatnonzero(np.frombuffer(content, np.uint8) == QUOTE)
-    outside = np.searchsorted(marks, spans[:, 0]) % 2 == 0
-    pieces = []
-    start = 0
-    for begin, end in spans[outside].tolist():
-        pieces.append(content[start:begin])
-        start = end
-    return b"".join([*pieces, content[start:]])
+    # Values within quotation marks match first, and stay.
+    pattern = rb'("[^"]*")|(?<![^%b\n]) +(?=")|(?<=") +(?=[%b\n]|\Z)' % (around, around)
+    return re.sub(pattern, rb"\1", content)
 
 
 def _check_quotes(path: Path, content: bytes, delimiter: str) -> None:
@@ -522,7 +509,7 @@ def _read_parquet(path: Path, file: SchemaFile) -> ReadTable:
         )
     return ReadTable(
         path,
-        _by_names(
+        columns_by_name(
             path,
             [column.name.strip() for column in shown],
             [columns.get(column.name) for column in shown],
@@ -682,7 +669,12 @@ def _read_workbook(path: Path, file: SchemaFile) -> ReadTable:
             )
         )
     return ReadTable(
-        path, _by_names(path, [names[place] for place in kept], arrays), lines, "row", file, remarks
+        path,
+        columns_by_name(path, [names[place] for place in kept], arrays),
+        lines,
+        "row",
+        file,
+        remarks,
     )
 
 

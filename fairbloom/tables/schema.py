@@ -375,8 +375,7 @@ class Schema(_Table):
         client = client or client_of(name)
         keys = [key for key in self.files if is_of_client(key) and client_of(key) == client]
         file = self.files.get(next(iter(keys), EVERY_FILE), SchemaFile())
-        if name in self.files:
-            file = file.changed_by(self.files[name])
+        file = file.changed_by(self.files.get(name, SchemaFile()))
         # A file that is named as another client does not have that client's fields.
         file = file.model_copy(update={"fields": self.fields_of(client)})
         for key in (f"{EVERY_FILE}/{name}", f"{client}/{name}"):
@@ -386,11 +385,13 @@ class Schema(_Table):
 
     def fields_of(self, client: str) -> Mapping[str, FileField]:
         """Return how a client has the columns of the schema, unless a file has them otherwise."""
-        for key, about in self.files.items():
+        own = (
+            about.fields
+            for key, about in self.files.items()
             # A column of clients is that of a single file.
-            if about.fields and is_of_client(key) and (self.client or client_of(key) == client):
-                return about.fields
-        return self.files.get(EVERY_FILE, SchemaFile()).fields
+            if about.fields and is_of_client(key) and (self.client or client_of(key) == client)
+        )
+        return next(own, self.files.get(EVERY_FILE, SchemaFile()).fields)
 
     def of_client(self, own: Mapping[str, FileField]) -> "Schema":
         """Return the schema with a client's own spellings and markers of a missing value."""

@@ -154,19 +154,13 @@ def _find_negatives(
     values: NDArray[np.float64], others: NDArray[np.float64]
 ) -> Iterator[tuple[float, NDArray[np.bool_], str]]:
     """Yield one or two negative numbers that are repeated, if all `others` are positive or 0."""
-    if others.min() >= 0.0 or others.max() <= 0.0:
+    below = others[others < 0.0]
+    if not len(below) or others.max() <= 0.0 or (below != np.round(below)).any():
         return
-    is_below = others < 0.0
-    first = others[is_below.argmax()]
-    if first != np.round(first):
-        return
-    below = others[is_below]
-    if (below != np.round(below)).any():
-        return
-    rows_of = {float(code): values == code for code in np.unique(below)[:3]}
-    if len(rows_of) <= 2 and min(int(rows.sum()) for rows in rows_of.values()) > 1:
-        for code, rows in rows_of.items():
-            yield code, rows, "and no other number is negative"
+    codes, counts = np.unique(below, return_counts=True)
+    if len(codes) <= 2 and counts.min() > 1:
+        for code in codes.tolist():
+            yield code, values == code, "and no other number is negative"
 
 
 def _compare_units(name: str, present: SiteValues) -> Iterator[tuple[str, str]]:
@@ -232,10 +226,8 @@ def find_mixed_units(numbers: NDArray[np.float64], others: Sequence[ColumnValues
 
 def _median(values: NDArray[np.float64]) -> float:
     """Return the median; np.median does the same with many more calls."""
-    middle = len(values) // 2
-    lower = middle - 1 + len(values) % 2
-    parted = np.partition(values, (lower, middle))
-    return float(parted[lower] + parted[middle]) / 2.0
+    places = [(len(values) - 1) // 2, len(values) // 2]
+    return float(np.partition(values, places)[places].sum()) / 2.0
 
 
 def _compare_categories(name: str, field: Field, present: SiteValues) -> Iterator[tuple[str, str]]:

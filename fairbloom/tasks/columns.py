@@ -197,7 +197,7 @@ class CsvFiles:
 
     def determining(self) -> list[str]:
         """Return the columns from which the target follows."""
-        return tables.find_determining(self._schema, self._tables())
+        return [*tables.find_determining(self._schema, self._tables())]
 
     def _tables(self) -> dict[str, ClientTable | FairbloomError]:
         """Return the table of each client, or why it cannot be read."""

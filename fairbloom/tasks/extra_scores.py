@@ -20,7 +20,7 @@ from fairbloom.protocol.scores import (
     Score,
 )
 
-from .measures import clients_of, ratios
+from .measures import clients_of, of_one_too, ratios
 from .task import Task
 
 BINS = 10
@@ -64,19 +64,29 @@ def find_misfit(task: Task, score: Score) -> str:
 # Of two classes -----------------------------------------------------------------------------------
 
 
-def f1(outputs: Tensor, targets: Tensor, *, positive: int = 1) -> Tensor:
+@of_one_too
+def f1(outputs: Tensor, targets: Tensor, counts: Sequence[int], *, positive: int = 1) -> Tensor:
     """Return 2 TP / (2 TP + FP + FN); NaN if no example is positive or predicted as positive."""
-    return f1s(outputs, targets, [len(targets)], positive=positive)[0]
+    true, false, missed, _ = _count_answers(outputs, targets, counts, positive)
+    return _ratios(2 * true, 2 * true + false + missed)
 
 
-def sensitivity(outputs: Tensor, targets: Tensor, *, positive: int = 1) -> Tensor:
+@of_one_too
+def sensitivity(
+    outputs: Tensor, targets: Tensor, counts: Sequence[int], *, positive: int = 1
+) -> Tensor:
     """Return the share of positive examples predicted as positive; NaN without such examples."""
-    return sensitivities(outputs, targets, [len(targets)], positive=positive)[0]
+    true, _, missed, _ = _count_answers(outputs, targets, counts, positive)
+    return _ratios(true, true + missed)
 
 
-def specificity(outputs: Tensor, targets: Tensor, *, positive: int = 1) -> Tensor:
+@of_one_too
+def specificity(
+    outputs: Tensor, targets: Tensor, counts: Sequence[int], *, positive: int = 1
+) -> Tensor:
     """Return the share of negative examples predicted as negative; NaN without such examples."""
-    return specificities(outputs, targets, [len(targets)], positive=positive)[0]
+    _, false, _, negatives = _count_answers(outputs, targets, counts, positive)
+    return _ratios(negatives, negatives + false)
 
 
 OF_TWO_CLASSES: Mapping[Score, Callable[..., Tensor]] = {
@@ -84,28 +94,6 @@ OF_TWO_CLASSES: Mapping[Score, Callable[..., Tensor]] = {
     SENSITIVITY: sensitivity,
     SPECIFICITY: specificity,
 }
-
-
-def f1s(outputs: Tensor, targets: Tensor, counts: Sequence[int], *, positive: int = 1) -> Tensor:
-    """Return the F1 score of each of consecutive clients with `counts` examples each."""
-    true, false, missed, _ = _count_answers(outputs, targets, counts, positive)
-    return _ratios(2 * true, 2 * true + false + missed)
-
-
-def sensitivities(
-    outputs: Tensor, targets: Tensor, counts: Sequence[int], *, positive: int = 1
-) -> Tensor:
-    """Return the sensitivity of each of consecutive clients with `counts` examples each."""
-    true, _, missed, _ = _count_answers(outputs, targets, counts, positive)
-    return _ratios(true, true + missed)
-
-
-def specificities(
-    outputs: Tensor, targets: Tensor, counts: Sequence[int], *, positive: int = 1
-) -> Tensor:
-    """Return the specificity of each of consecutive clients with `counts` examples each."""
-    _, false, _, negatives = _count_answers(outputs, targets, counts, positive)
-    return _ratios(negatives, negatives + false)
 
 
 def _count_answers(

@@ -5,7 +5,7 @@ white.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -223,15 +223,13 @@ def _load_client(folder: Path, client: str, setup: Setup, schema: ImageSchema) -
         for name in found
         if name not in schema.classes
     ]
-    raise_faults(
-        faults
-        + find_unfit(
-            files,
-            None if schema.resize else schema.size,
-            f"the schema says {schema.size[0]}×{schema.size[1]}: resize = true in the schema, or"
-            " image-folder.size=32 without one, brings all to one size",
-        )
+    faults += find_unfit(
+        files,
+        None if schema.resize else schema.size,
+        f"the schema says {schema.size[0]}×{schema.size[1]}: resize = true in the schema, or"
+        " image-folder.size=32 without one, brings all to one size",
     )
+    raise_faults(faults)
     labels = [schema.classes.index(name) for name, each in found.items() for _ in each]
     return splits_of(
         image_inputs(files, schema.shape),
@@ -240,24 +238,20 @@ def _load_client(folder: Path, client: str, setup: Setup, schema: ImageSchema) -
     )
 
 
-def remark_on_dark(largest: Mapping[str, float]) -> list[dict[str, str]]:
-    """Return a remark for each client with pixels far below the others'.
+def remark_on_dark(largest: Mapping[str, float]) -> Iterator[dict[str, str]]:
+    """Yield a remark for each client with pixels far below the others'.
 
     `largest` has the largest pixel of each client, from 0 to 1.
     """
-    remarks = []
     for client, most in largest.items():
         usual = np.median([each for name, each in largest.items() if name != client] or [most])
         if DARK * most < usual:
-            remarks.append(
-                {
-                    "column": "pixels",
-                    "client": client,
-                    "remark": f"its largest pixel is {most:.3g}, and {usual:.3g} elsewhere: has it"
-                    " fewer bits?",
-                }
-            )
-    return remarks
+            yield {
+                "column": "pixels",
+                "client": client,
+                "remark": f"its largest pixel is {most:.3g}, and {usual:.3g} elsewhere: has it"
+                " fewer bits?",
+            }
 
 
 # Pixels -------------------------------------------------------------------------------------------
@@ -273,23 +267,21 @@ def image_inputs(files: Sequence[Path], shape: tuple[int, ...]) -> torch.Tensor:
 
 def find_unfit(
     files: Sequence[Path], size: tuple[int, int] | None, expected: str
-) -> list[DataError]:
-    """Return as faults the images that cannot be read, or that do not have the `size`, if any.
+) -> Iterator[DataError]:
+    """Yield as faults the images that cannot be read, or that do not have the `size`, if any.
 
     Messages end with `expected`, which says who needs it.
     """
-    faults = []
     for file in files:
         try:
             found = size_of(file)
         except DataError as error:
-            faults.append(error)
+            yield error
             continue
         if size not in (None, found):
-            faults.append(
-                DataError(f"{file} has {found[0]}×{found[1]} pixels, and {expected}", "image-sizes")
+            yield DataError(
+                f"{file} has {found[0]}×{found[1]} pixels, and {expected}", "image-sizes"
             )
-    return faults
 
 
 def size_of(file: Path) -> tuple[int, int]:

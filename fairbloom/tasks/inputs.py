@@ -35,11 +35,14 @@ def arguments_of(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]
 
 def map_inputs(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
     """Return the inputs with `change` applied to all their tensors."""
-    if isinstance(inputs, tuple):
-        return tuple(change(tensor) for tensor in inputs)
+    return _in_form_of(inputs, [change(tensor) for tensor in tensors_of(inputs)])
+
+
+def _in_form_of(inputs: Inputs, tensors: Sequence[Tensor]) -> Inputs:
+    """Return tensors as inputs of the same kind, under the same names."""
     if isinstance(inputs, Mapping):
-        return {name: change(tensor) for name, tensor in inputs.items()}
-    return change(inputs)
+        return dict(zip(inputs, tensors, strict=True))
+    return tuple(tensors) if isinstance(inputs, tuple) else tensors[0]
 
 
 def combine_inputs(parts: Sequence[Inputs], combine: Callable[[list[Tensor]], Tensor]) -> Inputs:
@@ -53,22 +56,14 @@ def combine_inputs(parts: Sequence[Inputs], combine: Callable[[list[Tensor]], Te
                 f"inputs differ in their names: some have {names_of(one)}, others"
                 f" {names_of(other)}; give all clients' examples the same"
             )
-    combined = [
-        combine(list(each)) for each in zip(*(tensors_of(part) for part in parts), strict=True)
-    ]
-    if isinstance(first, Mapping):
-        return dict(zip(first, combined, strict=True))
-    return tuple(combined) if isinstance(first, tuple) else combined[0]
+    tensors = zip(*map(tensors_of, parts), strict=True)
+    return _in_form_of(first, [combine([*each]) for each in tensors])
 
 
-def split_inputs(inputs: Inputs, lengths: Sequence[int]) -> Sequence[Inputs]:
-    """Return the inputs in parts of these numbers of examples."""
-    if not isinstance(inputs, tuple | Mapping):
-        return inputs.split(list(lengths))  # type: ignore[no-any-return, no-untyped-call] # as PyTorch declares it
-    parts = zip(*(tensor.split(list(lengths)) for tensor in tensors_of(inputs)), strict=True)  # type: ignore[no-untyped-call]
-    if isinstance(inputs, tuple):
-        return list(parts)
-    return [dict(zip(inputs, part, strict=True)) for part in parts]
+def split_inputs(inputs: Inputs, lengths: list[int] | int) -> Sequence[Inputs]:
+    """Return the inputs in parts of these numbers of examples, or each of at most one number."""
+    parts = zip(*(tensor.split(lengths) for tensor in tensors_of(inputs)), strict=True)  # type: ignore[no-untyped-call] # as PyTorch declares it
+    return [_in_form_of(inputs, part) for part in parts]
 
 
 def names_of(inputs: Inputs) -> tuple[str, ...]:

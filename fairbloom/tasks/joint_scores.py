@@ -1,37 +1,26 @@
 """Scores of many clients at once, each to the bits that it has for a client by itself."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .extra_scores import (
-    f1,
-    f1s,
-    sensitivities,
-    sensitivity,
-    specificities,
-    specificity,
-)
+from .extra_scores import f1, sensitivity, specificity
 from .measures import (
     absolute_error,
     auc,
-    aucs,
-    balanced_accuracies,
     balanced_accuracy,
     is_found,
     is_selected,
     means_of,
     r2,
-    r2s,
     rmse,
-    rmses,
 )
 from .task import Task, is_highest
 
-Compute = Callable[[Tensor, Tensor], Tensor | float]
+Compute = Callable[..., Tensor | float]
 
 # Functions that give a number of each example, which does not depend on the other examples.
 BY_EXAMPLE: tuple[Callable[..., object], ...] = (
@@ -41,17 +30,16 @@ BY_EXAMPLE: tuple[Callable[..., object], ...] = (
     is_found,
 )
 
-# Functions of one client, each with that of many: (outputs, targets, counts) -> their scores.
-JOINT: Mapping[Callable[..., object], Callable[..., list[float] | Tensor]] = {
-    balanced_accuracy: balanced_accuracies,
-    auc: aucs,
-    rmse: rmses,
-    r2: r2s,
-    f1: f1s,
-    sensitivity: sensitivities,
-    specificity: specificities,
-}
-
+# Functions of one client, or of many: (outputs, targets, counts) -> their scores.
+JOINT: tuple[Callable[..., Any], ...] = (
+    balanced_accuracy,
+    auc,
+    rmse,
+    r2,
+    f1,
+    sensitivity,
+    specificity,
+)
 
 # Functions that take a single output of an example as a logit.
 OF_LOGITS: tuple[Callable[..., object], ...] = (
@@ -64,7 +52,7 @@ OF_LOGITS: tuple[Callable[..., object], ...] = (
 
 def fit_outputs(task: Task, compute: Compute) -> Compute:
     """Return a score's function for the task's outputs: for logits, if they are probabilities."""
-    if not task.has_probabilities() or _unwrap(compute)[0] not in OF_LOGITS:
+    if not task.has_probabilities() or _unwrap(compute) not in OF_LOGITS:
         return compute
     return lambda outputs, targets: compute(torch.logit(outputs.double(), eps=1e-12), targets)
 
@@ -76,11 +64,9 @@ def score_all(
 
     As for one client, a Python number has the precision of PyTorch's default dtype.
     """
-    function, settings = _unwrap(compute)
+    function = _unwrap(compute)
     if function in JOINT:
-        return (
-            torch.as_tensor(JOINT[function](outputs, targets, counts, **settings)).double().tolist()
-        )
+        return torch.as_tensor(compute(outputs, targets, counts)).double().tolist()
     if function in BY_EXAMPLE:
         return means_of(torch.as_tensor(compute(outputs, targets)), counts)
     return [
@@ -96,7 +82,7 @@ def values_of_all(
 
     Raise RuntimeError if it does not give a number of each example.
     """
-    if _unwrap(compute)[0] in BY_EXAMPLE:
+    if _unwrap(compute) in BY_EXAMPLE:
         return torch.as_tensor(compute(outputs, targets))
     return torch.cat(
         [torch.as_tensor(each) for each in _by_client(compute, outputs, targets, counts)]
@@ -114,8 +100,6 @@ def _by_client(
     ]
 
 
-def _unwrap(compute: Compute) -> tuple[Callable[..., object], Mapping[str, Any]]:
-    """Return a score's function, and the settings that it is called with."""
-    if isinstance(compute, partial) and not compute.args:
-        return (compute.func, compute.keywords)
-    return (compute, {})
+def _unwrap(compute: Compute) -> Callable[..., object]:
+    """Return a score's function, without the settings that it is called with."""
+    return compute.func if isinstance(compute, partial) and not compute.args else compute

@@ -248,7 +248,7 @@ def describe_data(settings: RunSettings, every: bool = True) -> Described:
         return described
     from .images import remark_on_dark  # imported late: it needs PyTorch
 
-    return {**described, "remarks": remark_on_dark(largest)}
+    return {**described, "remarks": [*remark_on_dark(largest)]}
 
 
 def forget_tasks() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -77,24 +77,6 @@ def is_found(outputs: Tensor, targets: Tensor, *, positive: int) -> Tensor:
     return (predicted == positive).double().masked_fill(true != positive, math.nan)
 
 
-def balanced_accuracy(outputs: Tensor, targets: Tensor) -> float:
-    """Return the share of right answers in each class that occurs, averaged over these classes."""
-    return balanced_accuracies(outputs, targets, [len(targets)])[0]
-
-
-def auc(outputs: Tensor, targets: Tensor) -> float:
-    """Return the area under the ROC curve of two classes, by ranks; NaN if one does not occur.
-
-    Parameters
-    ----------
-    outputs
-        Shape (n, 2), used by their difference; or (n, 1) or (n,), high for the second class.
-    targets
-        0 or 1, shape (n,) or (n, 1).
-    """
-    return aucs(outputs, targets, [len(targets)])[0]
-
-
 def absolute_error(outputs: Tensor, targets: Tensor, *, scale: float = 1.0) -> Tensor:
     """Return the absolute error of each example times `scale`.
 
@@ -103,25 +85,30 @@ def absolute_error(outputs: Tensor, targets: Tensor, *, scale: float = 1.0) -> T
     return scale * (outputs.reshape(targets.shape).double() - targets.double()).abs()
 
 
-def rmse(outputs: Tensor, targets: Tensor, *, scale: float = 1.0) -> float:
-    """Return the root of the mean squared error, times `scale`."""
-    return rmses(outputs, targets, [len(targets)], scale=scale)[0]
-
-
-def r2(outputs: Tensor, targets: Tensor) -> float:
-    """Return the coefficient of determination; NaN if all targets are equal."""
-    return r2s(outputs, targets, [len(targets)])[0]
-
-
-# Of many clients ----------------------------------------------------------------------------------
+# Of one client or many ----------------------------------------------------------------------------
 #
 # The examples of a client follow one another, and `counts` has the number of each. A score has the
 # bits that it has for a client by itself: counts and ranks are exact, and sums of floats are taken
 # over each client's own slice.
 
 
-def balanced_accuracies(outputs: Tensor, targets: Tensor, counts: Sequence[int]) -> list[float]:
-    """Return the balanced accuracy of each client."""
+def of_one_too(measure: Callable[..., Sequence[float] | Tensor]) -> Callable[..., Any]:
+    """Return a score of many clients that is, without `counts`, the score of a single client."""
+
+    @wraps(measure)
+    def score(
+        outputs: Tensor, targets: Tensor, counts: Sequence[int] | None = None, **settings: Any
+    ) -> Any:
+        if counts is None:
+            return measure(outputs, targets, [len(targets)], **settings)[0]
+        return measure(outputs, targets, counts, **settings)
+
+    return score
+
+
+@of_one_too
+def balanced_accuracy(outputs: Tensor, targets: Tensor, counts: Sequence[int]) -> list[float]:
+    """Return the share of right answers in each class that occurs, averaged over these classes."""
     import torch
 
     predicted, true = (each.cpu().numpy() for each in classes_of(outputs, targets))
@@ -140,8 +127,19 @@ def balanced_accuracies(outputs: Tensor, targets: Tensor, counts: Sequence[int])
     return means.tolist()
 
 
-def aucs(outputs: Tensor, targets: Tensor, counts: Sequence[int]) -> list[float]:
-    """Return the AUC of each client."""
+@of_one_too
+def auc(outputs: Tensor, targets: Tensor, counts: Sequence[int]) -> list[float]:
+    """Return the area under the ROC curve of two classes, by ranks; NaN if one does not occur.
+
+    Parameters
+    ----------
+    outputs
+        Shape (n, 2), used by their difference; or (n, 1) or (n,), high for the second class.
+    targets
+        0 or 1, shape (n,) or (n, 1).
+    counts
+        The number of examples of each client; by default all are of one.
+    """
     outputs = outputs.cpu().double()
     has_two = outputs.dim() == 2 and outputs.shape[1] == 2
     margins = (outputs[:, 1] - outputs[:, 0] if has_two else outputs.reshape(-1)).numpy()
@@ -163,16 +161,18 @@ def aucs(outputs: Tensor, targets: Tensor, counts: Sequence[int]) -> list[float]
     return ratios(sums - ones * (ones + 1) / 2, np.where(infinite, 0, pairs))
 
 
-def rmses(
+@of_one_too
+def rmse(
     outputs: Tensor, targets: Tensor, counts: Sequence[int], *, scale: float = 1.0
 ) -> list[float]:
-    """Return the root of the mean squared error of each client, times `scale`."""
+    """Return the root of the mean squared error, times `scale`."""
     squares = (outputs.reshape(targets.shape).double() - targets.double()).square()
     return [scale * math.sqrt(mean) for mean in means_of(squares, counts)]
 
 
-def r2s(outputs: Tensor, targets: Tensor, counts: Sequence[int]) -> list[float]:
-    """Return the coefficient of determination of each client."""
+@of_one_too
+def r2(outputs: Tensor, targets: Tensor, counts: Sequence[int]) -> list[float]:
+    """Return the coefficient of determination; NaN if all targets are equal."""
     targets = targets.double()
     residuals = (outputs.reshape(targets.shape).double() - targets).square()
     found = []

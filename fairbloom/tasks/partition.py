@@ -65,7 +65,7 @@ def draw_held_out(setup: Setup, clients: Sequence[str]) -> tuple[str, ...]:
     out. Raise FairbloomError if no client would be left.
     """
     share = setup.held_out_clients
-    number = max(int(Fraction(str(share)) * len(clients)), int(share > 0.0))
+    number = _count_share(share, len(clients))
     if number == len(clients):
         raise FairbloomError(
             f"held-out-clients = {share:g}: the task has only the client {clients[0]}, which would"

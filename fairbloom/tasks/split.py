@@ -2,6 +2,7 @@
 
 import io
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -111,9 +112,8 @@ class Split:
 
 def _rows_and_labels(
     task: "Task", client: str
-) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     splits = task.splits(client)
-    found = []
     start = 0
     for examples in (splits.train, splits.test, splits.validation):
         if examples is None:
@@ -123,6 +123,5 @@ def _rows_and_labels(
             raise FairbloomError(
                 f"the targets of client {client} are not classes, so the split cannot be drawn"
             )
-        found.append((np.arange(start, start + len(labels)), labels))
+        yield np.arange(start, start + len(labels)), labels
         start += len(labels)
-    return found

@@ -1,5 +1,6 @@
 """Predictions for arrays, images, known data sets and user-defined tasks, and their errors."""
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,9 +66,8 @@ def test_malformed_arrays_are_refused(
         path.write_bytes(content)
     else:
         np.savez(path, **content)
-    with pytest.raises(FairbloomError, match=expected) as caught:
+    with pytest.raises(FairbloomError, match=f"{re.escape(str(path))}.*{expected}"):
         load_predictor(arrays.folder).predict_file(path, tmp_path / "out.csv")
-    assert str(path) in str(caught.value)
     assert not (tmp_path / "out.csv").exists()
     with pytest.raises(FairbloomError, match=r"trained on arrays.*Predictor\.outputs"):
         arrays.predict(pandas.DataFrame({"x": [1, 2]}))

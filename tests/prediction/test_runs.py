@@ -250,16 +250,11 @@ def test_a_disk_that_is_full_costs_a_device_no_round(
 
 
 def test_a_preprocessing_is_read_as_it_was_written(
-    run: fairbloom.Run,
-    quantity: fairbloom.Run,
-    subtests: pytest.Subtests,
+    run: fairbloom.Run, quantity: fairbloom.Run
 ) -> None:
-    for file in [
-        *run.folder.rglob("preprocessing.json"),
-        *quantity.folder.rglob("preprocessing.json"),
-    ]:
-        with subtests.test(file=file):
-            assert Preprocessing.decode_file(file.read_bytes()).encode() == file.read_bytes()
+    files = [file for each in (run, quantity) for file in each.folder.rglob("preprocessing.json")]
+    written = [file.read_bytes() for file in files]
+    assert [Preprocessing.decode_file(content).encode() for content in written] == written
 
 
 def test_the_runs_own_preprocessing_has_no_means_of_a_client(
@@ -551,20 +546,12 @@ def test_a_data_frame_is_predicted_as_its_file(
     assert alone[name].iloc[0] == pytest.approx(found[name].iloc[4], rel=1e-5)
 
 
-def test_a_category_that_the_schema_lacks_is_a_fault_by_row(
-    run: fairbloom.Run, subtests: pytest.Subtests
-) -> None:
+def test_a_category_that_the_schema_lacks_is_a_fault_by_row(run: fairbloom.Run) -> None:
     frame = pandas.DataFrame(patients(0, 4))
     frame["ward"] = ["A 1", "Ward 13", "Ward 13", "ward 14"]
-    with pytest.raises(FairbloomError) as caught:
+    first, last = "row 1, column 'ward' holds 'Ward 13'", "row 3, column 'ward' holds 'ward 14'"
+    with pytest.raises(FairbloomError, match=f"(?s){first}.*spellings.*{last}"):
         run.predict(frame, client="north")
-    for words in (
-        "row 1, column 'ward' holds 'Ward 13'",
-        "row 3, column 'ward' holds 'ward 14'",
-        "spellings",
-    ):
-        with subtests.test(words=words):
-            assert words in str(caught.value)
 
 
 def test_new_rows_may_be_read_by_another_schema(run: fairbloom.Run, tmp_path: Path) -> None:

@@ -1,17 +1,28 @@
 """Folders of CSV files, and their schemas."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import Task, infer_schema, load_task
 
 Folder = Callable[..., Path]
+
+
+@contextmanager
+def refused_with(*words: str) -> Iterator[pytest.ExceptionInfo[FairbloomError]]:
+    """Expect a FairbloomError that says all of these words."""
+    with pytest.raises(FairbloomError) as refusal:
+        yield refusal
+    assert [word for word in words if word not in str(refusal.value)] == [], refusal.value
 
 
 def csv_of(

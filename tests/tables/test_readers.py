@@ -6,6 +6,7 @@ import datetime
 import gzip
 import io
 import re
+import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -233,27 +234,36 @@ def test_spaces_around_quotation_marks_are_no_part_of_a_value(site: Path, delimi
         assert refusal(site, content.encode()).why == "quotes"
 
 
-def test_numbers_and_missing_values_in_all_spellings(site: Path, subtests: pytest.Subtests) -> None:
+def test_numbers_and_missing_values_in_all_spellings(site: Path) -> None:
     texts = [" 1", "2 ", "-.5", "5.", "+1e-7", "9007199254740993", *MISSING_VALUES, " na ", "Nan"]
     site.write_text("x,id\n" + "".join(f"{each},1\n" for each in texts))
     numbers, wrong = numbers_of(read(site), "x")
     np.testing.assert_array_equal(numbers, [*map(float, texts[:6]), *[np.nan] * (len(texts) - 6)])
     assert wrong == []
-    for content, how, expected in (
+
+
+@pytest.mark.parametrize(
+    ("content", "how", "expected"),
+    [
         ("x;id\n1,5;a\n-,25;b\n3;NA\n", {}, [1.5, -0.25, 3]),
         ("x;id\n1.5;a\n-.25;b\n3;NA\n", {"decimalChar": "."}, [1.5, -0.25, 3]),
         ("x;id\n1 200,5;a\n900;b\n", {"groupChar": " ", "decimalChar": ","}, [1200.5, 900]),
         ("x;id\n1.200;a\n900;b\n", {"groupChar": "."}, [1200, 900]),
-    ):
-        with subtests.test(content=content, how=how):
-            site.write_text(content)
-            assert numbers_of(read(site, **how), "x") == (expected, []), content
-    for cell in ("inf", "1_000", "1e101", "0x10", "1,5", "٣", "1 200"):
-        with subtests.test(cell=cell):
-            site.write_text(f'x,id\n"{cell}",1\n2,1\n3.5,1\n')
-            numbers, wrong = numbers_of(read(site), "x")
-            np.testing.assert_array_equal(numbers, [np.nan, 2, 3.5])
-            assert len(wrong) == 1, cell
+    ],
+)
+def test_marks_of_numbers_are_stated_or_found(
+    site: Path, content: str, how: dict[str, str], expected: list[float]
+) -> None:
+    site.write_text(content)
+    assert numbers_of(read(site, **how), "x") == (expected, [])
+
+
+@pytest.mark.parametrize("cell", ["inf", "1_000", "1e101", "0x10", "1,5", "٣", "1 200"])
+def test_a_cell_that_is_no_number_is_a_fault(site: Path, cell: str) -> None:
+    site.write_text(f'x,id\n"{cell}",1\n2,1\n3.5,1\n')
+    numbers, wrong = numbers_of(read(site), "x")
+    np.testing.assert_array_equal(numbers, [np.nan, 2, 3.5])
+    assert len(wrong) == 1
 
 
 @pytest.mark.parametrize(
@@ -317,28 +327,20 @@ def test_a_text_has_no_ending_of_another_format(tmp_path: Path, ending: str) -> 
     )
 
 
-@pytest.mark.parametrize("name", ["b.ods", "b.xls", "b.xlsm", "b.feather", "b.csv.gz"])
-def test_formats_that_are_not_read_are_refused_in_a_folder(tmp_path: Path, name: str) -> None:
-    (tmp_path / "a.csv").write_text(csv_of(20))
-    (tmp_path / "~$b.xlsx").write_bytes(b"\x05owner")
-    (tmp_path / "notes.txt").write_text("x")
-    assert [*files_in(str(tmp_path), ENDINGS)] == ["a"]
-    (tmp_path / name).write_bytes(b"")
-    for place in (tmp_path, tmp_path / name):
-        with pytest.raises(DataError, match=name):
-            inferred(place)
-    (tmp_path / name).unlink()
-
-
 @pytest.mark.parametrize(
     ("name", "content"),
     [
         *(
             (f"b{ending}", b"")
-            for ending in (".pq", ".csv.bz2", ".xlsb", ".sav", ".DTA", ".csv.xz")
+            for ending in (
+                *(".pq", ".csv.bz2", ".xlsb", ".sav", ".DTA", ".csv.xz"),
+                *(".ods", ".xls", ".xlsm", ".feather", ".csv.gz"),
+            )
         ),
         *((name, csv_of(9).encode()) for name in ("b.txt", "b.dat", "b", "b.csv.bak", "b.csv~")),
         ("b.txt", csv_of(9).replace(",", "\t").encode("utf-16")),
+        ("b.txt", b"age dose\n" + b"50.5  1\n" * 5),
+        ("b.json", b'[\n  {"age": 50, "target": 1}\n]'),
         ("b.parquet.1", b"PAR1\x15\x04"),
         ("b.bin", b"SQLite format 3\0"),
         ("b/1.csv~", csv_of(9).encode()),
@@ -349,8 +351,31 @@ def test_no_table_is_overlooked(tmp_path: Path, name: str, content: bytes) -> No
     (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
     (tmp_path / name).parent.joinpath("1.csv").write_text(csv_of(20))
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=rf"{tmp_path}/{name}: .*: save it as \.csv"):
-        inferred(tmp_path)
+    # A text is read if data-dir names it.
+    for place in (tmp_path,) if content else (tmp_path, tmp_path / name):
+        with pytest.raises(DataError, match=rf"{tmp_path}/{name}: .*: save it as \.csv"):
+            inferred(place)
+
+
+def test_a_workbook_under_another_name_is_not_overlooked(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    (tmp_path / "a.csv").write_text(csv_of(20))
+    letter = b"\xd0\xcf\x11\xe0" + bytes(2**17)
+    book = tmp_path / "b.bak"
+    write_workbook(book, {"Patients": [["age"], [1]]})
+    for content in (book.read_bytes(), letter + "Workbook".encode("utf-16-le")):
+        with subtests.test(content=content[:4]):
+            book.write_bytes(content)
+            with pytest.raises(
+                DataError, match=r"b\.bak: it holds a table, and \.bak files are not"
+            ):
+                files_in(str(tmp_path), ENDINGS)
+    with zipfile.ZipFile(book, "w") as archive:
+        archive.writestr("word/document.xml", "")
+    (tmp_path / "c.doc").write_bytes(letter)
+    (tmp_path / "d.txt").write_text("one two\nthree four\n5 six\nseven eight\n")
+    assert [*files_in(str(tmp_path), ENDINGS)] == ["a"]
 
 
 @pytest.mark.parametrize("list_clients", [partial(files_in, endings=ENDINGS), folders_in])

@@ -16,7 +16,7 @@ from fairbloom.tables.schema import (
     without_client,
 )
 
-from .helpers import SCHEMA, csv_of, schema_with
+from .helpers import SCHEMA, csv_of, refused_with, schema_with
 
 # What is changed in the schema of `csv_of`, and what the error must name.
 WRONG: list[tuple[tuple[str, str], list[str]]] = [
@@ -147,10 +147,8 @@ def test_a_wrong_schema_is_refused_by_key_and_value(
     change: tuple[str, str], words: list[str]
 ) -> None:
     assert parse_schema(SCHEMA).predicted.categories == ("0", "1")
-    with pytest.raises(SchemaError) as caught:
+    with refused_with("clinics.toml", *words):
         parse_schema(schema_with(change), "clinics.toml")
-    for word in ("clinics.toml", *words):
-        assert word in str(caught.value), (change, str(caught.value))
 
 
 @pytest.mark.parametrize("parse", [parse_schema, parse_image_schema])

@@ -304,6 +304,7 @@ def test_a_site_of_few_rows_with_its_own_file_is_refused(folder: Folder) -> None
 
 def test_a_message_names_three_clients_at_most(folder: Folder) -> None:
     sites = {name: csv_of(3) for name in names_of(9)}
-    with pytest.raises(FairbloomError) as error:
+    with pytest.raises(
+        FairbloomError, match="of site-0001, site-0002, site-0003 and 5 more cannot"
+    ):
         check_data(RunSettings.of(config(folder(**sites), SCHEMA)))
-    assert "the data of site-0001, site-0002, site-0003 and 5 more cannot" in str(error.value)

@@ -212,8 +212,7 @@ def test_what_is_wrong_with_images_is_said_with_file_and_remedy(
         ),
     }.items():
         with subtests.test(name=name, words=words):
-            for word in words:
-                assert word in str(shown[name]["problem"])
+            assert all(word in str(shown[name]["problem"]) for word in words)
     assert shown["good"]["target"] == "cat: 4, dog: 4, wolf: 0"
     with pytest.raises(
         FairbloomError, match=r"strange/wolf is not one of the classes cat, dog: rename it"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fairbloom.client.group_metrics import measure_groups
-from fairbloom.tasks.extra_scores import brier, f1, sensitivity, specificity
+from fairbloom.tasks.extra_scores import brier, f1
 from fairbloom.tasks.joint_scores import JOINT, Compute, score_all, values_of_all
 from fairbloom.tasks.measures import (
     absolute_error,
@@ -172,10 +172,3 @@ def test_group_scores_are_of_each_example(score: object, compute: Compute) -> No
     together = values_of_all(compute, outputs, targets, COUNTS)
     alone = torch.cat([compute(*each) for each in by_client(outputs, targets)])
     assert torch.equal(together.double().nan_to_num(2.0), alone.double().nan_to_num(2.0))
-
-
-def test_sensitivity_and_specificity_lack_what_a_client_lacks() -> None:
-    outputs, _ = examples(2)
-    targets = torch.ones(len(outputs), dtype=torch.int64)
-    assert np.isfinite(score_all(sensitivity, outputs, targets, COUNTS)).all()
-    assert np.isnan(score_all(specificity, outputs, targets, COUNTS)).all()

@@ -34,8 +34,9 @@ def test_known_arguments_are_those_of_pytorch(name: str) -> None:
     )
 
 
-def test_what_cannot_be_is_named_with_its_remedy(subtests: pytest.Subtests) -> None:
-    cases: list[tuple[dict[str, Any], str]] = [
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
         ({"optimizer": "adamm"}, "optimizer = 'adamm': .*adam"),
         ({"optimizer": "rmsprop"}, "optimizer = 'rmsprop': .*torch.optim:RMSprop"),
         ({"optimizer": "nowhere:Mine"}, "optimizer = 'nowhere:Mine'"),
@@ -44,11 +45,14 @@ def test_what_cannot_be_is_named_with_its_remedy(subtests: pytest.Subtests) -> N
         ({"optimizer": "torch.optim:Rprop", "weight-decay": 0.1}, "weight-decay = 0.1 "),
         ({"nesterov": True}, "nesterov = true .* momentum = 0"),
         ({"nesterov": True, "optimizer": "adam"}, "nesterov = true .* 'adam'"),
-    ]
-    for changes, words in cases:
-        with subtests.test(changes=changes, words=words):
-            with pytest.raises(FairbloomError, match=words):
-                check_optimizer(RunSettings.of(changes))
+    ],
+)
+def test_what_cannot_be_is_named_with_its_remedy(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(FairbloomError, match=words):
+        check_optimizer(RunSettings.of(changes))
+
+
+def test_what_cannot_be_made_is_named_with_its_arguments() -> None:
     weights = [torch.ones(2, requires_grad=True)]
     with pytest.raises(FairbloomError, match=r"returning_a_list'.* makes a list"):
         make_optimizer(f"{__name__}:returning_a_list", weights, learning_rate=0.1)

@@ -21,6 +21,7 @@ from fairbloom.tasks import Examples, Setup, Splits, Task, find_task, load_task
 from fairbloom.tasks.checks import guard_task
 from fairbloom.tasks.task import is_highest
 from tests.simulation.helpers import table
+from tests.tables.helpers import refused_with
 
 from . import mine
 
@@ -117,9 +118,8 @@ def test_only_those_who_are_drawn_or_evaluated_load_their_data(tmp_path: Path) -
 def test_what_is_wrong_with_a_task_is_said_before_it_is_run(
     task: str, given: dict[str, Any], words: tuple[str, ...]
 ) -> None:
-    with pytest.raises(FairbloomError) as refusal:
+    with refused_with(*words):
         load_task(settings(task=task, **given).run_config())
-    assert all(word in str(refusal.value) for word in words), refusal.value
 
 
 X = torch.randn(6, 3)
@@ -171,11 +171,8 @@ def task_with(made: Any, **others: Any) -> Task:
 def test_faulty_examples_are_named_with_client_and_remedy(
     made: Any, words: tuple[str, ...]
 ) -> None:
-    with pytest.raises(FairbloomError) as refusal:
+    with refused_with("task = 'hers:task': ", *words):
         task_with(made).splits("site")
-    assert all(word in str(refusal.value) for word in ("task = 'hers:task': ", *words)), (
-        refusal.value
-    )
 
 
 def test_float64_fits_a_float64_model_and_integers_are_inputs() -> None:
@@ -194,10 +191,8 @@ def test_float64_fits_a_float64_model_and_integers_are_inputs() -> None:
 )
 def test_a_loss_that_is_not_of_each_example_is_said(loss: Any, shape: str) -> None:
     task = task_with(Splits(GOOD, GOOD), loss=loss)
-    with pytest.raises(FairbloomError) as refusal:
+    with refused_with("its loss", "6 examples", f"got shape {shape}", "reduction='none'"):
         task.loss(torch.zeros(6, 2), Y)
-    for word in ("its loss", "6 examples", f"got shape {shape}", "reduction='none'"):
-        assert word in str(refusal.value)
 
 
 @pytest.mark.parametrize(

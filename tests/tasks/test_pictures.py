@@ -3,6 +3,7 @@ and shifts."""
 
 import os
 import pickle
+import re
 import subprocess
 from collections import Counter
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
 from fairbloom.tasks import TASKS, Task, load_task
 from fairbloom.tasks.datasets.digits import read as read_digits
-from fairbloom.tasks.datasets.pictures import Pictures, deal_pictures, read_batch, read_idx
+from fairbloom.tasks.datasets.pictures import Pictures, load as load_pictures, read_batch, read_idx
 from fairbloom.tasks.task import Examples, Setup
 from fairbloom.tasks.task_info import PictureSet
 from tests.originals import needs
@@ -60,8 +61,15 @@ def task(
     **own: Any,
 ) -> Task:
     setup = Setup.of({"model": "logistic", "clients": 4, "partition": "iid"}).model_copy(update=own)
-    return deal_pictures(
-        SHAPES, lambda: PICTURES, setup, rotated, classes, test, standardise, model_outputs
+    return load_pictures(
+        setup,
+        info=SHAPES,
+        rotated_clients=rotated,
+        classes=classes,
+        test=test,
+        standardise=standardise,
+        model_outputs=model_outputs,
+        read_all=lambda: PICTURES,
     )
 
 
@@ -121,7 +129,12 @@ def test_every_image_is_with_one_client_once(test: str, count: int, partition: s
 def test_a_server_reads_no_image_and_clients_share_one_copy() -> None:
     reading = []
     setup = Setup.of({"model": "logistic", "clients": 4, "partition": "iid"})
-    made_of = deal_pictures(SHAPES, lambda: reading.append(1) or PICTURES, setup, 0)  # type: ignore[func-returns-value]
+    made_of = load_pictures(
+        setup,
+        info=SHAPES,
+        rotated_clients=0,
+        read_all=lambda: reading.append(1) or PICTURES,  # type: ignore[func-returns-value]
+    )
     made_of.model()
     assert not reading
     splits = [split for name in made_of.clients for split in made_of.splits(name)]
@@ -378,7 +391,9 @@ def test_what_is_no_batch_is_refused_with_its_path(
     for content in (*map(pickle.dumps, BATCHES), *broken):
         with subtests.test(content=content):
             path.write_bytes(content)
-            with pytest.raises(FairbloomError, match=r"batch is not a CIFAR batch"):
+            with pytest.raises(
+                FairbloomError, match=r"batch( is not a CIFAR batch|: labels must).*: put the"
+            ):
                 read_batch(path, "labels", 10)
     made.cifar10(tmp_path)
     task = load_task({"task": "cifar10", "data-dir": str(tmp_path)})
@@ -450,9 +465,8 @@ def test_another_table_than_the_hubs_is_refused(tmp_path: Path, subtests: pytest
     for content in (*contents, b"", b"PAR1", b"no parquet" * 100):
         with subtests.test(content=content):
             path.write_bytes(content)
-            with pytest.raises(FairbloomError) as refusal:
+            with pytest.raises(FairbloomError, match=re.escape(str(path))):
                 load("cinic10", tmp_path, clients=1, partition="iid").splits("client-0")
-            assert str(path) in str(refusal.value)
 
 
 @pytest.mark.parametrize(

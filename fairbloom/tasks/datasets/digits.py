@@ -11,7 +11,8 @@ from fairbloom.errors import FairbloomError
 
 from ..task import Setup, Task
 from ..task_info import PictureSet
-from .pictures import Pictures, deal_pictures
+from . import pictures
+from .pictures import Pictures
 
 SIDE = 8
 
@@ -34,7 +35,7 @@ def read() -> Pictures:
 
 def load(setup: Setup, *, info: PictureSet, rotated_clients: int) -> Task:
     """Return the digits, split among clients; some of them have turned images."""
-    task = deal_pictures(info, read, setup, rotated_clients)
+    task = pictures.load(setup, info=info, rotated_clients=rotated_clients, read_all=read)
     # A server has these data, too: it refuses here a split that is impossible.
     task.splits(task.clients[0])
     return task

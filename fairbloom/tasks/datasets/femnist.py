@@ -57,7 +57,7 @@ def load(setup: Setup) -> Task:
         return Characters(
             path,
             columns["image"],
-            to_labels(path, columns["character"], CLASSES),
+            to_labels(path, columns["character"].to_numpy(zero_copy_only=False), CLASSES),
             columns["writer_id"].to_pylist(),
         )
 

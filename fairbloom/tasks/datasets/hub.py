@@ -40,11 +40,11 @@ def _unreadable(path: Path, error: Exception) -> FairbloomError:
     return FairbloomError(f"{path} cannot be read ({reason}): put the original in its place")
 
 
-def to_labels(path: Path, column: Any, classes: int) -> NDArray[np.int64]:
-    """Return a column of labels; raise FairbloomError if they are not from 0 to `classes` - 1."""
-    labels = column.to_numpy(zero_copy_only=False)
+def to_labels(path: Path, labels: NDArray[Any], classes: int) -> NDArray[np.int64]:
+    """Return labels, shape (n,); raise FairbloomError if they are not from 0 to `classes` - 1."""
     if (
         labels.dtype.kind not in "iu"
+        or labels.ndim != 1
         or not len(labels)
         or not 0 <= labels.min() <= labels.max() < classes
     ):
@@ -52,7 +52,7 @@ def to_labels(path: Path, column: Any, classes: int) -> NDArray[np.int64]:
             f"{path}: labels must be whole numbers from 0 to {classes - 1}: put the original in its"
             " place"
         )
-    return labels.astype(np.int64)  # type: ignore[no-any-return]
+    return labels.astype(np.int64)
 
 
 def decode(

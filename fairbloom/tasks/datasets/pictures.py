@@ -6,7 +6,7 @@ They come from files of MNIST, of CIFAR and of the Hugging Face hub.
 import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -58,29 +58,6 @@ class Pictures(NamedTuple):
     tested_labels: Labels
 
 
-def load(
-    setup: Setup,
-    *,
-    info: PictureSet,
-    classes: str,
-    test: str,
-    standardise: str,
-    model_outputs: int,
-    rotated_clients: int,
-) -> Task:
-    """Return the task of a data set; images are read when a client needs them, not by a server."""
-    return deal_pictures(
-        info,
-        partial(read, info, setup),
-        setup,
-        rotated_clients,
-        classes,
-        test,
-        standardise,
-        model_outputs,
-    )
-
-
 class _Dealt(NamedTuple):
     """The images that are used, official training images first, and each client's rows.
 
@@ -114,32 +91,22 @@ def _read_classes(info: PictureSet, classes: str, model_outputs: int) -> tuple[i
     return tuple(map(int, words))
 
 
-def _deal_by_class(
-    labels: NDArray[np.int64], official: NDArray[np.int64] | None, classes: int
-) -> list[Dealt]:
-    """Return the examples of each class as those of a client, and its official test examples."""
-    tested = np.empty(0, np.int64) if official is None else official
-    return [
-        Dealt(np.flatnonzero(labels == label), np.flatnonzero(tested == label))
-        for label in range(classes)
-    ]
-
-
-def deal_pictures(
-    info: PictureSet,
-    read_all: Callable[[], Pictures],
+def load(
     setup: Setup,
-    rotated: int,
+    *,
+    info: PictureSet,
+    rotated_clients: int,
     classes: str = "",
     test: str = "train",
     standardise: str = "none",
     model_outputs: int = 0,
+    read_all: Callable[[], Pictures] | None = None,
 ) -> Task:
     """Return the task of a data set of images, split among clients.
 
     Parameters
     ----------
-    rotated
+    rotated_clients
         The number of clients with images turned by 90 degrees; the seed draws them.
     classes
         The numbers of the classes that are used, with commas; "" for all. They are renumbered in
@@ -154,6 +121,8 @@ def deal_pictures(
         no held-out client has.
     model_outputs
         The number of the model's outputs, of which the classes are the first. 0: one a class.
+    read_all
+        Reads the images when a client needs them, not on a server; by default from the files.
     """
     kept = _read_classes(info, classes, model_outputs)
     class_names = [info.labels[number] for number in kept]
@@ -162,15 +131,16 @@ def deal_pictures(
         if setup.partition == CLASS
         else number_clients(setup.clients)
     )
-    if rotated > len(names):
+    if rotated_clients > len(names):
         raise FairbloomError(
-            f"{info.name}.rotated-clients = {rotated}: there are only clients = {len(names)}"
+            f"{info.name}.rotated-clients = {rotated_clients}: there are only clients ="
+            f" {len(names)}"
         )
-    turned = set(generator(setup.seed, "rotated").permutation(names)[:rotated].tolist())
+    turned = set(generator(setup.seed, "rotated").permutation(names)[:rotated_clients].tolist())
 
     @cache
     def dealt() -> _Dealt:
-        pictures = read_all()
+        pictures = read_all() if read_all else read(info, setup)
         trained, labels = _keep_classes(pictures.images, pictures.labels, kept)
         tested, tested_labels = _keep_classes(pictures.tested, pictures.tested_labels, kept)
         if test == "train":
@@ -179,11 +149,14 @@ def deal_pictures(
         images = np.concatenate([trained, tested])
         targets = np.concatenate([labels, tested_labels])
         split_labels = labels if test == "official" else targets
-        official = tested_labels if test == "official" else None
+        official = tested_labels if test == "official" else tested_labels[:0]
         if setup.partition == CLASS:
-            parts = _deal_by_class(split_labels, official, len(kept))
+            parts = [
+                Dealt(np.flatnonzero(split_labels == label), np.flatnonzero(official == label))
+                for label in range(len(kept))
+            ]
         else:
-            parts = deal(split_labels, setup, official)
+            parts = deal(split_labels, setup, official if test == "official" else None)
         clients = {
             name: Dealt(part.examples, part.tested + len(labels))
             for name, part in zip(names, parts, strict=True)
@@ -298,7 +271,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 def _read_table(path: Path, target: str, classes: int) -> tuple[NDArray[np.uint8], Labels]:
     columns = read_columns(path, "image", target)
-    labels = to_labels(path, columns[target], classes)
+    labels = to_labels(path, columns[target].to_numpy(zero_copy_only=False), classes)
     return decode(path, columns["image"], range(len(labels)), "RGB", CIFAR), labels
 
 
@@ -309,18 +282,12 @@ def read_batch(path: Path, target: str, classes: int) -> tuple[NDArray[np.uint8]
             batch = _Plain(content, encoding="latin1").load()
             labels = np.asarray(batch[target])
             pixels = batch["data"].astype(np.uint8, casting="no").reshape(len(labels), *CIFAR)
-            if (
-                labels.ndim != 1
-                or labels.dtype.kind != "i"
-                or not 0 <= labels.min() <= labels.max() < classes
-            ):
-                raise ValueError(f"{target} must be whole numbers from 0 to {classes - 1}")
         except Exception as error:  # another file, or a hostile pickle, raises nearly anything
             raise FairbloomError(
                 f"{path} is not a CIFAR batch ({type(error).__name__}: {error}): put the original"
                 " in its place"
             ) from error
-    return pixels, labels.astype(np.int64)
+    return pixels, to_labels(path, labels, classes)
 
 
 class _Plain(pickle.Unpickler):

@@ -272,46 +272,44 @@ def _image(name: str, shape: Shape, least: int) -> Shape:
 # For text -----------------------------------------------------------------------------------------
 
 
-class LSTM(nn.Module):
-    """LEAF's network for Shakespeare (2018); q-FFL's code has it, too.
+class NextToken(nn.Module):
+    """An embedding, LSTM layers and a linear layer from the last one's units to the next token.
 
-    An embedding of 8, two LSTM layers of 256, and the next character: 819,920 parameters for LEAF's
-    80 characters. It accepts lines of any length: integers of shape (n, length). Departure:
-    PyTorch's cells have two biases each. TensorFlow's, in both papers' code, have one (817,872
-    parameters), and add 1 to the bias of the forget gate.
+    It accepts lines of any length: integers of shape (n, length).
     """
 
-    def __init__(self, shape: Shape, outputs: int) -> None:
+    def __init__(
+        self, tokens: int, embedded: int, units: int, layers: int = 1, hidden: int = 0
+    ) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(outputs, 8)
-        self.lstm = nn.LSTM(8, 256, num_layers=2, batch_first=True)
-        self.next = nn.Linear(256, outputs)
-
-    def forward(self, characters: Tensor) -> Tensor:
-        """Return the logits of the character after the last one, shape (n, characters)."""
-        read, _ = self.lstm(self.embedding(characters))
-        following: Tensor = self.next(read[:, -1])
-        return following
-
-
-class RNN(nn.Module):
-    """The network of next words of Reddi et al. (ICLR 2021) for StackOverflow.
-
-    An embedding of 96, one LSTM layer of 670, and two linear layers, the first of 96 units:
-    4,053,428 parameters for 10,004 words, four special ones among them. TensorFlow's cells, which
-    have one bias each, make it 4,050,748. Semi-VRed's Table 3 names a network of one LSTM and two
-    linear layers, without sizes. It accepts lines of any length: integers of shape (n, length).
-    """
-
-    def __init__(self, shape: Shape, outputs: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(outputs, 96)
-        self.lstm = nn.LSTM(96, 670, batch_first=True)
-        self.hidden = nn.Linear(670, 96)
-        self.next = nn.Linear(96, outputs)
+        self.embedding = nn.Embedding(tokens, embedded)
+        self.lstm = nn.LSTM(embedded, units, num_layers=layers, batch_first=True)
+        self.hidden = nn.Linear(units, hidden) if hidden else nn.Identity()
+        self.next = nn.Linear(hidden or units, tokens)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits of the token after the last one, shape (n, tokens)."""
         read, _ = self.lstm(self.embedding(tokens))
         following: Tensor = self.next(self.hidden(read[:, -1]))
         return following
+
+
+def lstm(shape: Shape, outputs: int) -> nn.Module:
+    """Return LEAF's network for Shakespeare (2018); q-FFL's code has it, too.
+
+    An embedding of 8, two LSTM layers of 256, and the next character: 819,920 parameters for LEAF's
+    80 characters. Departure: PyTorch's cells have two biases each. TensorFlow's, in both papers'
+    code, have one (817,872 parameters), and add 1 to the bias of the forget gate.
+    """
+    return NextToken(outputs, 8, 256, layers=2)
+
+
+def rnn(shape: Shape, outputs: int) -> nn.Module:
+    """Return the network of next words of Reddi et al. (ICLR 2021) for StackOverflow.
+
+    An embedding of 96, one LSTM layer of 670, and two linear layers, the first of 96 units:
+    4,053,428 parameters for 10,004 words, four special ones among them. TensorFlow's cells, which
+    have one bias each, make it 4,050,748. Semi-VRed's Table 3 names a network of one LSTM and two
+    linear layers, without sizes.
+    """
+    return NextToken(outputs, 96, 670, hidden=96)

@@ -35,8 +35,8 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "fashion-cnn": networks.fashion_cnn,
     "cifar-cnn": networks.cifar_cnn,
     "resnet18-gn": networks.resnet18_gn,
-    "lstm": networks.LSTM,
-    "rnn": networks.RNN,
+    "lstm": networks.lstm,
+    "rnn": networks.rnn,
 }
 
 
