@@ -305,7 +305,7 @@ def federate(
         if settings.held_out_clients and settings.test_share:
             score_held_out(method, model)
         recorder.finish(model)
-        counted = task.clients if task.schema and not deployed else ()
+        counted = [name for name in task.clients if task.schema and not deployed]
         found = {
             "tested-on-training": sorted(task.tested_on_training()),
             DETERMINING: [*task.determining()] if recorder.is_perfect else [],

@@ -19,29 +19,29 @@ from tests.checkout import ROOT
 
 # The statements of Python in each package and subpackage that is larger than SMALL_ROOM.
 ROOMS: Mapping[str, int] = {
-    "fairbloom/checks": 695,
-    "fairbloom/cli": 699,
-    "client": 2_029,
-    "client/guard": 795,
-    "client/private": 853,
+    "fairbloom/checks": 699,
+    "fairbloom/cli": 689,
+    "client": 2_030,
+    "client/guard": 794,
+    "client/private": 854,
     "client/rules": 696,
-    "deploy/fleet": 2_594,
-    "fairbloom/experiments": 856,
-    "fairbloom/experiments/pages": 1_067,
-    "fairbloom/experiments/results": 1_975,
-    "fairbloom/experiments/studies": 945,
-    "fairbloom/prediction": 874,
-    "fairbloom": 728,
+    "deploy/fleet": 2_589,
+    "fairbloom/experiments": 851,
+    "fairbloom/experiments/pages": 1_111,
+    "fairbloom/experiments/results": 2_025,
+    "fairbloom/experiments/studies": 915,
+    "fairbloom/prediction": 866,
+    "fairbloom": 732,
     "fairbloom/protocol": 1_042,
-    "fairbloom/rounds": 3_383,
-    "server": 932,
-    "server/run_folder": 1_395,
-    "fairbloom/simulation": 1_222,
+    "fairbloom/rounds": 3_377,
+    "server": 935,
+    "server/run_folder": 1_390,
+    "fairbloom/simulation": 1_216,
     "fairbloom/simulation/stacked": 1_028,
-    "strategies": 2_204,
-    "fairbloom/tables": 3_000,
-    "fairbloom/tasks": 2_020,
-    "fairbloom/tasks/datasets": 736,
+    "strategies": 2_198,
+    "fairbloom/tables": 2_993,
+    "fairbloom/tasks": 2_022,
+    "fairbloom/tasks/datasets": 730,
 }
 
 # The most statements of a room without a budget of its own.
@@ -53,8 +53,8 @@ SLACK = 1.03
 # The most statements in all packages.
 WHOLE = 34_900
 
-# The most statements in all tests.
-TESTS = 41_700
+# The most statements in all tests: two for each that an issue may add are in it.
+TESTS = 42_000
 
 # The most statements in the scripts of docs/ and benchmarks/.
 SCRIPTS = 3_950

@@ -110,8 +110,7 @@ def report(folder: Path, *, out: Path | None = None, title: str = "", trust: boo
     title
         The title; by default the methods, and what they predict.
     """
-    result = api.load(folder, trust=trust)
-    say(f"report: {write_report(result, out or folder / REPORT, title)}")
+    say(f"report: {write_report(api.load(folder, trust=trust), out or folder / REPORT, title)}")
 
 
 @command(run="RUN")

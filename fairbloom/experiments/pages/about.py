@@ -74,7 +74,7 @@ def _counts(subject: Subject) -> dict[str, Column]:
         }
         return {name: (Digits(0), numbers) for name, numbers in known.items() if numbers}
     names = {"rows": "examples", "for training": "train"}
-    if subject.schema is not None and subject.schema.unit:
+    if subject.schema.unit:
         names[f"of different {subject.schema.unit}"] = "units"
     columns: dict[str, Column] = {
         heading: (Digits(0), {client: each[key] for client, each in counts.items()})

@@ -77,7 +77,7 @@ def page_of_run(run: Run) -> Page:
     groups = {
         line.label: [report] for line in lines if (report := run.by_group(line.model)) is not None
     }
-    gaps = [gaps_table(groups, run.label)] if run.label in groups else []
+    gaps = [gaps_table(groups, label) for label in groups if label == run.label]
     sections = [
         _clients_section(
             scene, dict(zip((line.label for line in lines), (final, personal), strict=False))

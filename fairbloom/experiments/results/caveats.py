@@ -239,7 +239,9 @@ def _rare_classes(run: Run) -> list[str]:
     }
     few = [f"{client} {count}" for client, count in counts.items() if count < FEWEST_OF_A_CLASS]
     named = join_first(few, MAX_LISTED)
-    return [f"Few test examples of the rarer class: {named}."] if few else []
+    if not few:
+        return []
+    return [f"Few test examples of the rarer class: {named}."]
 
 
 def describe_leak(run: Run) -> list[str]:

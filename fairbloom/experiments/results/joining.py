@@ -16,6 +16,8 @@ from .verdict import find_losses
 GAINS = "gains"
 LOSES = "loses"
 UNCLEAR = "cannot be told"
+OPPOSITE = {GAINS: LOSES, LOSES: GAINS, UNCLEAR: ""}
+KNOWN = {GAINS: "is better", LOSES: "is worse", UNCLEAR: "is not shown to be better"}
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,14 @@ class Joined:
     # by outcome and client, the sizes of clear changes of other scores the other way
     against: Mapping[str, Mapping[str, Sequence[str]]]
 
-    def outcome(self, client: str) -> str:
-        """Return whether a client gains, loses, or cannot be told."""
-        found = self.clients[client]
-        if not found.excludes_zero:
-            return UNCLEAR
-        return GAINS if found.mean > 0.0 else LOSES
+
+def outcome_of(found: Difference) -> str:
+    """Return what a difference shows, by its interval."""
+    if found.low > 0.0:
+        return GAINS
+    if found.high < 0.0:
+        return LOSES
+    return UNCLEAR
 
 
 def joining_of(compared: ComparedScores) -> list[Joined]:
@@ -103,9 +107,7 @@ def describe_mean(joined: Joined, compared: ComparedScores) -> str:
             f" ({joined.method}) is better than training alone ({joined.alone}): {size}{of}; use 5"
             " seeds or more."
         )
-    known = "is not shown to be better"
-    if found.excludes_zero:
-        known = "is better" if found.mean > 0.0 else "is worse"
+    known = KNOWN[outcome_of(found)]
     interval = f" ({round_to(found.low, digits)} to {round_to(found.high, digits)})"
     return (
         f"Joining ({joined.method}) {known} than training alone ({joined.alone}): {size}"
@@ -121,14 +123,13 @@ def describe_clients(joinings: Sequence[Joined], compared: ComparedScores) -> li
     methods: dict[str, list[str]] = {}
     for joined in joinings:
         named: dict[str, list[str]] = {GAINS: [], LOSES: [], UNCLEAR: []}
-        for client in joined.clients:
-            outcome = joined.outcome(client)
+        for client, found in joined.clients.items():
+            outcome = outcome_of(found)
             other = joined.against.get(outcome, {}).get(client, [])
-            verb = GAINS if outcome == LOSES else LOSES
-            so = text_if(other, f" (but {verb} {' and '.join(other)})")
+            so = text_if(other, f" (but {OPPOSITE[outcome]} {' and '.join(other)})")
             named[outcome].append(f"{compared.shown_name(client)}{so}")
         clauses = [f"{outcome}: {join_first(names)}" for outcome, names in named.items() if names]
-        others = [client for client in joined.clients if joined.outcome(client) != LOSES]
+        others = [name for name, found in joined.clients.items() if outcome_of(found) != LOSES]
         setting = shlex.quote(f"training-clients={','.join(others)}")
         advice = f" Who loses may train alone, and the others together: --set {setting}."
         if clauses:

@@ -218,8 +218,8 @@ class Reproduction(Shown):
                         f"{key}={format_value(value)}" for key, value in outcome.parameters.items()
                     ),
                     "measure": measure,
-                    "published": None if printed is None else printed.mean,
-                    "published_spread": None if printed is None else printed.spread,
+                    "published": getattr(printed, "mean", None),
+                    "published_spread": getattr(printed, "spread", None),
                     "measured": measured,
                     "spread": spread,
                     "agrees": words[self.agreements(outcome).get(measure)],

@@ -16,7 +16,7 @@ from fairbloom.server.run_folder.files import (
     PREPROCESSING,
     SCHEMA,
 )
-from fairbloom.tables.schema import Schema, parse_schema
+from fairbloom.tables.schema import Field, Schema, parse_schema
 from fairbloom.text import join_first, text_if
 
 from .run import Run
@@ -35,34 +35,37 @@ REFERENCES: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Subject:
-    """What a run is about: its task, and the schema of its tables if it has some.
+    """What a run is about: its task, and the schema of its tables.
 
-    `classes` has the names of the classes, () for a quantity or if they are not known. `counts` has
-    each client's numbers of examples, see `Splits.count`, {} if only its device knows them.
+    The schema of other data has only the task as its target. `classes` has the names of the
+    classes, () for a quantity or if they are not known. `counts` has each client's numbers of
+    examples, see `Splits.count`, {} if only its device knows them.
     """
 
     run: Run
-    schema: Schema | None
+    schema: Schema
     classes: tuple[str, ...]
     counts: Mapping[str, Mapping[str, Any]]
 
     @classmethod
     def of(cls, run: Run) -> Self:
         """Return what a run is about, from its folder alone."""
-        text = SCHEMA.read(run.folder) if run.settings.get("task") == "csv" else ""
-        prepared = PREPROCESSING.read(run.folder)
-        return cls(
-            run,
-            parse_schema(text) if text else None,
-            prepared.classes if prepared else (),
-            EXAMPLES.read(run.folder).get(COUNTS, {}),
-        )
+        task = str(run.settings.get("task", ""))
+        schema = Schema(target=task, fields={task: Field(type="number")})
+        if task == "csv" and (text := SCHEMA.read(run.folder)):
+            schema = parse_schema(text)
+        classes = getattr(PREPROCESSING.read(run.folder), "classes", ())
+        return cls(run, schema, classes, EXAMPLES.read(run.folder).get(COUNTS, {}))
+
+    @property
+    def has_tables(self) -> bool:
+        """Whether the clients have tables, which a schema describes."""
+        return self.schema.target != self.run.settings.get("task", "")
 
     @property
     def place(self) -> int | None:
         """The index of the positive one of two classes; None if none is stated."""
-        positive = self.schema.positive if self.schema else ""
-        return self.classes.index(positive) if positive else None
+        return {name: i for i, name in enumerate(self.classes)}.get(self.schema.positive)
 
     @property
     def folder(self) -> str:
@@ -72,7 +75,7 @@ class Subject:
     @property
     def title(self) -> str:
         """The end of a title: ": use predicted from the data in wards" or " on digits"."""
-        if self.schema is None:
+        if not self.has_tables:
             return self.run.on_task
         source = text_if(self.folder, f" from the data in {self.folder}")
         return f": {self.schema.target} predicted{source}"
@@ -92,7 +95,7 @@ class Subject:
         if score.name in ("balanced-accuracy", "auc") and self.classes:
             guessed = score.shown(1.0 / len(self.classes))
             return {name: guessed for name in tested if larger.get(name, 0.0) < 100.0}
-        unit = 1.0 if self.schema is None else self.schema.predicted.scale or 1.0
+        unit = self.schema.predicted.scale or 1.0
         return {
             name: unit * each[score.name]
             for name, each in self.counts.items()
@@ -102,9 +105,9 @@ class Subject:
     @property
     def predicted(self) -> str:
         """The target, or the task, with its classes and the positive one."""
-        if self.schema is None:
+        if not self.has_tables:
             count = text_if(self.classes, f": {len(self.classes)} classes")
-            return f"{self.run.settings.get('task', '')}{count}"
+            return f"{self.schema.target}{count}"
         unit = self.schema.predicted.unit
         names = text_if(self.classes, f": {join_first(self.classes, MAX_LISTED)}")
         positive = self.schema.positive
@@ -118,16 +121,15 @@ def facts_of(runs: Sequence[Run]) -> dict[str, str]:
     """Return what runs are about, by headings; what is not known is left out."""
     subject = Subject.of(runs[0])
     schema = SCHEMA.read(runs[0].folder)
-    unit = text_if(subject.schema, subject.schema.unit if subject.schema else "")
+    unit = subject.schema.unit
     tested = runs[0].test_examples()
     counts = subject.counts.values()
     rows = text_if(counts, f"{sum(each['examples'] for each in counts)}, of which for testing: ")
     environments = [ENVIRONMENT.read(run.folder) for run in runs]
     dates = sorted({str(about["date"]) for about in environments if "date" in about})
-    task = runs[0].task
     facts = {
         "predicted": subject.predicted,
-        "data": subject.folder if subject.schema or task is None else task.summary,
+        "data": text_if(subject.has_tables, subject.folder) or getattr(runs[0].task, "summary", ""),
         "clients": f"{len(tested)}",
         "rows": f"{rows}{sum(tested.values())}",
         "unit": text_if(unit, f"{unit}: all its rows are for training, or all for testing"),

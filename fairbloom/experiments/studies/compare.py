@@ -24,6 +24,7 @@ from fairbloom.server.run_folder.files import (
 from fairbloom.server.settings import IDLE, Settings, check_used
 from fairbloom.strategies import name_of
 from fairbloom.tasks import find_task
+from fairbloom.text import text_if
 
 from ..arms import Named, find_label
 from ..results.comparison import Comparison, read_comparison
@@ -159,7 +160,7 @@ def settings_of_refit(folder: Path, method: Named, test_share: float = 0.0) -> d
         "test-share": test_share,
         "out": str(folder / f"refit-{arms[label].folder}"),
     }
-    without = {"early-stopping", "fraction" if settings["pooled"] else ""}
+    without = {"early-stopping", text_if(settings["pooled"], "fraction")}
     info = find_task(str(settings["task"]))
     if not test_share:
         without |= OF_TESTS
@@ -176,7 +177,7 @@ def settings_of_refit(folder: Path, method: Named, test_share: float = 0.0) -> d
     # fewer rounds of steps that decay over them would be other steps
     is_paced = chosen.paced or chosen.strategy().paced
     rounds = chosen.num_rounds if is_paced else median_high(ends)
-    why = "as steps decay over them, and not the median" if is_paced else "the median"
+    why = f"{text_if(is_paced, 'as steps decay over them, and not ')}the median"
     log.warning(
         "%s: num-rounds = %d, %s of those after which its runs ended, or were best on validation"
         " examples: %s",

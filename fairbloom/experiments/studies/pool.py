@@ -55,7 +55,9 @@ def jobs_of(jobs: int | None, app: App | None = None) -> int:
 
     Flower's simulation takes all processors for one run.
     """
-    return 1 if app is not None and app.flwr else jobs or processors_here()
+    if app is not None and app.flwr:
+        return 1
+    return jobs or processors_here()
 
 
 # Called with the name of a run that has ended, and with its error if it failed.

@@ -13,7 +13,12 @@ from fairbloom.experiments import api
 from fairbloom.experiments.pages.comparison import joining_section, page_of_comparison
 from fairbloom.experiments.results.caveats import SharedData
 from fairbloom.experiments.results.comparison import Comparison
-from fairbloom.experiments.results.joining import describe_clients, describe_mean, joining_of
+from fairbloom.experiments.results.joining import (
+    describe_clients,
+    describe_mean,
+    joining_of,
+    outcome_of,
+)
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.tasks.measures import AUC
 
@@ -62,7 +67,11 @@ def test_intervals_are_those_of_the_t_test(score: Score) -> None:
         of = first.clients[client]
         expected = interval([gain + each for each in NOISE])
         assert (of.mean, of.low, of.high) == pytest.approx(expected)
-    assert [first.outcome(client) for client in GAINS] == ["gains", "loses", "cannot be told"]
+    assert [outcome_of(first.clients[client]) for client in GAINS] == [
+        "gains",
+        "loses",
+        "cannot be told",
+    ]
 
 
 def test_seeds_that_share_rows_have_wider_intervals() -> None:
@@ -139,7 +148,7 @@ def test_few_seeds_say_that_they_do_not_show_it(seeds: int, said: str) -> None:
     comparison = compared(seeds=seeds)
     joined = joining_of(comparison)[0]
     assert describe_mean(joined, comparison).startswith(said)
-    assert {joined.outcome(client) for client in GAINS} == {"cannot be told"}
+    assert {outcome_of(joined.clients[client]) for client in GAINS} == {"cannot be told"}
 
 
 def validated(best: str, missing: str = "") -> Comparison:
