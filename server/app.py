@@ -305,11 +305,14 @@ def federate(
         if settings.held_out_clients and settings.test_share:
             score_held_out(method, model)
         recorder.finish(model)
-        counted = [name for name in task.clients if task.schema and not deployed]
         found = {
             "tested-on-training": sorted(task.tested_on_training()),
             DETERMINING: [*task.determining()] if recorder.is_perfect else [],
-            COUNTS: {name: task.splits(name).count(task.classes or 0) for name in counted},
+            COUNTS: {
+                name: task.splits(name).count(task.classes or 0)
+                for name in task.clients
+                if task.schema and not deployed
+            },
         }
         if new := {key: value for key, value in found.items() if value}:
             EXAMPLES.write(path, {**EXAMPLES.read(path), **new})

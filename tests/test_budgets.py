@@ -32,15 +32,15 @@ ROOMS: Mapping[str, int] = {
     "fairbloom/experiments/studies": 915,
     "fairbloom/prediction": 866,
     "fairbloom": 732,
-    "fairbloom/protocol": 1_042,
+    "fairbloom/protocol": 1_041,
     "fairbloom/rounds": 3_377,
-    "server": 935,
+    "server": 934,
     "server/run_folder": 1_390,
     "fairbloom/simulation": 1_216,
     "fairbloom/simulation/stacked": 1_028,
     "strategies": 2_198,
     "fairbloom/tables": 2_993,
-    "fairbloom/tasks": 2_022,
+    "fairbloom/tasks": 2_024,
     "fairbloom/tasks/datasets": 730,
 }
 

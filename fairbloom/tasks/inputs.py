@@ -35,6 +35,8 @@ def arguments_of(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]
 
 def map_inputs(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
     """Return the inputs with `change` applied to all their tensors."""
+    if not isinstance(inputs, tuple | Mapping):  # of each batch
+        return change(inputs)
     return _in_form_of(inputs, [change(tensor) for tensor in tensors_of(inputs)])
 
 

@@ -221,6 +221,9 @@ STARTS = {
     "server": ("cli.deploy", "deploy.fleet.daemon", "deploy.fleet.run_process", "server.app"),
 }
 
+# `deploy submit --refit` reads a comparison on the machine that has made it with a whole install.
+COMPARISON = "experiments.studies.compare"
+
 # Extras for one feature each. The import happens in use, and its error names the extra.
 OPTIONAL = ("ray", "excel", "torchjd", "onnx", "images", "vision")
 
@@ -272,8 +275,8 @@ def ours(imported: str) -> Iterator[str]:
 
 
 def reached(starts: Iterable[str]) -> set[str]:
-    """Return all modules that these import, directly or indirectly."""
-    found = set[str]()
+    """Return all modules that these import, directly or indirectly, but for a comparison's."""
+    found = {COMPARISON}
     waiting = list(starts)
     while waiting:
         name = waiting.pop()

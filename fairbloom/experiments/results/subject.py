@@ -60,7 +60,7 @@ class Subject:
     @property
     def has_tables(self) -> bool:
         """Whether the clients have tables, which a schema describes."""
-        return self.schema.target != self.run.settings.get("task", "")
+        return self.schema.target != str(self.run.settings.get("task", ""))
 
     @property
     def place(self) -> int | None:
