@@ -85,7 +85,7 @@ def _chosen(compared: ComparedScores) -> list[str]:
         method: [run.validated("global") for run in compared.runs.get(method, ())]
         for method in common
     }
-    if not all(by_seed and all(by_seed) for by_seed in validated.values()):
+    if not common or not all(by_seed and all(by_seed) for by_seed in validated.values()):
         return common
     means = {
         method: statistics.fmean(statistics.fmean(values.values()) for values in by_seed)

@@ -191,6 +191,16 @@ def test_validation_scores_choose_what_is_shown(best: str, missing: str, chosen:
     assert (found[0].mean.mean, found[0].mean.low, found[0].mean.high) == pytest.approx(expected)
 
 
+def test_without_a_common_model_there_is_nothing_to_join() -> None:
+    of = [{"accuracy": {"a": 60.0 + each, "b": 70.0}} for each in NOISE]
+    finals = {"FedAvg": of, "FedFV (personal)": of}
+    comparison = compared_by_scores(finals, ACCURACY, personal=["FedFV (personal)"])
+    vars(comparison)["trained_alone"] = ("FedAvg",)
+    assert comparison.joining == []
+    assert joining_section(comparison) is None
+    assert page_of_comparison(comparison).headline == comparison.verdict.headline
+
+
 def test_without_training_alone_the_page_says_how_to_ask() -> None:
     comparison = compared(alone="Locally")
     assert comparison.joining == []
