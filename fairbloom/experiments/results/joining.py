@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fairbloom.errors import MAX_LISTED
 from fairbloom.text import join_first, plural, round_to, text_if
 
 from .compared_scores import ComparedScores
@@ -54,17 +55,19 @@ def joining_of(compared: ComparedScores) -> list[Joined]:
     methods = _chosen(compared)
     if not alone:
         return []
-    share = compared.shared.test_share
     return [
         Joined(
             method,
             alone[0],
             difference_of(
-                compared.gains(method, MEAN, alone[0]), test_share=share, family=len(methods)
+                compared.gains(method, MEAN, alone[0]),
+                test_share=compared.shared.test_share,
+                family=len(methods),
             ),
             {
                 client: difference_of(
-                    compared.gains(method, f"{CLIENT}{client}", alone[0]), test_share=share
+                    compared.gains(method, f"{CLIENT}{client}", alone[0]),
+                    test_share=compared.shared.test_share,
                 )
                 for client in compared.clients_compared
             },
@@ -128,11 +131,11 @@ def describe_clients(joinings: Sequence[Joined], compared: ComparedScores) -> li
             other = joined.against.get(outcome, {}).get(client, [])
             so = text_if(other, f" (but {OPPOSITE[outcome]} {' and '.join(other)})")
             named[outcome].append(f"{compared.shown_name(client)}{so}")
-        clauses = [f"{outcome}: {join_first(names)}" for outcome, names in named.items() if names]
+        said = "; ".join(f"{kind}: {join_first(names)}" for kind, names in named.items() if names)
         others = [name for name, found in joined.clients.items() if outcome_of(found) != LOSES]
+        advised = named[LOSES] and 0 < len(others) <= MAX_LISTED
         setting = shlex.quote(f"training-clients={','.join(others)}")
         advice = f" Who loses may train alone, and the others together: --set {setting}."
-        if clauses:
-            said = f"{'; '.join(clauses)}.{text_if(named[LOSES] and others, advice)}"
-            methods.setdefault(said, []).append(joined.method)
+        if said:
+            methods.setdefault(f"{said}.{text_if(advised, advice)}", []).append(joined.method)
     return [f"By client under {', '.join(names)}: {said}" for said, names in methods.items()]

@@ -106,6 +106,11 @@ def test_methods_that_do_the_same_share_a_sentence() -> None:
     assert sentence.startswith("By client under FedAvg, FedFV: gains: a;")
     nothing = replace(first, clients={"c": first.clients["c"]})
     assert describe_clients([nothing], comparison) == ["By client under FedAvg: cannot be told: c."]
+    many = {f"client {k}": first.clients["c"] for k in range(900)}
+    (long,) = describe_clients(
+        [replace(first, clients={**many, "b": first.clients["b"]})], comparison
+    )
+    assert long.endswith(" and 888 more.")
     nobody = [replace(first, clients={})]
     assert describe_clients(nobody, comparison) == []
     vars(comparison)["joining"] = nobody
