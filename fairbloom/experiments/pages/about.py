@@ -45,17 +45,25 @@ WORDS: Mapping[str, str] = {
 
 def about_section(runs: Sequence[Run]) -> Section:
     """Return what runs are about, and the clients' numbers of rows."""
-    facts = [[Cell(name), Cell(value)] for name, value in facts_of(runs).items()]
     run = runs[0]
+    subject = Subject.of(run)
     clients = table_of_clients(
         "The clients",
-        worst_first(run.final(), run.score),
-        _counts(Subject.of(run)),
+        worst_first(run.final(), run.score) or sorted(subject.counts),
+        _counts(subject),
         run.shown_name,
     )
-    table = Table("about", "The data and the runs", ["what", "value"], facts)
+    table = Table(
+        "about",
+        "The data and the runs",
+        ["what", "value"],
+        [[Cell(name), Cell(value)] for name, value in facts_of(runs).items()],
+    )
     return Section(
-        "about", "What this is about", "", [table, replace(clients, name="about-clients")]
+        "about",
+        "What this is about",
+        "",
+        [table, replace(clients, name="about-clients")],
     )
 
 

@@ -75,7 +75,9 @@ def page_of_run(run: Run) -> Page:
     )
     left_out = [f"{defence}: {join_first(counts, MAX_LISTED)}."] if counts else []
     groups = {
-        line.label: [report] for line in lines if (report := run.by_group(line.model)) is not None
+        line.label: [report]
+        for line in lines
+        if (report := run.by_group(line.model)) is not None and report.tested
     }
     gaps = [gaps_table(groups, label) for label in groups if label == run.label]
     sections = [

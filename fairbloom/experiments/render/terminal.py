@@ -53,7 +53,7 @@ def show_page(page: Page) -> None:
     if said:
         console.print(Text(" ").join(said))
     for block in (block for section in page.sections for block in section.blocks):
-        if isinstance(block, Table):
+        if isinstance(block, Table) and block.rows:
             console.print()
             show_table(block)
         elif isinstance(block, Note):

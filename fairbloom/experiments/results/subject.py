@@ -130,7 +130,7 @@ def facts_of(runs: Sequence[Run]) -> dict[str, str]:
     facts = {
         "predicted": subject.predicted,
         "data": text_if(subject.has_tables, subject.folder) or getattr(runs[0].task, "summary", ""),
-        "clients": f"{len(tested)}",
+        "clients": f"{len(subject.counts or tested)}",
         "rows": f"{rows}{sum(tested.values())}",
         "unit": text_if(unit, f"{unit}: all its rows are for training, or all for testing"),
         "date": " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]])),

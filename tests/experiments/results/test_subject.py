@@ -62,7 +62,9 @@ def write_wards(folder: Path) -> dict[str, pandas.DataFrame]:
     return frames
 
 
-def run_wards(folder: Path, schema: str, score: str = "", ignored: str = "days") -> Run:
+def run_wards(
+    folder: Path, schema: str, score: str = "", ignored: str = "days", **settings: float
+) -> Run:
     return api.run(
         "csv",
         data_dir=folder / "wards",
@@ -70,6 +72,7 @@ def run_wards(folder: Path, schema: str, score: str = "", ignored: str = "days")
         rounds=2,
         out=folder / "run",
         score=score or None,
+        settings=settings,
         progress=False,
     )
 
@@ -249,3 +252,18 @@ def test_of_three_classes_the_largest_is_the_reference(tmp_path: Path) -> None:
         targets = load_task(run.settings).splits(name).test.all_targets
         assert found == pytest.approx(100.0 * (targets == 1).double().mean().item())
     assert facts_of([run])["predicted"] == "ill: no, yes, late"
+
+
+def test_a_run_without_test_rows_has_no_empty_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frames = write_wards(tmp_path / "wards")
+    schema = CLASSES.replace("[fields.x]", 'groups = ["x>=0"]\n[fields.x]', 1)
+    run = run_wards(tmp_path, schema, **{"test-share": 0.0})
+    assert facts_of([run])["clients"] == "2"
+    page = Parsed.of(write_report(run, tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert [row[0] for row in page.tables["about-clients"]] == ["client", *sorted(frames)]
+    assert not {"groups", "gaps", "clients"} & page.tables.keys()
+    assert all(len(rows) > 1 for rows in page.tables.values())
+    run.show()
+    assert "Groups" not in capsys.readouterr().out
