@@ -63,13 +63,18 @@ def write_wards(folder: Path) -> dict[str, pandas.DataFrame]:
 
 
 def run_wards(
-    folder: Path, schema: str, score: str = "", ignored: str = "days", **settings: float
+    folder: Path,
+    schema: str,
+    score: str = "",
+    ignored: str = "days",
+    rounds: int = 2,
+    **settings: float,
 ) -> Run:
     return api.run(
         "csv",
         data_dir=folder / "wards",
         schema=f'ignore = ["{ignored}"]\n{schema}',
-        rounds=2,
+        rounds=rounds,
         out=folder / "run",
         score=score or None,
         settings=settings,
@@ -267,3 +272,10 @@ def test_a_run_without_test_rows_has_no_empty_table(
     assert all(len(rows) > 1 for rows in page.tables.values())
     run.show()
     assert "Groups" not in capsys.readouterr().out
+
+
+def test_an_extended_run_counts_as_one_that_is_not(tmp_path: Path) -> None:
+    write_wards(tmp_path / "wards")
+    before = EXAMPLES.read(run_wards(tmp_path, CLASSES).folder)
+    assert before.keys() == {COUNTS}
+    assert EXAMPLES.read(run_wards(tmp_path, CLASSES, rounds=3).folder) == before
