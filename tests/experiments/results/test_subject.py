@@ -65,10 +65,9 @@ def write_wards(folder: Path) -> dict[str, pandas.DataFrame]:
 def run_wards(
     folder: Path,
     schema: str,
-    score: str = "",
     ignored: str = "days",
     rounds: int = 2,
-    **settings: float,
+    **settings: float | str,
 ) -> Run:
     return api.run(
         "csv",
@@ -76,7 +75,6 @@ def run_wards(
         schema=f'ignore = ["{ignored}"]\n{schema}',
         rounds=rounds,
         out=folder / "run",
-        score=score or None,
         settings=settings,
         progress=False,
     )
