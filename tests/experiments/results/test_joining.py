@@ -111,6 +111,8 @@ def test_methods_that_do_the_same_share_a_sentence() -> None:
         [replace(first, clients={**many, "b": first.clients["b"]})], comparison
     )
     assert long.endswith(" and 888 more.")
+    every = replace(first, clients={"b": first.clients["b"]})
+    assert describe_clients([every], comparison) == ["By client under FedAvg: loses: b."]
     nobody = [replace(first, clients={})]
     assert describe_clients(nobody, comparison) == []
     vars(comparison)["joining"] = nobody

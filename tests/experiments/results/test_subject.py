@@ -251,7 +251,9 @@ def test_of_three_classes_the_largest_is_the_reference(tmp_path: Path) -> None:
         frame.assign(ill=kinds).to_csv(tmp_path / "wards" / f"{name}.csv", index=False)
     three = CLASSES.replace('["no", "yes"]', '["no", "yes", "late"]')
     run = run_wards(tmp_path, three.replace('positive = "yes"\n', ""), score="accuracy")
-    for name, found in Subject.of(run).references(run.score).items():
+    references = Subject.of(run).references(run.score)
+    assert references.keys() == frames.keys()
+    for name, found in references.items():
         targets = load_task(run.settings).splits(name).test.all_targets
         assert found == pytest.approx(100.0 * (targets == 1).double().mean().item())
     assert facts_of([run])["predicted"] == "ill: no, yes, late"
