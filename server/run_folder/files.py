@@ -390,7 +390,7 @@ def record_trained(folder: Path, counts: Mapping[str, float]) -> None:
     about = EXAMPLES.read(folder)
     trained = about.get("trained", {})
     new = {name: int(count) for name, count in counts.items() if name not in trained}
-    if "trained" in about and new:
+    if "seeds" in about and new:
         EXAMPLES.write(folder, {**about, "trained": {**trained, **new}})
 
 
