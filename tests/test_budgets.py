@@ -28,7 +28,7 @@ ROOMS: Mapping[str, int] = {
     "deploy/fleet": 2_589,
     "fairbloom/experiments": 851,
     "fairbloom/experiments/pages": 1_111,
-    "fairbloom/experiments/results": 2_025,
+    "fairbloom/experiments/results": 2_024,
     "fairbloom/experiments/studies": 915,
     "fairbloom/prediction": 866,
     "fairbloom": 732,

@@ -8,7 +8,7 @@ from fairbloom.server.run_folder.csv_rows import SHARE_OF_LARGER_CLASS
 from fairbloom.strategies import METHODS
 from fairbloom.strategies.named import title
 
-from ..render.page import Cell, Section, Table
+from ..render.page import Cell, Charts, Section, Table
 from ..results.run import Run
 from ..results.subject import Subject, facts_of
 from .cells import Digits
@@ -43,10 +43,9 @@ WORDS: Mapping[str, str] = {
 }
 
 
-def about_section(runs: Sequence[Run]) -> Section:
-    """Return what runs are about, and the clients' numbers of rows."""
-    run = runs[0]
-    subject = Subject.of(run)
+def about_section(subject: Subject, runs: Sequence[Run]) -> Section:
+    """Return what runs are about, and the clients' numbers of rows; the subject is the first's."""
+    run = subject.run
     clients = table_of_clients(
         "The clients",
         worst_first(run.final(), run.score) or sorted(subject.counts),
@@ -57,7 +56,7 @@ def about_section(runs: Sequence[Run]) -> Section:
         "about",
         "The data and the runs",
         ["what", "value"],
-        [[Cell(name), Cell(value)] for name, value in facts_of(runs).items()],
+        [[Cell(name), Cell(value)] for name, value in facts_of(subject, runs).items()],
     )
     return Section(
         "about",
@@ -105,7 +104,15 @@ def words_section(sections: Sequence[Section], runs: Sequence[Run]) -> Section:
         name: " ".join((inspect.getdoc(method) or "").partition("\n\n")[0].split())
         for name, method in methods.items()
     }
-    said = str(sections)  # all of their texts
+    # all of their texts, without the data of charts
+    said = str(
+        [
+            (section.title, section.intro, block)
+            for section in sections
+            for block in section.blocks
+            if not isinstance(block, Charts)
+        ]
+    )
     rows |= {word: meaning for word, meaning in WORDS.items() if word in said}
     cells = [[Cell(word), Cell(meaning)] for word, meaning in rows.items()]
     return Section(

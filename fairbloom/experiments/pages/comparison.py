@@ -65,7 +65,8 @@ def page_of_comparison(comparison: Comparison) -> Page:
     lines = lines_of(comparison)
     facts: dict[str, object] = {"baseline": comparison.baseline, "clients": comparison.client_count}
     facts |= {"seeds": len(seeds)} | ({"rounds": lines[0].runs[0].rounds_done} if lines else {})
-    about = Subject.of(lines[0].runs[0]).title if lines else ""
+    subjects = [Subject.of(line.runs[0]) for line in lines[:1]]
+    about = "".join(subject.title for subject in subjects)
     count = len([line for line in lines if not line.same_runs_as]) or len(comparison.methods)
     brief = brief_sections(comparison)
     joining = [describe_mean(found, comparison) for found in comparison.joining[:1]]
@@ -80,7 +81,7 @@ def page_of_comparison(comparison: Comparison) -> Page:
         partial(detailed_sections, comparison, lines, brief),
         files_of(folder, "tables and runs", *(("figure", str(path)) for path in figures[:1])),
         partial(sorted_charts, comparison),
-        [about_section(lines[0].runs)] if lines else [],
+        [about_section(subject, lines[0].runs) for subject in subjects],
     )
 
 

@@ -49,8 +49,7 @@ def subgroups_section(scene: Scene, reports: Reports, *more: Table) -> Section |
         "Over the examples of all clients that report the group; means over the seeds with which"
         " some client does."
     )
-    if any(LEFT_OUT in cell.text for row in cells for cell in row):
-        note += f" {PARTIAL}{_lacking_clients(reports)}."
+    note += _describe_lacking(reports)
     blocks.append(
         Table(
             "groups",
@@ -127,12 +126,19 @@ def _by_name(by_seed: Sequence[GroupReport], client: str, grouping: str) -> dict
     return found
 
 
-def _lacking_clients(reports: Reports) -> str:
-    """Return the clients that scores leave out, in brackets; "" if each client is among them."""
+def _describe_lacking(reports: Reports) -> str:
+    """Return what the mark of a score means; it names the clients unless all are among them."""
     every = [report for by_seed in reports.values() for report in by_seed]
-    names = {name for report in every for gap in report.gaps(ALL) for name in gap.without}
-    some = names and any(names < {*report.clients} for report in every)
-    return text_if(some, f" ({join_first(sorted(names))})")
+    names = {
+        client
+        for report in every
+        for grouping in report.grouped.groupings
+        for group in report.of(ALL, grouping)
+        for clients in group.without.values()
+        for client in clients
+    }
+    some = any(names < {*report.clients} for report in every)
+    return text_if(names, f" {PARTIAL}{text_if(some, f' ({join_first(sorted(names))})')}.")
 
 
 def _left_out(by_seed: Sequence[GroupReport], grouping: str) -> str:

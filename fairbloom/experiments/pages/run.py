@@ -60,6 +60,7 @@ ONE_RUN_OF_APP = (
 def page_of_run(run: Run) -> Page:
     """Return the page of a run."""
     final = run.final()
+    subject = Subject.of(run)
     personal = run.final(model="personal") if run.serves == "global" and run.finished else {}
     lines = [Line(run.label, [run], run.serves)]
     lines += (
@@ -109,7 +110,7 @@ def page_of_run(run: Run) -> Page:
         return [*found, words, all_settings_section(lines[:1])]
 
     return Page(
-        f"{run.label}{Subject.of(run).title}",
+        f"{run.label}{subject.title}",
         headline,
         sentences,
         [(name, str(value)) for name, value in facts.items() if value is not None],
@@ -117,7 +118,7 @@ def page_of_run(run: Run) -> Page:
         details,
         files_of(run.folder, "run folder"),
         partial(rounds_charts_of_run, run) if final else None,
-        [about_section([run])],
+        [about_section(subject, [run])],
     )
 
 

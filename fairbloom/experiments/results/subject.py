@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
 
+from fairbloom.client.guard.accepted_schemas import SHOWN, digest_of
 from fairbloom.errors import MAX_LISTED
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.run_folder.csv_rows import SHARE_OF_LARGER_CLASS
@@ -19,10 +19,8 @@ from fairbloom.server.run_folder.files import (
 from fairbloom.tables.schema import Field, Schema, parse_schema
 from fairbloom.text import join_first, text_if
 
+from .caveats import join_ends
 from .run import Run
-
-# The characters of a schema's digest that are shown.
-SHOWN_DIGITS = 12
 
 # The scores that have a reference, with its heading and its words.
 REFERENCES: Mapping[str, tuple[str, str]] = {
@@ -44,6 +42,7 @@ class Subject:
 
     run: Run
     schema: Schema
+    has_tables: bool
     classes: tuple[str, ...]
     counts: Mapping[str, Mapping[str, Any]]
 
@@ -52,15 +51,12 @@ class Subject:
         """Return what a run is about, from its folder alone."""
         task = str(run.settings.get("task", ""))
         schema = Schema(target=task, fields={task: Field(type="number")})
-        if task == "csv" and (text := SCHEMA.read(run.folder)):
+        text = SCHEMA.read(run.folder)
+        has_tables = task == "csv" and bool(text)
+        if has_tables:
             schema = parse_schema(text)
         classes = getattr(PREPROCESSING.read(run.folder), "classes", ())
-        return cls(run, schema, classes, EXAMPLES.read(run.folder).get(COUNTS, {}))
-
-    @property
-    def has_tables(self) -> bool:
-        """Whether the clients have tables, which a schema describes."""
-        return self.schema.target != str(self.run.settings.get("task", ""))
+        return cls(run, schema, has_tables, classes, EXAMPLES.read(run.folder).get(COUNTS, {}))
 
     @property
     def place(self) -> int | None:
@@ -117,9 +113,8 @@ class Subject:
         )
 
 
-def facts_of(runs: Sequence[Run]) -> dict[str, str]:
+def facts_of(subject: Subject, runs: Sequence[Run]) -> dict[str, str]:
     """Return what runs are about, by headings; what is not known is left out."""
-    subject = Subject.of(runs[0])
     schema = SCHEMA.read(runs[0].folder)
     unit = subject.schema.unit
     tested = runs[0].test_examples()
@@ -133,8 +128,8 @@ def facts_of(runs: Sequence[Run]) -> dict[str, str]:
         "clients": f"{len(subject.counts or tested)}",
         "rows": f"{rows}{sum(tested.values())}",
         "unit": text_if(unit, f"{unit}: all its rows are for training, or all for testing"),
-        "date": " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]])),
-        "schema": text_if(schema, sha256(schema.encode()).hexdigest()[:SHOWN_DIGITS]),
+        "date": join_ends(dates),
+        "schema": text_if(schema, digest_of(schema)[:SHOWN]),
         "Fairbloom": str(environments[0].get("fairbloom", "")),
     }
     return {name: value for name, value in facts.items() if value}

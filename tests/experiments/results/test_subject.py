@@ -92,7 +92,7 @@ def test_facts_name_what_of_whom_how_many_and_when(
 ) -> None:
     run, frames = wards
     tested = sum(run.test_examples().values())
-    assert facts_of([run]) == {
+    assert facts_of(Subject.of(run), [run]) == {
         "predicted": "ill: no, yes, of which yes is positive",
         "data": "wards",
         "clients": "2",
@@ -143,7 +143,7 @@ def test_a_range_of_dates_and_unknown_facts(
         about = {"date": day, "fairbloom": "0.2"} if day else {"fairbloom": "0.2"}
         ENVIRONMENT.write(folder, about)
         runs.append(load(folder))
-    facts = facts_of(runs)
+    facts = facts_of(Subject.of(runs[0]), runs)
     assert facts["date"] == "2026-02-01 to 2026-02-03"
     assert facts["rows"] == str(sum(run.test_examples().values()))  # a server knows no more
     assert not {"unit", "schema"} & facts.keys()
@@ -202,7 +202,7 @@ def test_an_error_stands_beside_that_of_the_mean(tmp_path: Path) -> None:
             np.sqrt(np.square(errors).mean()), rel=1e-5
         )
     assert subject.references(R2) == dict.fromkeys(frames, 0.0)
-    assert facts_of([run])["predicted"] == "days, in d"
+    assert facts_of(Subject.of(run), [run])["predicted"] == "days, in d"
     assert "mean as prediction" in page_of(run).sections[0].blocks[-1].headings
 
 
@@ -256,7 +256,7 @@ def test_of_three_classes_the_largest_is_the_reference(tmp_path: Path) -> None:
     for name, found in references.items():
         targets = load_task(run.settings).splits(name).test.all_targets
         assert found == pytest.approx(100.0 * (targets == 1).double().mean().item())
-    assert facts_of([run])["predicted"] == "ill: no, yes, late"
+    assert facts_of(Subject.of(run), [run])["predicted"] == "ill: no, yes, late"
 
 
 def test_a_run_without_test_rows_has_no_empty_table(
@@ -265,7 +265,7 @@ def test_a_run_without_test_rows_has_no_empty_table(
     frames = write_wards(tmp_path / "wards")
     schema = CLASSES.replace("[fields.x]", 'groups = ["x>=0"]\n[fields.x]', 1)
     run = run_wards(tmp_path, schema, **{"test-share": 0.0})
-    assert facts_of([run])["clients"] == "2"
+    assert facts_of(Subject.of(run), [run])["clients"] == "2"
     page = Parsed.of(write_report(run, tmp_path / "report.html").read_text(encoding="utf-8"))
     assert [row[0] for row in page.tables["about-clients"]] == ["client", *sorted(frames)]
     assert not {"groups", "gaps", "clients"} & page.tables.keys()
