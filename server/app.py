@@ -311,7 +311,7 @@ def federate(
             COUNTS: {
                 name: task.splits(name).count(task.classes or 0)
                 for name in task.clients
-                if task.schema and not deployed
+                if find_task(settings.task).reads and not deployed
             },
         }
         if new := {key: value for key, value in found.items() if value}:
