@@ -1,6 +1,5 @@
 """Infer a schema from files, as a draft that a person reads and corrects."""
 
-import json
 import re
 import shlex
 import tomllib
@@ -63,6 +62,7 @@ from .schema import (
     normalise,
 )
 from .survey import Column, Sites
+from .toml import quote, write_key
 from .warnings import SHOWN, determines, find_remarks, present_values
 
 # A number with a leading 0, as codes have.
@@ -714,7 +714,9 @@ def _category_lines(texts: Counter[str]) -> list[str]:
     lines = [f'type = "{kind}"', f"categories = [{', '.join(written)}]"]
     more = sorted(spellings for spellings in alike.values() if spellings[1:])
     if more:
-        spelled = (f"{_key(name)} = [{', '.join(map(quote, others))}]" for name, *others in more)
+        spelled = (
+            f"{write_key(name)} = [{', '.join(map(quote, others))}]" for name, *others in more
+        )
         lines.append(f"spellings = {{{', '.join(spelled)}}}")
     return lines
 
@@ -746,7 +748,7 @@ def _lines(draft: Draft, missing: Missing) -> Iterator[str]:
     for name, each in draft.fields.items():
         yield ""
         yield from (f"# {_printable(comment)}" for comment in each.comments)
-        yield from (f"[fields.{_key(name)}]", *each.lines)
+        yield from (f"[fields.{write_key(name)}]", *each.lines)
 
 
 def _file_lines(
@@ -770,7 +772,7 @@ def _file_lines(
         written = {EVERY_FILE: every}
     for key, lines in written.items():
         if lines:
-            yield from ("", f"[files.{_key(key)}]", *lines)
+            yield from ("", f"[files.{write_key(key)}]", *lines)
 
 
 def _lines_of_file(table: ReadTable, found: ReadTable) -> list[str]:
@@ -785,17 +787,8 @@ def _lines_of_file(table: ReadTable, found: ReadTable) -> list[str]:
     for name, about in table.file.fields.items():
         if table.file.key.endswith("/*"):
             lines.append(f"# if its unit is another one, add unit and factor to {name}")
-        lines.append(f"fields.{_key(name)} = {{name = {quote(about.name[0])}}}")
+        lines.append(f"fields.{write_key(name)} = {{name = {quote(about.name[0])}}}")
     return lines
-
-
-def quote(value: object) -> str:
-    """Return a text, or a list, as TOML writes it."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else quote(name)
 
 
 def _printable(text: str) -> str:

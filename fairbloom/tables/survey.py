@@ -92,6 +92,8 @@ class Column:
         Which of the cells mean that a value is missing.
     texts
         The cells as names of categories; without numbers if there are more than MAX_CATEGORIES.
+    words
+        The cells that mean a missing value, by their index.
     marks
         How the file writes numbers that a cell is from, by its index.
     is_there
@@ -103,6 +105,7 @@ class Column:
     numbers: NDArray[np.float64]
     is_missing: NDArray[np.bool_]
     texts: Mapping[int, str]
+    words: Mapping[int, str]
     marks: Mapping[int, Marks]
     is_there: NDArray[np.bool_]
 
@@ -114,6 +117,7 @@ class Column:
         numbers: list[NDArray[np.float64]] = []
         is_missing: list[NDArray[np.bool_]] = []
         texts: dict[int, str] = {}
+        words: dict[int, str] = {}
         marks: dict[int, Marks] = {}
         known: dict[tuple[str, Marks], int] = {}
         start = 0
@@ -131,6 +135,9 @@ class Column:
                 places[place] = entry
                 texts[entry] = text
                 marks[entry] = how
+            if len(column.texts):
+                for place in np.flatnonzero(column.is_missing).tolist():
+                    words[start + place] = normalise(column.texts[place])
             codes.append(places[column.codes[rows]])
             numbers.append(np.where(column.is_wrong | column.is_missing, np.nan, column.numbers))
             is_missing.append(column.is_missing)
@@ -146,6 +153,7 @@ class Column:
             np.concatenate([*numbers, [np.nan]]),
             np.concatenate([*is_missing, [True]]),
             texts,
+            words,
             marks,
             is_there,
         )

@@ -1,0 +1,299 @@
+"""Profiles: what is said of each column of a site's tables, above a floor of rows.
+
+Nothing in a profile depends on fewer rows than its floor: every count is rounded down to a multiple
+of it, no cell appears that fewer rows hold, and a quantile is the mean of as many numbers, with as
+many beyond it on both sides. Where rows belong to persons, each person has one row. On one machine,
+for one's own eyes, the floor is 1.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .cells import format_number
+from .encoding import ColumnValues, is_missing
+from .schema import Field
+from .survey import Column
+from .two_units import find_two_units
+
+# The shares of the numbers that are below each quantile of a profile.
+PROBABILITIES = np.array([0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95])
+
+# A column with more distinct numbers has quantiles, and no counts: with both, the exact number of
+# rows would undo the rounding.
+MAX_NUMBERS = 20
+
+# Values and patterns that a profile above a floor of 1 lists.
+MAX_LISTED = 100
+
+# Rows that show that a column has many distinct numbers.
+SAMPLE = 1_000
+
+# Signs of a pattern.
+MAX_PATTERN = 12
+
+# Numbers that often stand for a missing value: 9, 99, -9, -1, 88 and so on.
+SENTINELS = np.array(
+    [sign * (10**k - 1) for k in range(1, 6) for sign in (1, -1)] + [-1, 88, 888, 8888, -88, -888]
+)
+
+# Zero may stand for a missing value only among as many distinct numbers.
+FEWEST_KINDS = 5
+
+# Share of the rows that two columns fill between them, and that each of them fills at least, if one
+# seems to go on where the other ends.
+FILLED = 0.9
+FILLED_BY_EACH = 0.1
+
+
+@dataclass(frozen=True)
+class Found:
+    """What only the rows of a site show of a column.
+
+    Attributes
+    ----------
+    kind
+        "far", "negative" or "zero" for a number that may stand for a missing value, "two-units", or
+        "exclusive" for a column that is never filled where another one is.
+    rows
+        The rows that show it.
+    number
+        The number, or the ratio of the two units.
+    column
+        The other column.
+    """
+
+    kind: str
+    rows: int
+    number: float = 0.0
+    column: str = ""
+
+
+@dataclass(frozen=True)
+class ColumnProfile:
+    """A column of a site.
+
+    Attributes
+    ----------
+    rows
+        The number of rows.
+    missing
+        The number of rows without a value, by the word that says so.
+    values
+        The number of rows of each value, most frequent first: of texts, and of numbers if there are
+        at most MAX_NUMBERS.
+    others
+        The rows of values that are not listed.
+    quantiles
+        Of other numbers, at PROBABILITIES; None where too few are beyond. Numbers that seem to
+        stand for a missing value do not count.
+    floor
+        The fewest rows on which a number of the profile depends.
+    patterns
+        The number of rows of each pattern of texts: letters are a, digits are 9.
+    identifier
+        Why the column is taken to name persons or rows; nothing else is said of such a column.
+    found
+        What only rows show.
+    """
+
+    rows: int
+    missing: Mapping[str, int]
+    values: Mapping[str, int] = field(default_factory=dict)
+    others: int = 0
+    quantiles: tuple[float | None, ...] = ()
+    floor: int = 1
+    patterns: Mapping[str, int] = field(default_factory=dict)
+    identifier: str = ""
+    found: tuple[Found, ...] = ()
+
+    @property
+    def present(self) -> int:
+        """The rows that have a value."""
+        return max(0, self.rows - sum(self.missing.values()))
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """The rows of a site in a column: numbers, NaN for none; texts by their index, -1 for none."""
+
+    numbers: NDArray[np.float64]
+    codes: NDArray[np.int64]
+    texts: Sequence[str]
+    missing: Mapping[str, int]
+
+    @classmethod
+    def of(cls, about: Field, values: ColumnValues) -> "Cells":
+        """Return the cells of a column that is encoded by a schema; faulty ones count for none."""
+        gone = int(is_missing(values).sum())
+        missing = {"": gone} if gone else {}
+        if about.categories:
+            nothing = np.full(len(values), np.nan)
+            return cls(nothing, np.maximum(values, -1), about.categories, missing)
+        numbers = np.where(np.isfinite(values), values, np.nan)
+        return cls(numbers, np.full(len(values), -1), (), missing)
+
+    @classmethod
+    def of_column(cls, column: Column, rows: slice) -> "Cells":
+        """Return the cells of some rows of a column as the files have it."""
+        codes = column.codes[rows]
+        texts = [*dict.fromkeys(column.texts.values())]
+        index = {text: place for place, text in enumerate(texts)}
+        places = np.full(len(column.numbers), -1)
+        for entry, text in column.texts.items():
+            if np.isnan(column.numbers[entry]):
+                places[entry] = index[text]
+        missing: Counter[str] = Counter()
+        entries, counts = np.unique(codes[column.is_missing[codes]], return_counts=True)
+        for entry, count in zip(entries.tolist(), counts.tolist(), strict=True):
+            missing[column.words.get(entry, "")] += count
+        return cls(column.numbers[codes], places[codes], texts, missing)
+
+    @property
+    def is_filled(self) -> NDArray[np.bool_]:
+        """Which rows have a number or a text."""
+        return (self.codes >= 0) | ~np.isnan(self.numbers)
+
+
+def profile(columns: Mapping[str, Cells], floor: int = 1) -> dict[str, ColumnProfile]:
+    """Return the profile of each column of a site's rows.
+
+    Parameters
+    ----------
+    columns
+        The cells of each column: all rows at a floor of 1, else one row of each person.
+    floor
+        The fewest rows on which a number of the profile may depend.
+    """
+    found: dict[str, list[Found]] = {name: [] for name in columns}
+    for name, other, rows in _find_exclusive(columns):
+        found[name].append(Found("exclusive", rows, column=other))
+    categories = [cells.codes for cells in columns.values() if len(cells.texts)]
+    for name, cells in columns.items():
+        numbers = cells.numbers[~np.isnan(cells.numbers)]
+        found[name] += _find_codes(numbers)
+        if two := find_two_units(cells.numbers, categories):
+            found[name].append(Found("two-units", two.rows, round(two.ratio, 4)))
+    return {
+        name: _profile_column(
+            cells, floor, [_round_down(each, floor) for each in found[name] if each.rows >= floor]
+        )
+        for name, cells in columns.items()
+    }
+
+
+def _round_down(found: Found, floor: int) -> Found:
+    return replace(found, rows=found.rows // floor * floor)
+
+
+def _profile_column(cells: Cells, floor: int, found: Sequence[Found]) -> ColumnProfile:
+    codes = [each.number for each in found if each.kind in ("far", "negative")]
+    numbers = cells.numbers[~np.isnan(cells.numbers)]
+    texts = np.bincount(cells.codes[cells.codes >= 0], minlength=len(cells.texts))
+    counts = {text: int(count) for text, count in zip(cells.texts, texts, strict=True) if count}
+    quantiles: tuple[float | None, ...] = ()
+    if are_few(numbers):
+        different, rows = np.unique(numbers, return_counts=True)
+        counts |= zip(map(format_number, different.tolist()), rows.tolist(), strict=True)
+        listed = _list(counts, floor)
+    else:
+        listed = {}
+        if codes:
+            numbers = numbers[~np.isin(numbers, codes)]
+        quantiles = measure_quantiles(numbers, floor)
+    patterns: Counter[str] = Counter()
+    for text, count in counts.items() if quantiles else ():
+        patterns[pattern_of(text)] += count
+    others = 0 if quantiles else sum(counts.values()) - sum(listed.values())
+    return ColumnProfile(
+        len(cells.codes) // floor * floor,
+        _list(cells.missing, floor),
+        listed,
+        others // floor * floor,
+        quantiles,
+        floor,
+        _list(patterns, floor),
+        found=tuple(found),
+    )
+
+
+def _list(counts: Mapping[str, int], floor: int) -> dict[str, int]:
+    """Return the counts above the floor, rounded down, the most frequent first."""
+    listed = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    most = MAX_LISTED if floor > 1 else None
+    return {text: count // floor * floor for text, count in listed[:most] if count >= floor}
+
+
+def are_few(numbers: NDArray[np.float64]) -> bool:
+    """Return whether there are at most MAX_NUMBERS distinct numbers."""
+    return all(len(np.unique(some)) <= MAX_NUMBERS for some in (numbers[:SAMPLE], numbers))
+
+
+def measure_quantiles(numbers: NDArray[np.float64], floor: int) -> tuple[float | None, ...]:
+    """Return the quantiles of numbers at PROBABILITIES, None where fewer than `floor` are beyond.
+
+    Each is the mean of the `floor` numbers that are nearest to its rank; above a floor of 1 to
+    three digits.
+    """
+    last = len(numbers) - 1
+    ranks = PROBABILITIES * last
+    is_given = np.minimum(np.floor(ranks), last - np.ceil(ranks)) >= floor
+    starts = np.round(ranks - (floor - 1) / 2.0)
+    starts = np.clip(starts, 0, max(0, last + 1 - floor)).astype(np.int64)
+    windows = starts[is_given][:, None] + np.arange(floor)
+    means = np.partition(numbers, np.unique(windows))[windows].mean(axis=1).tolist()
+    if floor > 1:
+        means = [float(f"{mean:.3g}") for mean in means]
+    found = iter(means)
+    return tuple(next(found) if given else None for given in is_given.tolist())
+
+
+def pattern_of(text: str) -> str:
+    """Return the pattern of a text: 4.2 H is 9.9 a."""
+    return re.sub(r"[^\W\d_]", "a", re.sub(r"\d", "9", text[:MAX_PATTERN]))
+
+
+def _find_codes(numbers: NDArray[np.float64]) -> Iterator[Found]:
+    """Yield the numbers that may stand for a missing value."""
+    if len(numbers) < 2:
+        return
+    codes = []
+    for code in {float(numbers.min()), float(numbers.max())}.intersection(SENTINELS.tolist()):
+        others = numbers[numbers != code]
+        is_repeated = 0 < len(others) < len(numbers) - 1
+        if is_repeated and np.abs(others - code).min() > max(2.0 * others.std(), 1.0):
+            codes.append(code)
+            yield Found("far", len(numbers) - len(others), code)
+    others = numbers[~np.isin(numbers, codes)] if codes else numbers
+    below, counts = np.unique(others[others < 0.0], return_counts=True)
+    are_codes = 1 <= len(below) <= 2 and counts.min() > 1 and (below == np.round(below)).all()
+    if are_codes and others.max() > 0.0:
+        for code, count in zip(below.tolist(), counts.tolist(), strict=True):
+            yield Found("negative", count, code)
+    positive = others[others > 0.0]
+    zeros = int((others == 0.0).sum())
+    if (
+        zeros > 1
+        and len(positive) + zeros == len(others)
+        and len(positive)
+        and positive.min() > positive.std()
+        and len(np.unique(positive[:SAMPLE])) >= FEWEST_KINDS
+    ):
+        yield Found("zero", zeros)
+
+
+def _find_exclusive(columns: Mapping[str, Cells]) -> Iterator[tuple[str, str, int]]:
+    """Yield pairs of columns that are never both filled, and fill nearly all rows between them."""
+    filled = {}
+    for name, cells in columns.items():
+        is_filled = cells.is_filled
+        if FILLED_BY_EACH <= is_filled.mean() <= 1.0 - FILLED_BY_EACH:
+            filled[name] = is_filled
+    for (name, first), (other, second) in combinations(filled.items(), 2):
+        if not (first & second).any() and (first | second).mean() >= FILLED:
+            yield name, other, int(first.sum())
