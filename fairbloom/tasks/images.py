@@ -17,11 +17,11 @@ from fairbloom.protocol.settings import split_names
 from fairbloom.tables import DataError
 from fairbloom.tables.cells import sort_classes
 from fairbloom.tables.folders import count_endings, folders_in, is_visible
-from fairbloom.tables.toml import quote
 from fairbloom.tables.positive import ask_about_positive, choose_positive
 from fairbloom.tables.preprocessing import IMAGES, Preprocessing
 from fairbloom.tables.reasons import raise_faults
 from fairbloom.tables.schema import ImageSchema, parse_image_schema
+from fairbloom.tables.toml import quote
 from fairbloom.text import join_first, plural, text_if
 
 from . import models
