@@ -1,9 +1,13 @@
 """Say what a finding means, and the line that a person may paste."""
 
+from collections.abc import Mapping
+
 from fairbloom.text import join_first, text_if, three_digits
 
 from .cells import format_number, parse_number
 from .comparison import Finding
+from .conversions import Conversion
+from .schema import Field
 from .toml import quote, write_key
 
 # Names of sites, and of categories, that a sentence lists.
@@ -11,6 +15,16 @@ SHOWN = 3
 
 # Significant digits of a conversion.
 DIGITS = 6
+
+
+def say_and_propose(finding: Finding, about: Field, files: Mapping[str, str]) -> str:
+    """Return what stands out, and the lines that a person may paste into the schema, if any.
+
+    `about` is the field, and `files` has each site's key under `files`; none if one file has the
+    rows of all.
+    """
+    lines = propose(finding, about, files.get(finding.sites[-1], ""))
+    return say(finding) + text_if(lines, f"; if so, say {' or '.join(lines)}")
 
 
 def say(finding: Finding) -> str:
@@ -28,7 +42,7 @@ def say(finding: Finding) -> str:
             other = "another quantity, another unit, or other people"
             return f"{told}: {text_if(known, f'it looks like {known}') or other}"
         case "categories":
-            told = f"its categories, {words}, are frequent at no other site"
+            told = f"its categories, {words}, are not those of the others"
             return f"{told}{text_if(known, f': it looks like {known}')}"
         case "lacking":
             return f"it lacks {words}, which the others have"
@@ -51,39 +65,43 @@ def say(finding: Finding) -> str:
     raise AssertionError(finding.kind)
 
 
-def propose(finding: Finding, file: str) -> tuple[str, str]:
-    """Return the heading of a schema and the line below it that a finding proposes; "" for none.
+def propose(finding: Finding, about: Field, file: str) -> list[str]:
+    """Return the lines of a schema that a finding proposes, each with its heading.
 
-    `file` is the site's key under `files`.
+    `file` is the site's key under `files`, "" for none.
     """
     name = write_key(finding.field)
-    of_field = f"[fields.{name}]"
-    of_site = f"[files.{quote(file)}]"
+    of_field = f"under [fields.{name}]"
     match finding.kind:
-        case "numbers" if finding.explained_by:
-            back = finding.explained_by[0].inverse()
-            offset = text_if(back.offset, f", offset = {back.offset:.{DIGITS}g}")
-            return of_site, f"fields.{name} = {{factor = {back.factor:.{DIGITS}g}{offset}}}"
-        case "categories" if finding.explained_by:
-            return of_site, f"fields.{name}.spellings = {{{_spell_codes(finding)}}}"
+        case "categories" if file and not finding.explained_by:
+            own = quote(finding.words[0])
+            return [f"fields.{name}.spellings = {{USUAL = [{own}]}} under [files.{quote(file)}]"]
+        case "numbers" | "categories" if file:
+            return [
+                f"fields.{name}{_convert(finding, about, way)} under [files.{quote(file)}]"
+                for way in finding.explained_by[:SHOWN]
+            ]
         case "spelling":
             text, usual = finding.words
-            return of_field, f"spellings = {{{write_key(usual)} = [{quote(text)}]}}"
+            return [f"spellings = {{{write_key(usual)} = [{quote(text)}]}} {of_field}"]
         case "one-value":
             (value,) = finding.words
             no = "no" if parse_number(value) is None else "0"
             categories = f"categories = [{quote(no)}, {quote(value)}]"
-            return of_field, f'{categories}\nspellings = {{{write_key(no)} = [""]}}'
+            return [f'{categories} and spellings = {{{write_key(no)} = [""]}} {of_field}']
         case "far" | "negative" | "zero":
-            return of_field, f"missingValues = [{quote(format_number(finding.value))}]"
-    return "", ""
+            return [f"missingValues = [{quote(format_number(finding.value))}] {of_field}"]
+    return []
 
 
-def _spell_codes(finding: Finding) -> str:
-    """Return the spelling of each code as the others have it."""
-    back = finding.explained_by[0].inverse()
+def _convert(finding: Finding, about: Field, way: Conversion) -> str:
+    """Return how a site's numbers, or its codes, become the others'."""
+    back = way.inverse()
+    if not about.categories:
+        offset = text_if(back.offset, f", offset = {back.offset:.{DIGITS}g}")
+        return f" = {{factor = {back.factor:.{DIGITS}g}{offset}}}"
     pairs = []
     for code in finding.words:
         usual = (parse_number(code) or 0.0) * back.factor + back.offset
         pairs.append(f"{quote(format_number(round(usual, DIGITS)))} = [{quote(code)}]")
-    return ", ".join(pairs)
+    return f".spellings = {{{', '.join(pairs)}}}"

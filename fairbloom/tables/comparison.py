@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from .cells import format_number, parse_number
 from .conversions import CONVERSIONS, Conversion
-from .profiles import PROBABILITIES, ColumnProfile, Found, measure_quantiles
+from .profiles import CODES, MAX_NUMBERS, PROBABILITIES, ColumnProfile, Found, measure_quantiles
 from .schema import fold_cell, normalise
 
 Profiles = Mapping[str, ColumnProfile]
@@ -60,6 +60,9 @@ YEARS = (1900.0, 2100.0)
 # Points of a site's distribution in a mixture of sites.
 POINTS = 40
 GRID = (np.arange(POINTS) + 0.5) / POINTS
+
+# Rows of a number, on average, of which few are codes.
+ROWS_OF_CODE = 5
 
 # Listed numbers of a site that are counted out.
 MOST_COUNTED = 10_000
@@ -165,7 +168,9 @@ def _compare_missing(name: str, columns: Profiles) -> Iterator[Finding]:
         rows = np.array([columns[site].rows for site in sites])
         missing = np.array([sum(columns[site].missing.values()) for site in sites])
         shares = missing / np.maximum(rows, 1)
-        found = {}
+        found: dict[str, Finding] = {}
+        if np.ptp(shares) <= MISSING_APART:
+            return found
         for place, site in enumerate(sites):
             others = np.delete(shares, place)
             middle = float(np.median(others))
@@ -272,12 +277,22 @@ def distance(site: NDArray[np.float64], others: NDArray[np.float64]) -> float:
     return float(apart / min(others_range, site_range))
 
 
+def _are_numbers(columns: Profiles) -> bool:
+    """Return whether a column has quantities, and no codes: many distinct numbers for its rows."""
+    if any(column.quantiles for column in columns.values()):
+        return True
+    listed = [column for column in columns.values() if len(_numbers_of(column))]
+    distinct = {text for column in listed for text in column.values}
+    rows = sum(column.present for column in listed)
+    return len(distinct) > MAX_NUMBERS or rows < ROWS_OF_CODE * len(distinct)
+
+
 def _compare_numbers(name: str, columns: Profiles) -> Iterator[Finding]:
     """Yield the sites whose numbers are far from the others', with the conversions that explain it.
 
     A site with too few quantiles cannot be compared.
     """
-    if not any(column.quantiles for column in columns.values()):
+    if not _are_numbers(columns):
         return
     numeric = {
         site: column
@@ -308,7 +323,7 @@ def _compare_numbers(name: str, columns: Profiles) -> Iterator[Finding]:
                     float(quantiles[3]),
                     float(others[3]),
                     columns[sites[place]].present,
-                    explained_by=_explain_numbers(quantiles, others, usual),
+                    explained_by=_explain_numbers(name, quantiles, others, usual),
                 )
         return found
 
@@ -316,18 +331,27 @@ def _compare_numbers(name: str, columns: Profiles) -> Iterator[Finding]:
 
 
 def _explain(
-    left: Callable[[Conversion], float], apart: float, usual: float, more: Sequence[Conversion] = ()
+    field: str,
+    left: Callable[[Conversion], float],
+    apart: float,
+    usual: float,
+    more: Sequence[Conversion] = (),
 ) -> tuple[Conversion, ...]:
-    """Return the conversions that explain a distance `apart`; `left` is what is left after one."""
+    """Return the conversions that explain a distance `apart` in a field.
+
+    `left` is what is left after one. Those of the quantity that the field names come first, then
+    the most usual.
+    """
     rest = {each: left(each) for each in (*CONVERSIONS, *more)}
     best = min(rest.values())
     if not best <= max(EXPLAINED, usual) or not best <= apart / CURED:
         return ()
-    return tuple(each for each, distance in rest.items() if distance <= ALSO * best + MARGIN)
+    also = [each for each, distance in rest.items() if distance <= ALSO * best + MARGIN]
+    return tuple(sorted(also, key=lambda each: not each.names(field)))
 
 
 def _explain_numbers(
-    site: NDArray[np.float64], others: NDArray[np.float64], usual: float
+    name: str, site: NDArray[np.float64], others: NDArray[np.float64], usual: float
 ) -> tuple[Conversion, ...]:
     """Return the conversions that explain a site's quantiles."""
 
@@ -340,7 +364,7 @@ def _explain_numbers(
     births = [Conversion("years of birth and ages", -1.0, round(year))]
     is_turned = bool((np.isnan(site) == np.isnan(site[::-1])).all())
     more = births if is_turned and YEARS[0] <= year <= YEARS[1] else []
-    return _explain(left, distance(site, others), usual, more)
+    return _explain(name, left, distance(site, others), usual, more)
 
 
 # Categories ---------------------------------------------------------------------------------------
@@ -377,7 +401,7 @@ def _variation(
 
 def _compare_categories(name: str, columns: Profiles) -> Iterator[Finding]:
     """Yield the sites with other categories, or without one that all others have."""
-    if any(column.quantiles for column in columns.values()):
+    if _are_numbers(columns):
         return
 
     def judge(sites: Sequence[str]) -> dict[str, Finding]:
@@ -385,8 +409,12 @@ def _compare_categories(name: str, columns: Profiles) -> Iterator[Finding]:
         total = counts.sum(axis=0)
         present = np.array([columns[site].present for site in sites], np.float64)
         apart = _variation(counts, present, total - counts)
+        largest = (counts / np.maximum(present, 1.0)[:, None]).max(axis=0)
+        expected_most = np.where(counts == 0.0, largest * present[:, None], 0.0)
+        may_lack = expected_most.max(axis=1, initial=0.0) > EXPECTED_ROWS
         found = {}
-        for place, site in enumerate(sites):
+        for place in np.flatnonzero(may_lack | (apart > CATEGORIES_APART)).tolist():
+            site = sites[place]
             others = np.delete(counts, place, axis=0)
             rest = total - counts[place]
             own = _variation(others, np.delete(present, place), rest - others)
@@ -399,7 +427,7 @@ def _compare_categories(name: str, columns: Profiles) -> Iterator[Finding]:
             lacking = expected.max(initial=0.0) / fewest
             if max(size, lacking) <= 1.0:
                 continue
-            ways = _explain_codes(texts, counts[place], rest, usual)
+            ways = _explain_codes(name, texts, counts[place], rest, usual)
             are_own = size > 1.0 or bool(ways)
             shown = np.flatnonzero(counts[place] if are_own else expected > fewest)
             found[site] = Finding(
@@ -423,7 +451,11 @@ def _compare_categories(name: str, columns: Profiles) -> Iterator[Finding]:
 
 
 def _explain_codes(
-    texts: Sequence[str], site: NDArray[np.float64], others: NDArray[np.float64], usual: float
+    name: str,
+    texts: Sequence[str],
+    site: NDArray[np.float64],
+    others: NDArray[np.float64],
+    usual: float,
 ) -> tuple[Conversion, ...]:
     """Return the conversions of numbers that explain a site's categories; () of texts."""
     numbers = [parse_number(text) for text, count in zip(texts, site, strict=True) if count]
@@ -439,7 +471,7 @@ def _explain_codes(
         there = np.array([moved[text] for text in texts] + [unknown])
         return float(_variation(there, there.sum(), np.append(others, 0.0)))
 
-    return _explain(left, float(_variation(site, site.sum(), others)), usual)
+    return _explain(name, left, float(_variation(site, site.sum(), others)), usual)
 
 
 def _compare_spellings(name: str, columns: Profiles) -> Iterator[Finding]:
@@ -498,7 +530,7 @@ def _join_found(name: str, columns: Profiles) -> Iterator[Finding]:
     for (kind, number, other), sites in alike.items():
         first = next(iter(sites.values()))
         rest = [columns[site] for site in columns if site not in sites]
-        if kind in ("far", "negative") and any(_is_usual(number, column) for column in rest):
+        if kind in CODES and any(_is_usual(number, column) for column in rest):
             continue
         yield Finding(
             kind,

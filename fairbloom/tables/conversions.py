@@ -16,6 +16,11 @@ class Conversion(NamedTuple):
         """Return the conversion the other way round."""
         return Conversion(self.about, 1.0 / self.factor, -self.offset / self.factor)
 
+    def names(self, field: str) -> bool:
+        """Return whether a field's name has the quantity of the conversion, as in HbA1c."""
+        words = self.about.casefold().split(" of ")
+        return len(words) > 1 and words[-1] in field.casefold()
+
 
 # The most usual first.
 KNOWN = (

@@ -8,7 +8,10 @@ from numpy.typing import NDArray
 from fairbloom.errors import FairbloomError, join_names
 from fairbloom.text import join_first, plural, text_if
 
+from .advice import SHOWN, say_and_propose
 from .cells import different_cells
+from .comparison import Finding, compare
+from .determining import determines, present_values
 from .duplicates import find_duplicates
 from .encoding import (
     NO_UNIT,
@@ -19,15 +22,15 @@ from .encoding import (
     is_missing,
     is_unknown,
 )
+from .profiles import Cells, ColumnProfile, profile
 from .reading import CellError, ReadTable
 from .reasons import DataError
-from .schema import Field, Schema, normalise
+from .schema import Field, Schema, key_of_client, normalise
 from .sizes import Row, summarise_clients
-from .warnings import determines, find_mixed_units, find_remarks, present_values
 
-# Faults, and remarks on a column, that a summary lists.
+# Faults, and ways in which clients stand out, that a summary lists.
 MAX_FAULTS = 40
-MAX_REMARKS = 3
+MAX_ADVICE = 10
 
 # The table of each client, or why it cannot be read.
 Tables = Mapping[str, ClientTable | FairbloomError]
@@ -48,33 +51,32 @@ def describe(
     remark. Of many clients and remarks, a few have a row.
     """
     columns = _columns(schema, tables)
-    on_columns: dict[str, list[Row]] = {
-        name: [
-            {"column": name, "client": client or "all", "remark": remark}
-            for client, remark in find_remarks(name, schema.fields[name], columns_of)
-        ]
-        for name, columns_of in columns.items()
-    }
-    remarks: list[Sequence[Row]] = [
-        *on_columns.values(),
-        [*_find_spellings(schema, tables)],
-        [*_remark_on_files(schema, tables)],
-        [*_find_mixed_units(schema, columns)],
-        *(  # all of them are shown
-            [
-                {
-                    "column": name,
-                    "client": "all",
-                    "remark": f"{name} determines {schema.target}: is it known only after the"
-                    " outcome?",
-                }
-            ]
+    findings = _compare_clients(schema, tables)
+    remarks = [
+        *(
+            _remark(name, "all", f"it determines {schema.target}: is it known only after it?")
             for name in find_determining(schema, tables)
         ),
-        [
-            {"column": "all", "client": clients, "remark": remark}
+        *_find_spellings(schema, tables),
+        *_remark_on_files(schema, tables),
+        *(
+            _remark("all", clients, remark)
             for clients, remark in find_duplicates(_read_tables(tables))
-        ],
+        ),
+    ]
+    files = {
+        name: key_of_client(name, table.file.paths[0].name)
+        for name, table in _read_tables(tables).items()
+        if table.file.rows is None
+    }
+    advice = [
+        _remark(
+            each.field,
+            join_first(each.sites, SHOWN),
+            say_and_propose(each, schema.fields[each.field], files),
+        )
+        for each in findings
+        if each.kind != "untold"
     ]
     if every:
         clients, faults = _list_clients(tables, count_examples)
@@ -82,7 +84,7 @@ def describe(
             "clients": clients,
             "faults": faults,
             "columns": [*_list_columns(schema, columns)],
-            "remarks": [row for found in remarks for row in found],
+            "remarks": [*remarks, *advice],
         }
     faults = _join_alike([*_summarise_faults(tables)])
     if len(faults) > MAX_FAULTS:
@@ -94,11 +96,17 @@ def describe(
         "clients": summarise_clients([*_summarise_clients(tables, count_examples)]),
         "faults": faults,
         "columns": [
-            _summarise_column(schema, name, columns_of, on_columns[name])
+            _summarise_column(
+                schema, name, columns_of, [each for each in findings if each.field == name]
+            )
             for name, columns_of in columns.items()
         ],
-        "remarks": [row for found in remarks for row in _shorten_remarks(found)],
+        "remarks": [*remarks, *_shorten(advice)],
     }
+
+
+def _remark(column: str, clients: str, remark: str) -> Row:
+    return {"column": column, "client": clients, "remark": remark}
 
 
 # Clients ------------------------------------------------------------------------------------------
@@ -171,15 +179,11 @@ def _list_columns(
     )
 
 
-def _shorten_remarks(found: Sequence[Row]) -> Iterator[Row]:
-    """Yield the first remarks on a column, and how many more there are."""
-    yield from found[:MAX_REMARKS]
-    if (rest := len(found) - MAX_REMARKS) > 0:
-        yield {
-            "column": found[0]["column"],
-            "client": "",
-            "remark": plural(rest, "and 1 more remark", f"and {rest} more remarks"),
-        }
+def _shorten(advice: Sequence[Row]) -> Iterator[Row]:
+    """Yield the first pieces of advice, and how many more there are."""
+    yield from advice[:MAX_ADVICE]
+    if (rest := len(advice) - MAX_ADVICE) > 0:
+        yield _remark("", "", f"and {rest:,} more, which --every-client prints, and --page draws")
 
 
 def _find_spellings(schema: Schema, tables: Tables) -> Iterator[Row]:
@@ -187,50 +191,30 @@ def _find_spellings(schema: Schema, tables: Tables) -> Iterator[Row]:
     for name, table in _read_tables(tables).items():
         if counts := table.file.spellings.get(name):
             spellings = [f"{spelling} in {counts[spelling]:,} rows" for spelling in sorted(counts)]
-            yield {
-                "column": schema.client,
-                "client": name,
-                "remark": f"it is written {join_first(spellings)}: they are one client",
-            }
+            remark = f"it is written {join_first(spellings)}: they are one client"
+            yield _remark(schema.client, name, remark)
 
 
 def _remark_on_files(schema: Schema, tables: Tables) -> Iterator[Row]:
     """Yield the remarks on each client's file, and on its rows that name no unit."""
     for name, table in _read_tables(tables).items():
-        yield from (
-            {"column": column, "client": name, "remark": remark}
-            for column, remark in table.file.remarks
-        )
+        yield from (_remark(column, name, remark) for column, remark in table.file.remarks)
         units = np.array([]) if table.file.units is None else table.file.units[table.rows]
         if count := int((units >= NO_UNIT).sum()):
-            yield {
-                "column": schema.unit,
-                "client": name,
-                "remark": plural(count, "1 row has", f"{count:,} rows have")
-                + " none: each counts as one",
-            }
+            having = plural(count, "1 row has", f"{count:,} rows have")
+            yield _remark(schema.unit, name, f"{having} none: each counts as one")
 
 
-def _find_mixed_units(
-    schema: Schema, columns: Mapping[str, Mapping[str, ColumnValues]]
-) -> Iterator[Row]:
-    """Yield a remark for each client with a column that seems to have numbers in two units."""
-    apart = [name for name in columns if schema.fields[name].categories or name == schema.target]
-    yield from (
-        {
-            "column": name,
-            "client": client,
-            "remark": f"it seems to be in two units, one {ratio:.3g} times the other: write"
-            " all of its numbers in one",
+def _compare_clients(schema: Schema, tables: Tables) -> list[Finding]:
+    """Return what stands out in the clients' columns, by their profiles."""
+    fields: dict[str, dict[str, ColumnProfile]] = {name: {} for name in schema.fields}
+    for client, table in _read_tables(tables).items():
+        cells = {
+            name: Cells.of(schema.fields[name], values) for name, values in table.values.items()
         }
-        for name in columns.keys() - {*apart}
-        for client, numbers in columns[name].items()
-        if (
-            ratio := find_mixed_units(
-                numbers, [columns[column][client] for column in apart if client in columns[column]]
-            )
-        )
-    )
+        for name, column in profile(cells).items():
+            fields[name][client] = column
+    return compare(fields)
 
 
 def find_determining(schema: Schema, tables: Tables) -> Iterator[str]:
@@ -256,7 +240,7 @@ def _describe_values(field: Field, values: ColumnValues) -> str:
 
 
 def _summarise_column(
-    schema: Schema, name: str, columns_of: Mapping[str, ColumnValues], remarks: Sequence[Row]
+    schema: Schema, name: str, columns_of: Mapping[str, ColumnValues], findings: Sequence[Finding]
 ) -> Row:
     """Return the row of a column: its kind, and its values at all clients."""
     field = schema.fields[name]
@@ -275,7 +259,8 @@ def _summarise_column(
         kind = f"target, {kind}"
     elif name not in schema.inputs:
         kind = f"{kind}, no input"
-    named = [str(row["client"]) for row in remarks if row["client"] != "all"]
+    named = [site for each in findings if each.kind != "untold" for site in each.sites]
+    untold = [site for each in findings if each.kind == "untold" for site in each.sites]
     empty = [client for client, columns in columns_of.items() if not len(present_values(columns))]
     standing_out = [*dict.fromkeys([*named, *empty])]
     return {
@@ -284,6 +269,7 @@ def _summarise_column(
         "values": held,
         "missing": int(is_missing(together).sum()),
         "stands out": text_if(standing_out, join_names(standing_out)),
+        **({"too few rows": join_names(untold)} if untold else {}),
     }
 
 

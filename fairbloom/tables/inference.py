@@ -15,6 +15,7 @@ import numpy as np
 from fairbloom.errors import did_you_mean
 from fairbloom.text import join_first, plural, text_if
 
+from .advice import SHOWN, say_and_propose
 from .cells import (
     MISSING,
     WITH_UNIT,
@@ -24,6 +25,8 @@ from .cells import (
     shorten,
     sort_classes,
 )
+from .comparison import compare
+from .determining import determines
 from .encoding import (
     ColumnValues,
     explain_cell,
@@ -47,6 +50,7 @@ from .identifiers import (
 )
 from .marks import SAMPLE, infer_marks
 from .positive import ask_about_positive, choose_positive
+from .profiles import Cells, ColumnProfile, profile
 from .reading import ReadTable, Values, read
 from .reasons import MAX_FAULTS, DataError
 from .schema import (
@@ -63,7 +67,6 @@ from .schema import (
 )
 from .survey import Column, Sites
 from .toml import quote, write_key
-from .warnings import SHOWN, determines, find_remarks, present_values
 
 # A number with a leading 0, as codes have.
 PADDED = re.compile(r"0[0-9]+")
@@ -136,6 +139,7 @@ def infer(
     missing: Missing = "error",
     kind: str = "auto",
     without: Collection[str] = (),
+    advise: bool = False,
 ) -> tuple[str, dict[str, str]]:
     """Return the schema that files suggest, with comments, and why columns are left out, by name.
 
@@ -159,6 +163,8 @@ def infer(
         "classification", "regression", or "auto", which decides by the target's values.
     without
         The clients of a single file whose rows are left out.
+    advise
+        Whether comments say how sites stand out.
     """
     clients = {path: name for name, files in paths.items() for path in files}
     tables, unread = _read_all(clients, {fold(target)} if target else {*TARGETS})
@@ -222,6 +228,9 @@ def infer(
     if not any(each.about.input for name, each in draft.fields.items() if name != target):
         for each in draft.fields.values():  # better than nothing to learn from
             each.lines = [line for line in each.lines if line != NO_INPUT]
+    if advise:
+        files = {name: key_of_client(name, files[0].name) for name, files in paths.items()}
+        _comment(draft, {} if client else files)
     for name, each in draft.fields.items():
         if name != target and determines(each.values, draft.fields[target].values):
             each.comments.append(f"{name} determines {target}: is it known only after the outcome?")
@@ -466,14 +475,27 @@ def _draft_column(draft: Draft, name: str, is_target: bool, kind: str) -> None:
         comments.append(finding.remark)
     about = Field.model_validate(tomllib.loads("\n".join(lines)))
     values = column.encode(about)
-    faults = [*_announce(name, column, about, values, is_target)]
-    comments += faults
-    if not faults or len(present_values(values)):
-        comments += [
-            f"{site}: {remark}" if site else remark
-            for site, remark in find_remarks(name, about, column.sites.split(values))
-        ]
+    comments += _announce(name, column, about, values, is_target)
     draft.fields[name] = Drafted(column, about, lines, comments, values)
+
+
+def _comment(draft: Draft, files: Mapping[str, str]) -> None:
+    """Add comments on what stands out, by the profiles of the sites; `files` are their keys."""
+    sites = next(iter(draft.columns.values())).sites
+    cells: dict[str, dict[str, Cells]] = {}
+    for name, each in draft.fields.items():
+        for site, values in sites.split(each.values).items():
+            cells.setdefault(site, {})[name] = Cells.of(each.about, values)
+    fields: dict[str, dict[str, ColumnProfile]] = {name: {} for name in draft.fields}
+    for site, columns in cells.items():
+        for name, column in profile(columns).items():
+            if draft.columns[name].is_there[sites.names.index(site)]:
+                fields[name][site] = column
+    for finding in compare(fields):
+        if finding.kind != "untold":
+            drafted = draft.fields[finding.field]
+            advice = say_and_propose(finding, drafted.about, files)
+            drafted.comments.append(f"{join_first(finding.sites, SHOWN)}: {advice}")
 
 
 def _propose_units(draft: Draft, target: str) -> None:

@@ -51,6 +51,10 @@ FILLED = 0.9
 FILLED_BY_EACH = 0.1
 
 
+# The kinds of what is found that are a number which may stand for a missing value.
+CODES = ("far", "negative", "zero")
+
+
 @dataclass(frozen=True)
 class Found:
     """What only the rows of a site show of a column.
@@ -192,7 +196,7 @@ def _round_down(found: Found, floor: int) -> Found:
 
 
 def _profile_column(cells: Cells, floor: int, found: Sequence[Found]) -> ColumnProfile:
-    codes = [each.number for each in found if each.kind in ("far", "negative")]
+    codes = [each.number for each in found if each.kind in CODES]
     numbers = cells.numbers[~np.isnan(cells.numbers)]
     texts = np.bincount(cells.codes[cells.codes >= 0], minlength=len(cells.texts))
     counts = {text: int(count) for text, count in zip(cells.texts, texts, strict=True) if count}

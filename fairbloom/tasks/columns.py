@@ -48,6 +48,7 @@ def infer(
     kind: str,
     smallest_client: int,
     without: Collection[str] = (),
+    advise: bool = False,
 ) -> str:
     """Return the schema that the files of a folder suggest; clients in `without` are not read."""
     files = files_in(setup.data_dir, ENDINGS)
@@ -62,6 +63,7 @@ def infer(
         missing=missing,
         kind=kind,
         without=without,
+        advise=advise,
     )
     parse_schema(text, f"the schema that {setup.data_dir} suggests")
     if left_out:

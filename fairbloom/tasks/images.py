@@ -46,7 +46,13 @@ PICTURES = TASKS["image-folder"].reads
 
 
 def infer(
-    setup: Setup, *, size: int, grey: bool, classes: str, without: Collection[str] = ()
+    setup: Setup,
+    *,
+    size: int,
+    grey: bool,
+    classes: str,
+    without: Collection[str] = (),
+    advise: bool = False,
 ) -> str:
     """Return the schema that folders of images suggest: all classes, and the most common size.
 

@@ -154,6 +154,10 @@ def check_data(settings: RunSettings) -> None:
         _warn_of_remarks(_CheckedData(info.name, settings.data_dir, task.schema, settings, task))
 
 
+# Clients that a run's start compares; `fairbloom data` compares any number.
+MAX_COMPARED = 50
+
+
 @dataclass(frozen=True)
 class _CheckedData:
     """Data that runs of one process share, whatever their other settings are."""
@@ -168,7 +172,7 @@ class _CheckedData:
 @lru_cache(maxsize=64)
 def _warn_of_remarks(data: _CheckedData) -> None:
     """Log once that `fairbloom data` has remarks, which a run does not show."""
-    if data.task.describe is None:
+    if data.task.describe is None or len(data.task.clients) > MAX_COMPARED:
         return
     remarks = len(data.task.describe(False).get("remarks", ()))
     if not remarks:
@@ -213,7 +217,8 @@ def infer_schema(settings: RunSettings) -> str:
         raise FairbloomError(
             f"task {info.name} has no schema: only tasks that read your own files have one"
         )
-    return info.infer_schema(info.setup(settings), info.check_parameters(settings.parameters))
+    parameters = info.check_parameters(settings.parameters)
+    return info.infer_schema(info.setup(settings), parameters, advise=True)
 
 
 def describe_data(settings: RunSettings, every: bool = True) -> Described:

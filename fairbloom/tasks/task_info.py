@@ -274,12 +274,20 @@ class TaskInfo:
         )
 
     def infer_schema(
-        self, setup: Setup, parameters: Mapping[str, Value], without: Collection[str] = ()
+        self,
+        setup: Setup,
+        parameters: Mapping[str, Value],
+        without: Collection[str] = (),
+        advise: bool = False,
     ) -> str:
-        """Return the text of the schema that the files of all clients but some suggest."""
+        """Return the text of the schema that the files of all clients but some suggest.
+
+        `advise`: with comments on what stands out, which a run does not need.
+        """
         self.check_readable(setup.data_dir)
+        infer = imported("task", self.infer)
         arguments = self._arguments(parameters)
-        return str(imported("task", self.infer)(setup, **arguments, without=frozenset(without)))
+        return str(infer(setup, **arguments, without=frozenset(without), advise=advise))
 
     def load(self, setup: Setup, parameters: Mapping[str, Value]) -> Task:
         """Return the task, with the defaults of parameters that are missing.
