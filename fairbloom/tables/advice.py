@@ -32,11 +32,11 @@ def say(finding: Finding) -> str:
     value = three_digits(finding.value)
     rows = f"{finding.rows:,} rows"
     words = join_first([repr(word) for word in finding.words], SHOWN)
-    known = ", or ".join(dict.fromkeys(way.about for way in finding.explained_by))
+    known = join_first([*dict.fromkeys(way.about for way in finding.explained_by)], SHOWN)
     match finding.kind:
         case "missing":
-            shares = f"{finding.value:.0%} of its rows have no value, and {finding.elsewhere:.0%}"
-            return f"{shares} of the others' have none"
+            elsewhere = f"{finding.elsewhere:.0%} elsewhere"
+            return f"{finding.value:.0%} of its rows have no value, and {elsewhere}"
         case "numbers":
             told = f"median {value}, and {three_digits(finding.elsewhere)} elsewhere"
             other = "another quantity, another unit, or other people"
@@ -48,6 +48,8 @@ def say(finding: Finding) -> str:
             return f"it lacks {words}, which the others have"
         case "spelling":
             return f"{finding.words[0]!r} may be a spelling of {finding.words[1]!r}"
+        case "name":
+            return f"its column {words} may be this one"
         case "one-value":
             return f"it is {words} or nothing, in {rows}: does nothing mean no?"
         case "far":
@@ -84,6 +86,9 @@ def propose(finding: Finding, about: Field, file: str) -> list[str]:
         case "spelling":
             text, usual = finding.words
             return [f"spellings = {{{write_key(usual)} = [{quote(text)}]}} {of_field}"]
+        case "name" if file:
+            own = quote(finding.words[0])
+            return [f"fields.{name} = {{name = {own}}} under [files.{quote(file)}]"]
         case "one-value":
             (value,) = finding.words
             no = "no" if parse_number(value) is None else "0"

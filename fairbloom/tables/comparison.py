@@ -57,6 +57,9 @@ MARGIN = 0.02
 # Years from which an age may be counted.
 YEARS = (1900.0, 2100.0)
 
+# The largest distance of a column from the field that it may be.
+ALIKE = 0.25
+
 # Points of a site's distribution in a mixture of sites.
 POINTS = 40
 GRID = (np.arange(POINTS) + 0.5) / POINTS
@@ -86,7 +89,8 @@ class Finding:
     ----------
     kind
         What stands out: "missing", "numbers", "categories" (other ones), "lacking" (one of them),
-        "spelling", "one-value", a kind of `Found`, or "untold" if too few rows say so.
+        "spelling", "one-value", "name" (a column of another name), a kind of `Found`, or "untold"
+        if there are too few rows.
     field
         The column.
     sites
@@ -459,7 +463,7 @@ def _explain_codes(
 ) -> tuple[Conversion, ...]:
     """Return the conversions of numbers that explain a site's categories; () of texts."""
     numbers = [parse_number(text) for text, count in zip(texts, site, strict=True) if count]
-    if None in numbers:
+    if None in numbers or len(numbers) < 2:
         return ()
     own = site[site > 0.0]
 
@@ -505,6 +509,42 @@ def _compare_spellings(name: str, columns: Profiles) -> Iterator[Finding]:
 def _are_similar(first: str, second: str) -> bool:
     matcher = difflib.SequenceMatcher(None, first, second)
     return matcher.real_quick_ratio() >= SIMILAR and matcher.ratio() >= SIMILAR
+
+
+# Names --------------------------------------------------------------------------------------------
+
+
+def match_names(fields: Mapping[str, Profiles], own: Mapping[str, Profiles]) -> Iterator[Finding]:
+    """Yield the columns that only one site has, and that look like a field that it lacks.
+
+    `own` has the profiles of each site's own columns by name.
+    """
+    for site, columns in own.items():
+        lacked = {name: [*sites.values()] for name, sites in fields.items() if site not in sites}
+        pairs = [
+            (_distance_from(column, sites), column_name, name)
+            for column_name, column in columns.items()
+            for name, sites in lacked.items()
+            if sites
+        ]
+        for apart, column_name, name in sorted(pair for pair in pairs if pair[0] <= ALIKE):
+            if name in lacked and column_name in columns:
+                yield Finding("name", name, (site,), 1.0 - apart, words=(column_name,))
+                del lacked[name]
+                columns = {each: columns[each] for each in columns if each != column_name}
+
+
+def _distance_from(column: ColumnProfile, sites: Sequence[ColumnProfile]) -> float:
+    """Return how far a column is from a field of other sites; infinity if it is of another kind."""
+    together = {str(place): each for place, each in enumerate((column, *sites))}
+    if not _are_numbers(together):
+        _, counts = _shares_of([*together.values()])
+        return float(_variation(counts[0], counts[0].sum(), counts[1:].sum(axis=0)))
+    quantiles = [quantiles_of(each) for each in together.values()]
+    if min(np.isfinite(each).sum() for each in quantiles) < FEWEST_QUANTILES:
+        return math.inf
+    apart = distance(quantiles[0], _Numbers.of([*together.values()]).mix([0]))
+    return math.inf if math.isnan(apart) else apart
 
 
 # What the rows of a site show ---------------------------------------------------------------------

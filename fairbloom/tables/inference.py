@@ -25,7 +25,7 @@ from .cells import (
     shorten,
     sort_classes,
 )
-from .comparison import compare
+from .comparison import compare, match_names
 from .determining import determines
 from .encoding import (
     ColumnValues,
@@ -482,16 +482,26 @@ def _draft_column(draft: Draft, name: str, is_target: bool, kind: str) -> None:
 def _comment(draft: Draft, files: Mapping[str, str]) -> None:
     """Add comments on what stands out, by the profiles of the sites; `files` are their keys."""
     sites = next(iter(draft.columns.values())).sites
-    cells: dict[str, dict[str, Cells]] = {}
-    for name, each in draft.fields.items():
-        for site, values in sites.split(each.values).items():
-            cells.setdefault(site, {})[name] = Cells.of(each.about, values)
     fields: dict[str, dict[str, ColumnProfile]] = {name: {} for name in draft.fields}
-    for site, columns in cells.items():
-        for name, column in profile(columns).items():
-            if draft.columns[name].is_there[sites.names.index(site)]:
-                fields[name][site] = column
-    for finding in compare(fields):
+    own: dict[str, dict[str, ColumnProfile]] = {}
+    for place in np.flatnonzero(sites.ends > sites.starts).tolist():
+        site = sites.names[place]
+        rows = slice(int(sites.starts[place]), int(sites.ends[place]))
+        cells = {
+            name: Cells.of(each.about, each.values[rows])
+            for name, each in draft.fields.items()
+            if each.column.is_there[place]
+        }
+        for name in draft.ignored.keys() & draft.columns.keys():
+            column = draft.columns[name]
+            if column.is_there[place] and column.is_there.sum() == 1:
+                cells[name] = Cells.of_column(column, rows)
+        for name, profiled in profile(cells).items():
+            if name in fields:
+                fields[name][site] = profiled
+            else:
+                own.setdefault(site, {})[name] = profiled
+    for finding in [*match_names(fields, own), *compare(fields)]:
         if finding.kind != "untold":
             drafted = draft.fields[finding.field]
             advice = say_and_propose(finding, drafted.about, files)
@@ -502,7 +512,7 @@ def _propose_units(draft: Draft, target: str) -> None:
     """Ignore columns that name a person of several rows; remark those that may."""
     fields = {name: each.values for name, each in draft.fields.items() if name != target}
     for name, column in draft.columns.items():
-        if name == target or not column.is_there.all():
+        if name == target:
             continue
         rows = rows_of_units(name, column)
         if not rows:
@@ -694,6 +704,8 @@ def _usual_texts(sites: Mapping[str, Counter[str]], part: str, comments: list[st
     Append a comment that names these sites; `part` says what the texts are.
     """
     strange = _find_strange(sites)
+    codes = {site: ColumnProfile(counts.total(), {}, counts) for site, counts in sites.items()}
+    strange += [each.sites[-1] for each in compare({part: codes}) if each.explained_by]
     if strange:
         comments.append(
             f"{join_first(strange, MAX_FAULTS)} {plural(len(strange), 'uses', 'use')} other {part}:"
