@@ -18,12 +18,8 @@ MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 # Every missing number has the same bits.
 NO_NUMBER = np.uint64(0x7FF8000000000000)
 
-# Rows that show how often two rows are equal by chance.
-SAMPLE = 5_000
-
 # Equal rows are remarked if they exceed this multiple of their number by chance, plus its standard
-# deviation. Columns that depend on each other make rows equal more often than the estimate, which
-# takes them for independent.
+# deviation.
 FREQUENT = 5.0
 
 # Fewer equal rows are not remarked: some sites of public tables without copies have up to four.
@@ -35,25 +31,28 @@ MAX_SETS = 500
 
 
 class _Rows(NamedTuple):
-    """The rows of a client that are compared, and their hashes."""
+    """The hashes of a client's rows."""
 
     name: str
-    table: ClientTable
     hashes: Hashes
 
 
 def find_duplicates(tables: Mapping[str, ClientTable]) -> Iterator[tuple[str, str]]:
     """Yield (sites, remark) pairs on rows that are equal in every column, most rows first.
 
-    Rows with few categories are often equal by chance: they are not reported. Rows that
-    are left out, or have a cell that cannot be read, do not count.
+    If rows belong to units, their names are a column. Rows with few categories are often equal by
+    chance: they are not reported. Rows that are left out, or have a cell that cannot be read, do
+    not count.
     """
     encoded = {id(table.file): table.file for table in tables.values()}
-    hashes_of = {key: hash_rows([*file.columns.values()]) for key, file in encoded.items()}
+    hashes_of = {
+        key: hash_rows([*file.columns.values(), *file.name_units()])
+        for key, file in encoded.items()
+    }
     clients: list[_Rows] = []
     for name, table in tables.items():
         rows = table.rows[(table.file.usable & ~table.file.has_unknown)[table.rows]]
-        clients.append(_Rows(name, ClientTable(table.file, rows), hashes_of[id(table.file)][rows]))
+        clients.append(_Rows(name, hashes_of[id(table.file)][rows]))
     if not any(len(client.hashes) for client in clients):
         return
     hashes = np.concatenate([client.hashes for client in clients])
@@ -124,19 +123,14 @@ def _count_common(
 
 
 def _expect_equal(clients: Sequence[_Rows]) -> float:
-    """Return how many rows of the first two clients would be equal with independent columns."""
-    expected = float(len(clients[0].hashes) * len(clients[1].hashes))
-    hashes = np.concatenate([client.hashes for client in clients])
-    some = slice(None, None, 1 + len(hashes) // SAMPLE)
-    _, different = np.unique(hashes[some], return_index=True)
-    for name in clients[0].table.file.columns:
-        values = np.concatenate(
-            [client.table.file.columns[name][client.table.rows] for client in clients]
-        )[some]
-        # If nearly all values of a column differ, copies do not count as equal values.
-        counts = np.unique(values[different], return_counts=True)[1]
-        if 2 * len(counts) <= len(different):
-            counts = np.unique(values, return_counts=True)[1]
-        total = int(counts.sum())
-        expected *= float((counts * (counts - 1)).sum()) / max(total * (total - 1), 1)
-    return expected
+    """Return how many pairs of rows of the first two clients are equal by chance.
+
+    Two rows of one client are as often: its rows repeat only by chance.
+    """
+    equal = 0
+    pairs = 0
+    for client in clients[:2]:
+        counts = np.unique(client.hashes, return_counts=True)[1]
+        equal += int((counts * (counts - 1)).sum())
+        pairs += len(client.hashes) * (len(client.hashes) - 1)
+    return len(clients[0].hashes) * len(clients[1].hashes) * equal / max(pairs, 1)

@@ -1,5 +1,6 @@
 """Encode a file by the schema, in whole columns, and find its faults."""
 
+import zlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -351,6 +352,8 @@ class EncodedFile:
         The number of rows of each spelling of a client's name, of the clients with several.
     units
         The unit of each row, as an index; None if the schema names no column of units.
+    unit_names
+        The name of each unit.
     remarks
         Pairs of a column's name, or "all", and a remark on how a file is written.
     """
@@ -366,6 +369,7 @@ class EncodedFile:
     rows: ClientRows | None
     spellings: Spellings
     units: NDArray[np.int64] | None
+    unit_names: Sequence[str]
     remarks: Sequence[tuple[str, str]]
 
     def __len__(self) -> int:
@@ -392,6 +396,13 @@ class EncodedFile:
         if self.faulty[rows].any():
             read_again = [read_columns(table.take(rows), self.schema) for table in self.read()]
             raise_faults([fault for _, faults in read_again for fault in faults])
+
+    def name_units(self) -> Iterator[ColumnValues]:
+        """Yield a number for the name of each row's unit, if rows belong to units."""
+        if self.units is not None:
+            numbers = np.array([*(zlib.crc32(name.encode()) for name in self.unit_names), 0])
+            is_named = self.units < NO_UNIT
+            yield np.where(is_named, numbers[np.where(is_named, self.units, -1)], self.units)
 
     def read(self) -> Iterator[ReadTable]:
         """Read the files again."""
@@ -454,20 +465,25 @@ def _encode_files(
         [fault for _, faults in parts for fault in faults],
         rows,
         spellings,
-        _read_units(tables, schema),
+        *_read_units(tables, schema),
         [remark for table in tables for remark in table.remarks],
     )
 
 
-def _read_units(tables: Sequence[ReadTable], schema: Schema) -> NDArray[np.int64] | None:
-    """Return the unit of each row, as an index; a row without one has its own, from NO_UNIT."""
+def _read_units(
+    tables: Sequence[ReadTable], schema: Schema
+) -> tuple[NDArray[np.int64] | None, Sequence[str]]:
+    """Return the unit of each row, as an index, and their names.
+
+    A row without one has its own, from NO_UNIT.
+    """
     name = schema.unit
     found: list[NDArray[np.int64]] = []
     places: dict[str, int] = {}
     for table in tables:
         values = table.find(table.column_name(name)) if name else None
         if values is None:  # which is a fault, if the schema names one
-            return None
+            return None, ()
         missing = _markers_of(schema, name).union(
             normalise(text).casefold() for text in table.file.field(name).missingValues
         )
@@ -477,7 +493,7 @@ def _read_units(tables: Sequence[ReadTable], schema: Schema) -> NDArray[np.int64
             key = fold_value(unit, table.decimal)
             units[rows[unit]] = places.setdefault(key, len(places))
         found.append(units)
-    return np.concatenate(found)
+    return np.concatenate(found), [*places]
 
 
 def _rows_of_clients(table: ReadTable, schema: Schema) -> tuple[ClientRows, Spellings]:
