@@ -7,15 +7,16 @@ from pathlib import Path
 import typer
 from rich.text import Text
 
-from fairbloom.errors import join_names
+from fairbloom.errors import FairbloomError, join_names
 from fairbloom.experiments.options import as_settings, merge_settings
 from fairbloom.experiments.render.page import Cell, Table
 from fairbloom.experiments.render.terminal import console, show_table
 from fairbloom.protocol.settings import Value
 from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
+from fairbloom.server.run_folder.tables import format_csv
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.system.files import write_whole
-from fairbloom.tasks import describe_data, infer_schema, load_task
+from fairbloom.tasks import Task, describe_data, infer_schema, load_task
 
 from .settings_command import command
 
@@ -31,6 +32,8 @@ def data(
     data_dir: str | None = None,
     schema: str | None = None,
     write_schema: Path | None = None,
+    page: Path | None = None,
+    table: Path | None = None,
     every_client: bool = False,
     settings: Mapping[str, Value] = {},
     as_json: bool = False,
@@ -47,6 +50,10 @@ def data(
         Seed of the split.
     write_schema
         Infer a schema from the files, and write it into FILE.
+    page
+        Write a page with a picture of each field in which clients stand out.
+    table
+        Write Table 1 as CSV: each column at each client, and in all.
     every_client
         Print rows for each client.
     """
@@ -75,6 +82,9 @@ def data(
             f" {write_schema}"
         )
         return
+    if page is not None or table is not None:
+        _write(load_task(chosen), page, table)
+        return
     described = describe_data(chosen, every=every_client or as_json)
     if as_json:
         print(json.dumps(described, indent=2))
@@ -86,6 +96,26 @@ def data(
         _print_names_to_change(load_task(chosen).clients)
     if any("problem" in row for row in described["clients"]):
         raise typer.Exit(1)
+
+
+def _write(task: Task, page: Path | None, table: Path | None) -> None:
+    """Write the page of the clients' profiles, and Table 1."""
+    if task.compared is None:
+        raise FairbloomError("--page and --table are of tables, which --task csv reads")
+    written = {}
+    if page is not None:
+        from fairbloom.experiments.pages.profiles import profiles_page  # late: charts take time
+        from fairbloom.experiments.render.html import render
+
+        written[page] = render(profiles_page(*task.compared()))
+    if table is not None:
+        rows = task.tabulate()
+        headings = tuple(dict.fromkeys(heading for row in rows for heading in row))
+        written[table] = format_csv(headings, rows)
+    for path, text in written.items():
+        with explain_write_errors(path.name, path.parent):
+            write_whole(path, text.encode())
+        print(f"{path} is written")
 
 
 def _print_names_to_change(clients: Sequence[str]) -> None:

@@ -9,8 +9,11 @@ This package reads such files into columns of one meaning, or refuses them by na
   each: marks.py, cells.py and folders.py.
 - `infer` (inference.py) drafts a schema from the files of all sites, for a person to correct.
 - `EncodedFile` (encoding.py) has a file's columns by the schema, and all of its faults.
+- `profile` (profiles.py) says of each column of a site what a person needs to describe it, and
+  `compare` (comparison.py) who stands out among the profiles of sites, here or far away; advice.py
+  has the words and the lines to paste.
 - `describe` (description.py) lists clients, faults, columns and remarks, as `fairbloom data` prints
-  them; warnings.py and duplicates.py find the remarks.
+  them, and `tabulate` is Table 1 of a study (table_one.py).
 - `DataError` (reasons.py) is a fault of a file. Its message is for the owner of the file; a server
   gets a sentence of reasons.py, which quotes nothing.
 
@@ -19,9 +22,16 @@ here knows clients that train, tasks, or messages: of Fairbloom, it imports only
 `text` and `logs`.
 """
 
-from .description import describe as describe, find_determining as find_determining
+from .description import (
+    Comparison as Comparison,
+    compare_clients as compare_clients,
+    describe as describe,
+    find_determining as find_determining,
+    tabulate as tabulate,
+)
 from .encoding import ClientTable as ClientTable, EncodedFile as EncodedFile
 from .inference import infer as infer
 from .reading import read as read
 from .reasons import DataError as DataError
 from .schema import Schema as Schema
+from .sizes import Row as Row

@@ -35,6 +35,7 @@ USUAL = 2.0
 
 # What is usual with fewer than three other sites.
 USUAL_OF_FEW = 0.25
+CATEGORIES_USUAL_OF_FEW = 0.4
 MISSING_USUAL_OF_FEW = 0.1
 
 # A site lacks a category if so many rows of it are expected, by the 10 % quantile of the others'
@@ -422,7 +423,7 @@ def _compare_categories(name: str, columns: Profiles) -> Iterator[Finding]:
             others = np.delete(counts, place, axis=0)
             rest = total - counts[place]
             own = _variation(others, np.delete(present, place), rest - others)
-            usual = _usual(own, USUAL_OF_FEW)
+            usual = _usual(own, CATEGORIES_USUAL_OF_FEW)
             size = float(apart[place]) / max(CATEGORIES_APART, USUAL * usual)
             shares = others / np.maximum(np.delete(present, place), 1)[:, None]
             low = np.quantile(shares, 0.1, axis=0) if len(others) >= 4 else shares.min(axis=0)
@@ -434,6 +435,8 @@ def _compare_categories(name: str, columns: Profiles) -> Iterator[Finding]:
             ways = _explain_codes(name, texts, counts[place], rest, usual)
             are_own = size > 1.0 or bool(ways)
             shown = np.flatnonzero(counts[place] if are_own else expected > fewest)
+            written = {_fold(text): text for each in sites for text in columns[each].values}
+            written |= {_fold(text): text for text in columns[site].values}
             found[site] = Finding(
                 "categories" if are_own else "lacking",
                 name,
@@ -442,7 +445,7 @@ def _compare_categories(name: str, columns: Profiles) -> Iterator[Finding]:
                 float(apart[place]),
                 usual,
                 int(present[place]),
-                tuple(texts[each] for each in shown),
+                tuple(written[texts[each]] for each in shown),
                 ways,
             )
         return found

@@ -1,6 +1,7 @@
 """Describe the tables of clients as `fairbloom data` prints them: in short, or client by client."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,7 @@ from fairbloom.text import join_first, plural, text_if
 
 from .advice import SHOWN, say_and_propose
 from .cells import different_cells
-from .comparison import Finding, compare
+from .comparison import Finding, Profiles, compare
 from .determining import determines, present_values
 from .duplicates import find_duplicates
 from .encoding import (
@@ -27,6 +28,7 @@ from .reading import CellError, ReadTable
 from .reasons import DataError
 from .schema import Field, Schema, key_of_client, normalise
 from .sizes import Row, summarise_clients
+from .table_one import table_one
 
 # Faults, and ways in which clients stand out, that a summary lists.
 MAX_FAULTS = 40
@@ -42,6 +44,14 @@ CountExamples = Callable[[str], Row]
 Kind = tuple[str, str, str, NDArray[np.intp]]
 
 
+class Comparison(NamedTuple):
+    """The profiles of clients by field, what stands out, and a sentence on each with its line."""
+
+    fields: Mapping[str, Profiles]
+    findings: Sequence[Finding]
+    advice: Sequence[str]
+
+
 def describe(
     schema: Schema, tables: Tables, count_examples: CountExamples, every: bool
 ) -> dict[str, list[Row]]:
@@ -51,7 +61,7 @@ def describe(
     remark. Of many clients and remarks, a few have a row.
     """
     columns = _columns(schema, tables)
-    findings = _compare_clients(schema, tables)
+    _, findings, sentences = compare_clients(schema, tables)
     remarks = [
         *(
             _remark(name, "all", f"it determines {schema.target}: is it known only after it?")
@@ -64,18 +74,9 @@ def describe(
             for clients, remark in find_duplicates(_read_tables(tables))
         ),
     ]
-    files = {
-        name: key_of_client(name, table.file.paths[0].name)
-        for name, table in _read_tables(tables).items()
-        if table.file.rows is None
-    }
     advice = [
-        _remark(
-            each.field,
-            join_first(each.sites, SHOWN),
-            say_and_propose(each, schema.fields[each.field], files),
-        )
-        for each in findings
+        _remark(each.field, join_first(each.sites, SHOWN), sentence)
+        for each, sentence in zip(findings, sentences, strict=True)
         if each.kind != "untold"
     ]
     if every:
@@ -205,7 +206,7 @@ def _remark_on_files(schema: Schema, tables: Tables) -> Iterator[Row]:
             yield _remark(schema.unit, name, f"{having} none: each counts as one")
 
 
-def _compare_clients(schema: Schema, tables: Tables) -> list[Finding]:
+def compare_clients(schema: Schema, tables: Tables) -> Comparison:
     """Return what stands out in the clients' columns, by their profiles."""
     fields: dict[str, dict[str, ColumnProfile]] = {name: {} for name in schema.fields}
     for client, table in _read_tables(tables).items():
@@ -214,7 +215,19 @@ def _compare_clients(schema: Schema, tables: Tables) -> list[Finding]:
         }
         for name, column in profile(cells).items():
             fields[name][client] = column
-    return compare(fields)
+    files = {
+        name: key_of_client(name, table.file.paths[0].name)
+        for name, table in _read_tables(tables).items()
+        if table.file.rows is None
+    }
+    findings = compare(fields)
+    sentences = [say_and_propose(each, schema.fields[each.field], files) for each in findings]
+    return Comparison(fields, findings, sentences)
+
+
+def tabulate(schema: Schema, tables: Tables) -> list[Row]:
+    """Return Table 1: each column at each client, and in all."""
+    return table_one(schema, _columns(schema, tables))
 
 
 def find_determining(schema: Schema, tables: Tables) -> Iterator[str]:

@@ -105,6 +105,8 @@ def load(setup: Setup, *, smallest_client: int, **_: str) -> Task:
         scores=predicted.scores(),
         describe=files.describe,
         determining=files.determining,
+        compared=files.compared,
+        tabulate=files.tabulate,
         parts=lambda name: files.clients_with(name).parts_in_file(name),
         preprocessing=preprocessing,
         groupings=schema.group_names,
@@ -196,6 +198,14 @@ class CsvFiles:
             lambda name: self.clients_with(name).describe(name),
             every,
         )
+
+    def compared(self) -> tables.Comparison:
+        """Return the clients' profiles, and what stands out."""
+        return tables.compare_clients(self._schema, self._tables())
+
+    def tabulate(self) -> list[tables.Row]:
+        """Return Table 1: each column at each client, and in all."""
+        return tables.tabulate(self._schema, self._tables())
 
     def determining(self) -> list[str]:
         """Return the columns from which the target follows."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
+    from fairbloom.tables import Comparison
     from fairbloom.tables.preprocessing import Preprocessing
 
     from .collated import CollatedExamples
@@ -343,6 +344,10 @@ class Task:
         Returns the tables that `fairbloom data` shows; None: the sizes of the clients' splits.
     determining
         Returns the columns of tables from which the target follows.
+    compared
+        Returns the profiles of the clients' tables, and what stands out; None without tables.
+    tabulate
+        Returns Table 1: each column of the clients' tables at each client, and in all.
     classes
         The number of classes that are predicted, 0 for a quantity; None if not known.
     class_names
@@ -396,6 +401,8 @@ class Task:
     )
     describe: Callable[[bool], Described] | None = None
     determining: Callable[[], Sequence[str]] = tuple
+    compared: Callable[[], Comparison] | None = None
+    tabulate: Callable[[], Sequence[Mapping[str, str | int]]] = tuple
     parts: Callable[[str], Mapping[str, Places]] | None = None
     dealt: Callable[[str], Sequence[tuple[Places, Places]]] | None = None
     classes: int | None = None

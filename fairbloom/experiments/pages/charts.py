@@ -151,6 +151,44 @@ def differences(rows: Sequence[Row], axis: str) -> Spec:
     return {**_spec(rows, [zero, *intervals, point]), "height": 28 * len(methods)}
 
 
+def boxes(rows: Sequence[Row], sites: Sequence[str], axis: str) -> Spec:
+    """Return a box for each site: nine tenths of its numbers, a half of them, and the median.
+
+    The rows have `site`, `low`, `lower`, `value`, `upper`, `high`, and whether it stands `apart`.
+    """
+    looks = _scaled("apart", [True, False], [colour("worse"), colour("same")])
+    common = {"y": _names("site", sites), "color": looks}
+    names = ("low", "lower", "value", "upper", "high")
+    tooltip = _tooltip(
+        ("site", "site"), *zip(names, ("5 %", "25 %", "50 %", "75 %", "95 %"), strict=True)
+    )
+
+    def span(low: str, high: str, width: int) -> Spec:
+        ends = {"x": _quantity(low, axis), "x2": {"field": high}, **common, "tooltip": tooltip}
+        return _layer("rule", ends, strokeWidth=width)
+
+    at = {"x": _quantity("value", axis), "y": _names("site", sites)}
+    median = _layer("tick", at, color=colour("ink"), size=14, thickness=2)
+    layers = [span("low", "high", 1), span("lower", "upper", 9), median]
+    return {**_spec(rows, layers), "height": 18 * len(sites)}
+
+
+def shares(rows: Sequence[Row], sites: Sequence[str], axis: str) -> Spec:
+    """Return a bar for each site, divided by the shares of values.
+
+    The rows have `site`, `text` and `value`.
+    """
+    texts = [*dict.fromkeys(row["text"] for row in rows)]
+    looks = [colour(f"series-{k}") for k in range(len(texts))]
+    bars = {
+        "x": {**_quantity("value", axis), "stack": "zero"},
+        "y": _names("site", sites),
+        "color": {**_scaled("text", texts, looks), "legend": {"title": None, "orient": "top"}},
+        "tooltip": _tooltip(("site", "site"), ("text", "value"), ("value", axis)),
+    }
+    return {**_spec(rows, [_layer("bar", bars, height=12)]), "height": 18 * len(sites)}
+
+
 # Whether a difference is clear or not tested, in words, and the colour of each.
 CLEAR = {"better": "better", "worse": "worse", "not clear": "same", "not tested": "same"}
 

@@ -1,0 +1,127 @@
+"""The page of profiles: a picture of each field in which sites stand out, with a line to paste."""
+
+from collections.abc import Mapping, Sequence
+
+from fairbloom.tables.advice import say
+from fairbloom.tables.comparison import Finding, Profiles, quantiles_of
+from fairbloom.tables.profiles import ColumnProfile
+from fairbloom.text import join_first, plural
+
+from ..render.page import Cell, Chart, Charts, Note, Page, Section, Table
+from .charts import Row, boxes, shares, short
+
+# Sites of a picture: those that stand out come first.
+MAX_SITES = 16
+
+# Fields with a picture; the others have a row in a table.
+MAX_PICTURES = 20
+
+# Values of a picture; the rest are one.
+MAX_VALUES = 7
+
+# Findings on the number of rows with a value, which are drawn as shares.
+OF_MISSING = ("missing", "one-value")
+
+
+def profiles_page(
+    fields: Mapping[str, Profiles], findings: Sequence[Finding], advice: Sequence[str]
+) -> Page:
+    """Return the page of the profiles of sites, by field.
+
+    `advice` has a sentence for each of the findings, with the lines that a person may paste.
+    """
+    told = [each for each in findings if each.kind != "untold"]
+    names = [*dict.fromkeys(each.field for each in told)]
+    sections: list[Section] = []
+    for name in names[:MAX_PICTURES]:
+        about = [place for place, each in enumerate(findings) if each.field == name]
+        apart = [site for place in about for site in findings[place].sites]
+        kinds = {findings[place].kind for place in about}
+        sentences = [f"{join_first(findings[k].sites)}: {advice[k]}" for k in about]
+        chart = _picture(name, fields[name], apart, kinds.issubset(OF_MISSING))
+        sections.append(Section(f"field-{len(sections)}", name, "", [Note(sentences), chart]))
+    rest = [name for name in fields if name not in names[:MAX_PICTURES]]
+    if rest:
+        rows = [_row(name, fields[name], findings) for name in rest]
+        table = Table("others", "Fields without a picture", ["field", "sites", "remark"], rows)
+        sections.append(Section("others", "All other fields", "", [table]))
+    sites = {site for columns in fields.values() for site in columns}
+    headline = f"In {len(names)} of {len(fields)} fields some sites stand out."
+    return Page(
+        "Profiles of the sites",
+        headline,
+        [
+            "Sites differ by nature: a site stands out if it is farther from the rest than the"
+            " other sites are from each other. What is said is advice, and blocks no site."
+        ],
+        [("sites", f"{len(sites):,}"), ("fields", f"{len(fields):,}")],
+        sections,
+    )
+
+
+def _row(name: str, columns: Profiles, findings: Sequence[Finding]) -> list[Cell]:
+    said = [each for each in findings if each.field == name]
+    remarks = [f"{join_first(each.sites, 3)}: {say(each)}" for each in said]
+    return [Cell(name), Cell.of(len(columns)), Cell("; ".join(remarks))]
+
+
+def _picture(name: str, columns: Profiles, apart: Sequence[str], of_missing: bool) -> Charts:
+    """Return sites one below the other, those that stand out first."""
+    ordered = [*dict.fromkeys([*(site for site in apart if site in columns), *columns])]
+    sites = ordered[:MAX_SITES]
+    left_out = len(ordered) - len(sites)
+    title = name
+    if left_out:
+        title += f" ({len(sites)} of {len(ordered)} sites)"
+    if of_missing or not any(column.quantiles for column in columns.values()):
+        rows = _shares(columns, sites, of_missing)
+        spec = shares(rows, sites, "share of the rows")
+    else:
+        rows = _boxes(columns, sites, apart)
+        spec = boxes(rows, sites, name)
+    about = f"{title} by site; {join_first(apart, 3)} {plural(len(apart), 'stands', 'stand')} out"
+    return Charts([Chart(f"picture-{name}", title, about, spec)])
+
+
+def _boxes(columns: Profiles, sites: Sequence[str], apart: Sequence[str]) -> list[Row]:
+    """Return the quantiles of each site at 5, 25, 50, 75 and 95 %."""
+    keys = ("low", "lower", "value", "upper", "high")
+    return [
+        {
+            "site": site,
+            "apart": site in apart,
+            **dict(
+                zip(keys, map(short, quantiles_of(columns[site])[[0, 2, 3, 4, 6]]), strict=True)
+            ),
+        }
+        for site in sites
+    ]
+
+
+def _shares(columns: Profiles, sites: Sequence[str], of_missing: bool) -> list[Row]:
+    """Return the share of the rows of each value at each site."""
+    counts = {site: _count(columns[site], of_missing) for site in sites}
+    totals: dict[str, int] = {}
+    for held in counts.values():
+        for text, count in held.items():
+            totals[text] = totals.get(text, 0) + count
+    named = sorted(totals, key=lambda text: -totals[text])[:MAX_VALUES]
+    return [
+        {"site": site, "text": text, "value": short(count / max(sum(held.values()), 1))}
+        for site, held in counts.items()
+        for text, count in _together(held, named).items()
+        if count
+    ]
+
+
+def _count(column: ColumnProfile, of_missing: bool) -> dict[str, int]:
+    missing = sum(column.missing.values())
+    if of_missing:
+        return {"no value": missing, "a value": column.rows - missing}
+    return {**column.values, "not listed": column.others}
+
+
+def _together(held: Mapping[str, int], named: Sequence[str]) -> dict[str, int]:
+    """Return the counts of some values, and of all others together."""
+    some = {text: held.get(text, 0) for text in named}
+    return {**some, "others": sum(held.values()) - sum(some.values())}

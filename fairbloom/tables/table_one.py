@@ -1,0 +1,82 @@
+"""Table 1 of a study, as clinicians print it: each column at each site, and in all."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fairbloom.text import three_digits
+
+from .determining import present_values
+from .encoding import ColumnValues
+from .schema import Field, Schema
+
+# The heading of all sites together.
+ALL = "all"
+
+Row = Mapping[str, str | int]
+
+
+def table_one(schema: Schema, columns: Mapping[str, Mapping[str, ColumnValues]]) -> list[Row]:
+    """Return a row for each number's median and quartiles, and for each category's rows.
+
+    `columns` has the values of each column by site. The last cell of a row of numbers has the
+    largest difference of a site's median from the others', in interquartile ranges of the others.
+    Shares are of the rows with a value; rows without one are counted in a row of their own.
+    """
+    rows: list[Row] = []
+    for name, sites in columns.items():
+        field = schema.fields[name]
+        cells = {ALL: np.concatenate([*sites.values()]), **sites} if sites else {}
+        rows.append(
+            {"field": name, "value": "n", **{at: len(values) for at, values in cells.items()}}
+        )
+        present = {at: present_values(values) for at, values in cells.items()}
+        rows.append(
+            {
+                "field": name,
+                "value": "missing, n (%)",
+                **{
+                    at: _share(len(values) - len(present[at]), len(values))
+                    for at, values in cells.items()
+                },
+            }
+        )
+        rows += _of_categories(name, field, present) if field.categories else []
+        rows += [] if field.categories else [_of_numbers(name, field, present)]
+    return rows
+
+
+def _of_categories(name: str, field: Field, present: Mapping[str, ColumnValues]) -> Sequence[Row]:
+    return [
+        {
+            "field": name,
+            "value": f"{category}, n (%)",
+            **{
+                at: _share(int((values == place).sum()), len(values))
+                for at, values in present.items()
+            },
+        }
+        for place, category in enumerate(field.categories)
+    ]
+
+
+def _of_numbers(name: str, field: Field, present: Mapping[str, ColumnValues]) -> Row:
+    unit = f" ({field.unit})" if field.unit else ""
+    cells: dict[str, str | int] = {"field": name, "value": f"median [25 %, 75 %]{unit}"}
+    apart = 0.0
+    for at, values in present.items():
+        cells[at] = ""
+        if not len(values):
+            continue
+        low, middle, high = np.percentile(values, [25, 50, 75]).tolist()
+        cells[at] = f"{three_digits(middle)} [{three_digits(low)}, {three_digits(high)}]"
+        others = [each for site, each in present.items() if site not in (at, ALL)]
+        rest = np.concatenate(others) if at != ALL and others else values[:0]
+        if len(rest):
+            low, other, high = np.percentile(rest, [25, 50, 75]).tolist()
+            apart = max(apart, abs(middle - other) / (high - low) if high > low else 0.0)
+    return {**cells, "largest difference, in IQR": f"{apart:.2f}"}
+
+
+def _share(count: int, total: int) -> str:
+    return f"{count:,} ({100 * count / max(total, 1):.1f})"
