@@ -16,6 +16,23 @@ SHOWN = 3
 # Significant digits of a conversion.
 DIGITS = 6
 
+# What stands out, by kind.
+SENTENCES = {
+    "missing": "{share:.0%} of its rows have no value, and {others:.0%} elsewhere",
+    "numbers": "median {value}, and {elsewhere} elsewhere: {cause}",
+    "categories": "its categories, {words}, are not those of the others{known}",
+    "lacking": "it lacks {words}, which the others have",
+    "spelling": "{first!r} may be a spelling of {last!r}",
+    "name": "its column {words} may be this one",
+    "one-value": "it is {words} or nothing, in {rows} rows: does nothing mean no?",
+    "far": "{code} in {rows} rows, far from the others",
+    "negative": "{code} in {rows} rows, and no other number is negative",
+    "zero": "0 in {rows} rows, and no other number is near it: it may mean a missing value",
+    "two-units": "it seems to be in two units, one {value} times the other: write it in one",
+    "exclusive": "it is never filled where {words} is: they may be one column",
+    "untold": "too few rows to compare",
+}
+
 
 def say_and_propose(finding: Finding, about: Field, files: Mapping[str, str]) -> str:
     """Return what stands out, and the lines that a person may paste into the schema, if any.
@@ -29,42 +46,21 @@ def say_and_propose(finding: Finding, about: Field, files: Mapping[str, str]) ->
 
 def say(finding: Finding) -> str:
     """Return what stands out, without the sites and the column."""
-    value = three_digits(finding.value)
-    rows = f"{finding.rows:,} rows"
-    words = join_first([repr(word) for word in finding.words], SHOWN)
-    known = join_first([*dict.fromkeys(way.about for way in finding.explained_by)], SHOWN)
-    match finding.kind:
-        case "missing":
-            elsewhere = f"{finding.elsewhere:.0%} elsewhere"
-            return f"{finding.value:.0%} of its rows have no value, and {elsewhere}"
-        case "numbers":
-            told = f"median {value}, and {three_digits(finding.elsewhere)} elsewhere"
-            other = "another quantity, another unit, or other people"
-            return f"{told}: {text_if(known, f'it looks like {known}') or other}"
-        case "categories":
-            told = f"its categories, {words}, are not those of the others"
-            return f"{told}{text_if(known, f': it looks like {known}')}"
-        case "lacking":
-            return f"it lacks {words}, which the others have"
-        case "spelling":
-            return f"{finding.words[0]!r} may be a spelling of {finding.words[1]!r}"
-        case "name":
-            return f"its column {words} may be this one"
-        case "one-value":
-            return f"it is {words} or nothing, in {rows}: does nothing mean no?"
-        case "far":
-            return f"{format_number(finding.value)} in {rows}, far from the others"
-        case "negative":
-            return f"{format_number(finding.value)} in {rows}, and no other number is negative"
-        case "zero":
-            return f"0 in {rows}, and no other number is near it: it may mean a missing value"
-        case "two-units":
-            return f"it seems to be in two units, one {value} times the other: write it in one"
-        case "exclusive":
-            return f"it is never filled where {words} is: they may be one column"
-        case "untold":
-            return "too few rows to compare"
-    raise AssertionError(finding.kind)
+    ways = join_first([*dict.fromkeys(way.about for way in finding.explained_by)], SHOWN)
+    known = text_if(ways, f": it looks like {ways}")
+    return SENTENCES[finding.kind].format(
+        share=finding.value,
+        others=finding.elsewhere,
+        value=three_digits(finding.value),
+        elsewhere=three_digits(finding.elsewhere),
+        code=format_number(finding.value),
+        rows=f"{finding.rows:,}",
+        words=join_first([repr(word) for word in finding.words], SHOWN),
+        first=next(iter(finding.words), ""),
+        last=next(reversed(finding.words), ""),
+        known=known,
+        cause=known[2:] or "another quantity, another unit, or other people",
+    )
 
 
 def propose(finding: Finding, about: Field, file: str) -> list[str]:

@@ -69,12 +69,11 @@ def describe(
         ),
         *_find_spellings(schema, tables),
         *_remark_on_files(schema, tables),
-        *(
-            _remark("all", clients, remark)
-            for clients, remark in find_duplicates(_read_tables(tables))
-        ),
     ]
-    advice = [
+    copies = [
+        _remark("all", clients, remark) for clients, remark in find_duplicates(_read_tables(tables))
+    ]
+    told = [
         _remark(each.field, join_first(each.sites, SHOWN), sentence)
         for each, sentence in zip(findings, sentences, strict=True)
         if each.kind != "untold"
@@ -85,7 +84,7 @@ def describe(
             "clients": clients,
             "faults": faults,
             "columns": [*_list_columns(schema, columns)],
-            "remarks": [*remarks, *advice],
+            "remarks": [*remarks, *copies, *told],
         }
     faults = _join_alike([*_summarise_faults(tables)])
     if len(faults) > MAX_FAULTS:
@@ -102,7 +101,7 @@ def describe(
             )
             for name, columns_of in columns.items()
         ],
-        "remarks": [*remarks, *_shorten(advice)],
+        "remarks": [*remarks, *_shorten([*copies, *told])],
     }
 
 
