@@ -92,11 +92,6 @@ COMMANDS = {
         "Evaluate a run's model on the data of a site that did not take part.",
         "fairbloom evaluate runs/a --data-dir new-hospital",
     ),
-    "export": CommandPlace(
-        f"{OURS}.results:export",
-        "Export the trained model with its preprocessing as an ONNX file for other programs.",
-        "fairbloom export runs/a --out model.onnx",
-    ),
     "client": CommandPlace(
         "fairbloom.cli.deploy:client",
         "Run a client of a federation, create its key, accept a schema, or read its log.",

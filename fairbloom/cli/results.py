@@ -1,4 +1,4 @@
-"""Commands on the content of a folder: `fairbloom show`, `report` and `export`."""
+"""Commands on the content of a folder: `fairbloom show` and `report`."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from fairbloom.experiments.render.figures import check_figure
 from fairbloom.experiments.render.terminal import console
 from fairbloom.experiments.results.listing import find_runs
 from fairbloom.experiments.results.presentation import write_figure, write_report
-from fairbloom.experiments.results.run import REPORT, Run, load, scores_of
+from fairbloom.experiments.results.run import REPORT, Run, scores_of
 from fairbloom.experiments.study import find_study
 from fairbloom.protocol.settings import SettingsError
 from fairbloom.server.run_folder.files import is_run_folder
@@ -111,40 +111,6 @@ def report(folder: Path, *, out: Path | None = None, title: str = "", trust: boo
         The title; by default the methods, and what they predict.
     """
     say(f"report: {write_report(api.load(folder, trust=trust), out or folder / REPORT, title)}")
-
-
-@command(run="RUN")
-def export(
-    run: Path,
-    *,
-    client: str = "",
-    model: Model = "last",
-    out: Path | None = None,
-    trust: bool = False,
-) -> None:
-    """Export the trained model with its preprocessing as an ONNX file for other programs.
-
-    The export is tried on a few hundred rows, and not written if its predictions differ from the
-    model's.
-
-    Parameters
-    ----------
-    run
-        The run folder.
-    client
-        The client with the personal model, or the means and deviations, to use.
-    model
-        The model after the last round, the one with the best mean score, or the client's personal
-        one.
-    out
-        The file to write. The default is a file in exports/ in the run folder.
-    """
-    from fairbloom.prediction.export import describe_refused, export_onnx  # late, as PyTorch is
-
-    predictor = load(run).predictor(client, model, trust=trust)
-    say(f"exported: {export_onnx(predictor, out)}")
-    if refused := describe_refused(predictor):
-        say(f"the file gives {refused}")
 
 
 def say(text: str, quiet: bool = False) -> None:

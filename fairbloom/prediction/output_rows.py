@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
-from fairbloom.tables.cells import parse_number
 from fairbloom.tables.encoding import is_missing, is_unknown, read_column, read_columns
 from fairbloom.tables.preprocessing import Preprocessing
 from fairbloom.tables.reading import CellError, ReadTable, columns_by_name
-from fairbloom.tables.schema import Schema, SchemaFile, normalise
+from fairbloom.tables.schema import SchemaFile
 from fairbloom.text import plural
 
 if TYPE_CHECKING:
@@ -77,34 +76,6 @@ def true_values_of(table: ReadTable, preprocessing: Preprocessing) -> NDArray[An
         return np.where(is_unknown(values), math.nan, values)
     # The last word is that of the places -1, a missing value, and -2, an unknown one.
     return np.array([*schema.predicted.categories, ""], object)[np.maximum(values, -1)]
-
-
-def find_refused(
-    table: ReadTable, preprocessing: Preprocessing
-) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_]]:
-    """Return the values of the model's input columns, and which rows `values_of` would refuse."""
-    schema = preprocessing.dictionary
-    found, faults = read_columns(table, schema, [*schema.inputs])
-    refused = np.zeros(len(table), np.bool_)
-    for each in faults:
-        if isinstance(each, CellError) and each.rows is not None and each.why != "missing":
-            refused[each.rows] = True
-    for name, column in found.items():
-        # Only a column's first faults are listed; the values show its other faulty cells.
-        refused |= is_unknown(column)
-        if schema.missing_of(name) != "fill":
-            refused |= is_missing(column)
-    return found, refused
-
-
-def codes_of(schema: Schema, name: str) -> list[float]:
-    """Return the numbers that mean a missing value in a column of numbers."""
-    markers = (*schema.missingValues, *schema.fields[name].missingValues)
-    return sorted(
-        each
-        for each in {parse_number(normalise(marker)) for marker in markers}
-        if each is not None and not math.isnan(each)
-    )
 
 
 def list_problems(source: str, problems: Sequence[tuple[int, str]], of: int, noun: str) -> str:

@@ -300,8 +300,6 @@ PERSONAL = Entry(name="clients")
 
 CONTEXTS = Entry(name="contexts")
 
-EXPORTS = Entry(name="exports")
-
 # The clients' data frames as Parquet files; a study's folder has them, too.
 FRAMES = Entry(name="data")
 

@@ -225,7 +225,7 @@ STARTS = {
 COMPARISON = "experiments.studies.compare"
 
 # Extras for one feature each. The import happens in use, and its error names the extra.
-OPTIONAL = ("ray", "excel", "torchjd", "onnx", "images", "vision")
+OPTIONAL = ("ray", "excel", "torchjd", "images", "vision")
 
 # Functions that take the name of a module as a string.
 LATE = ("import_module", "find_spec")

@@ -123,28 +123,6 @@ def test_a_method_names_the_extra_that_it_needs(plain: dict[str, str], tmp_path:
     assert "torchjd" in PROJECT["optional-dependencies"]
 
 
-@pytest.mark.slow
-def test_an_export_names_the_extra_that_it_needs(plain: dict[str, str], tmp_path: Path) -> None:
-    run = (
-        "run",
-        "--model",
-        "logistic",
-        "--clients",
-        "2",
-        "--rounds",
-        "1",
-        "--set",
-        "engine=loop",
-        "--out",
-        "ran",
-    )
-    assert fairbloom(plain, tmp_path, *run).returncode == 0
-    done = fairbloom(plain, tmp_path, "export", "ran")
-    assert done.returncode == 2
-    assert "pip install 'fairbloom[onnx]'" in " ".join(done.stderr.split())
-    assert not (tmp_path / "ran" / "exports").exists()
-
-
 THEIRS = """
 import fairbloom
 from fairbloom.client.fair import fair

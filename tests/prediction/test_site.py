@@ -1,6 +1,6 @@
 """A site that took no part in a run evaluates the run's model on its own data.
 
-Predictions and exports of runs whose clients keep a part of the model for themselves.
+Predictions of runs whose clients keep a part of the model for themselves.
 
 Clients keep the trained part of personal models, and predict with the whole model.
 """
@@ -264,22 +264,6 @@ def test_a_device_predicts_with_its_own_head(
     assert predict(copy_to_device(run, CLIENT, tmp_path / "state") / "model", images) == predict(
         run.folder, images, "--client", CLIENT
     )
-
-
-@pytest.mark.parametrize("client", [CLIENT, ""])
-def test_an_export_has_the_head_that_predicts(
-    run: fairbloom.Run, images: Path, caplog: pytest.LogCaptureFixture, client: str
-) -> None:
-    runtime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    out = images.with_name("model.onnx")
-    named = ("--client", client) if client else ()
-    assert command("export", run.folder, *named, "--out", out) == 0
-    assert ("take a client's by --client" in caplog.text) == (client == "")
-    session = runtime.InferenceSession(out, providers=["CPUExecutionProvider"])
-    (given,) = session.get_inputs()
-    values, _ = session.run(None, {given.name: np.load(images)["x"]})
-    assert list(values) == predict(run.folder, images, *named)
 
 
 @pytest.fixture(scope="module")

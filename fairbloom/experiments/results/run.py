@@ -614,32 +614,6 @@ class Run(Shown):
         """
         return self.predictor(client, model).predict(frame)
 
-    def export(
-        self,
-        *,
-        client: str = "",
-        model: str = "last",
-        out: str | os.PathLike[str] | None = None,
-        trust: bool = False,
-    ) -> Path:
-        """Export the trained model with its preprocessing as ONNX; return the file.
-
-        By default the file is in exports/. `client`, `model` and `trust` are as in `predictor`. An
-        earlier file is replaced. The predictions of the exported file are compared with the
-        model's.
-
-        Raises
-        ------
-        FairbloomError
-            When the model does not exist or cannot be exported, or the export predicts something
-            else; nothing is written then.
-        """
-        from fairbloom.prediction.export import export_onnx  # imported late, as PyTorch is with it
-
-        return export_onnx(
-            self.predictor(client, model, trust=trust), None if out is None else Path(out)
-        )
-
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the global model after the last round as a state dict of arrays.
 

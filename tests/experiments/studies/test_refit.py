@@ -220,23 +220,22 @@ def test_after_privacy_accounts_the_compared_run_is_the_model(tmp_path: Path) ->
 # Used ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verb", ["predict", "export"])
-def test_predict_and_export_name_the_command(
-    hospitals: Path, tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]
+def test_predict_names_the_command(
+    hospitals: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Following the words leads to a model, and those of one client need its name."""
     new = write_hospital(tmp_path / "h0.csv", 30, 99)
-    out = tmp_path / ("new.onnx" if verb == "export" else "predicted.csv")
-    words = [str(new)] if verb == "predict" else []
-    said = captured(capsys, verb, hospitals / "cmp", *words, "--out", out, code=2).err
+    out = tmp_path / "predicted.csv"
+    said = captured(capsys, "predict", hospitals / "cmp", new, "--out", out, code=2).err
     named = "on all rows by fairbloom (refit .+ --method METHOD)"
     (found,) = re.findall(named, " ".join(said.split()))
     place = tmp_path / "refit"
     assert command(*shlex.split(found.replace("METHOD", "ditto")), "--out", place) == 0
     assert "name a client by --client with one of h0, h1, h2" in captured(
-        capsys, verb, place, *words, "--out", out, code=2
+        capsys, "predict", place, new, "--out", out, code=2
     ).err.replace("\n", " ")
-    assert command(verb, place, *words, "--client", "h0", "--model", "personal", "--out", out) == 0
+    own = ("--client", "h0", "--model", "personal")
+    assert command("predict", place, new, *own, "--out", out) == 0
     assert out.stat().st_size
 
 

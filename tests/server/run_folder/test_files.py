@@ -186,7 +186,7 @@ def test_a_run_writes_exactly_its_declared_files(finished: Path) -> None:
     there = {str(path.relative_to(finished)) for path in finished.iterdir()}
     assert there <= declared
     of_others = {"data.json", "examples.json", "schema.toml", "known.json", *OF_GROUPS}
-    of_others |= {"modules.json", "exports", "metrics.csv", "contexts", "data", "privacy.json"}
+    of_others |= {"modules.json", "metrics.csv", "contexts", "data", "privacy.json"}
     of_others |= {"held-out.json"}
     assert declared - there == of_others | {".lock"}
 
