@@ -296,8 +296,9 @@ def _find_exclusive(columns: Mapping[str, Cells]) -> Iterator[tuple[str, str, in
     filled = {}
     for name, cells in columns.items():
         is_filled = cells.is_filled
-        if FILLED_BY_EACH <= is_filled.mean() <= 1.0 - FILLED_BY_EACH:
+        share = is_filled.sum() / max(len(is_filled), 1)
+        if FILLED_BY_EACH <= share <= 1.0 - FILLED_BY_EACH:
             filled[name] = is_filled
     for (name, first), (other, second) in combinations(filled.items(), 2):
-        if not (first & second).any() and (first | second).mean() >= FILLED:
+        if not (first & second).any() and (first | second).sum() >= FILLED * len(first):
             yield name, other, int(first.sum())

@@ -16,7 +16,7 @@ FEWEST_OF_UNIT = 10
 
 # A ratio of medians is a known one if it is as many of its standard errors from it. With larger
 # errors some known ratio is always near.
-ERRORS = 2.0
+ERRORS = 2.5
 LARGEST_ERROR = 0.2
 
 # The standard error of a median, in standard deviations of the numbers' mean.
@@ -46,8 +46,9 @@ def find_two_units(
     indices of each row, tells the clusters apart, they may be honest.
     """
     positive = np.flatnonzero(numbers > 0.0)
-    step = 1 + len(positive) // SAMPLE
-    positive = positive[::step]
+    times = max(1.0, len(positive) / SAMPLE)
+    if times > 1.0:  # drawn, as every second row may be in another unit
+        positive = np.random.default_rng(0).choice(positive, SAMPLE, replace=False)
     if len(positive) < 2 * FEWEST_OF_UNIT:
         return None
     logs = np.log(numbers[positive])
@@ -70,7 +71,7 @@ def find_two_units(
     is_high = logs > ordered[last]
     if any(_tell_apart(codes[positive], is_high) for codes in categories):
         return None
-    return TwoUnits(float(np.exp(apart)), step * min(map(len, clusters)))
+    return TwoUnits(float(np.exp(apart)), round(times * min(map(len, clusters))))
 
 
 def _tell_apart(codes: NDArray[np.int64], is_high: NDArray[np.bool_]) -> bool:
