@@ -102,7 +102,7 @@ def _convert(finding: Finding, about: Field, way: Conversion) -> str:
         offset = text_if(back.offset, f", offset = {back.offset:.{DIGITS}g}")
         return f" = {{factor = {back.factor:.{DIGITS}g}{offset}}}"
     pairs = []
-    for code in finding.words:
+    for code in sorted(finding.words):
         usual = (parse_number(code) or 0.0) * back.factor + back.offset
         pairs.append(f"{quote(format_number(round(usual, DIGITS)))} = [{quote(code)}]")
     return f".spellings = {{{', '.join(pairs)}}}"

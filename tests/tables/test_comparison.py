@@ -1,0 +1,225 @@
+"""Who stands out is measured by the sites' own spread, and named with what explains it."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fairbloom.tables.advice import SENTENCES, propose, say
+from fairbloom.tables.comparison import Finding, compare, match_names
+from fairbloom.tables.conversions import CONVERSIONS, KNOWN, Conversion
+from fairbloom.tables.profiles import Cells, ColumnProfile, profile
+from fairbloom.tables.schema import Field
+
+from .test_profiles import numbers_of, texts_of
+
+RANDOM = np.random.default_rng(1)
+
+
+def normal(center: float, spread: float, rows: int = 200) -> NDArray[np.float64]:
+    return RANDOM.normal(center, spread, rows)
+
+
+def profiles(cells: Mapping[str, Cells], floor: int = 1) -> dict[str, ColumnProfile]:
+    return {site: profile({"x": each}, floor)["x"] for site, each in cells.items()}
+
+
+def found(
+    cells: Mapping[str, Cells], *kinds: str, floor: int = 1, name: str = "x"
+) -> list[Finding]:
+    """Return the findings of some kinds; of all without one."""
+    findings = compare({name: profiles(cells, floor)})
+    return [each for each in findings if not kinds or each.kind in kinds]
+
+
+# Numbers ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("floor", [1, 5])
+@pytest.mark.parametrize(
+    "way",
+    [way for way in CONVERSIONS if way.factor >= 4 or way.factor <= 0.25 or abs(way.offset) > 1],
+    ids=lambda way: f"{way.about} {way.factor:.3g}",
+)
+def test_a_site_in_another_unit_leaves_and_the_rest_stay(way: Conversion, floor: int) -> None:
+    numbers = dict.fromkeys("abc", normal(120, 12))
+    numbers["b"] = numbers["b"] * way.factor + way.offset
+    (finding,) = found({site: numbers_of(each) for site, each in numbers.items()}, floor=floor)
+    assert (finding.kind, finding.sites) == ("numbers", ("b",))
+    named = [each for each in finding.explained_by if each.factor == way.factor]
+    assert [each.offset for each in named] == [way.offset]
+    back = numbers["b"] / way.factor - way.offset / way.factor
+    cured = {**numbers, "b": back}
+    assert not found({site: numbers_of(each) for site, each in cured.items()}, floor=floor)
+
+
+def test_of_two_sites_both_are_named() -> None:
+    (finding,) = found({"a": numbers_of(normal(170, 9)), "b": numbers_of(normal(67, 4))})
+    assert finding.sites == ("a", "b")
+    assert "cm and inches" in say(finding)
+
+
+@pytest.mark.parametrize("site", ["a", "f"])
+def test_years_of_birth_are_named_and_turned_scales_are_not(site: str) -> None:
+    ages = {name: normal(55, 15) for name in "abcdef"}
+    births = {**ages, site: 2024 - ages[site]}
+    (finding,) = found({name: numbers_of(each) for name, each in births.items()})
+    (way,) = finding.explained_by
+    assert (way.factor, finding.sites) == (-1.0, (site,))
+    assert way.offset == pytest.approx(2024, abs=5)
+    turned = {**ages, site: 300 - ages[site]}
+    (finding,) = found({name: numbers_of(each) for name, each in turned.items()})
+    assert not finding.explained_by
+    assert "another quantity, another unit, or other people" in say(finding)
+
+
+def test_what_the_field_names_comes_first() -> None:
+    percent = normal(6.5, 0.4)
+    between = (10.93 * percent - 23.5 + 7.5006 * percent) / 2  # both conversions leave as much
+    sites = {"a": percent, "b": percent, "c": between}
+    cells = {site: numbers_of(each) for site, each in sites.items()}
+    (finding,) = found(cells, name="x")
+    assert len(finding.explained_by) > 1
+    (named,) = found(cells, name="HbA1c_last")
+    assert {*named.explained_by} == {*finding.explained_by}
+    assert named.explained_by[0].about == "mmol/mol and % of HbA1c"
+
+
+def test_sites_that_differ_by_nature_do_not_stand_out() -> None:
+    spread = {f"s{k}": numbers_of(normal(100 + 40 * k, 10)) for k in range(8)}
+    assert not found(spread)
+    alike = {f"s{k}": numbers_of(normal(100, 10)) for k in range(7)}
+    assert [each.sites for each in found({**alike, "s7": spread["s7"]})] == [("s7",)]
+
+
+def test_at_most_a_third_of_the_sites_stand_out() -> None:
+    cells = {f"s{k}": numbers_of(normal(100 * 10 ** (k % 3), 9)) for k in range(6)}
+    assert len(found(cells)) <= 2
+
+
+@pytest.mark.parametrize(("floor", "rows", "told"), [(1, 9, False), (5, 60, True), (20, 60, False)])
+def test_too_few_rows_are_said(floor: int, rows: int, told: bool) -> None:
+    cells = {site: numbers_of(normal(100, 10)) for site in "abc"}
+    cells["d"] = numbers_of(normal(1000, 100, rows))
+    kinds = {each.kind for each in found(cells, floor=floor) if "d" in each.sites}
+    assert kinds == ({"numbers"} if told else {"untold"})
+
+
+# Missing values -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("share", "rows", "apart"), [(0.5, 200, True), (0.2, 200, False), (0.5, 8, False)]
+)
+def test_a_share_of_missing_values_stands_out(share: float, rows: int, apart: bool) -> None:
+    cells = {site: numbers_of(normal(100, 10, rows)) for site in "abc"}
+    numbers = normal(100, 10, rows)
+    numbers[: round(share * rows)] = np.nan
+    findings = found({**cells, "d": numbers_of(numbers)}, "missing")
+    assert [each.sites for each in findings] == [("d",)] * apart
+
+
+def test_shares_that_differ_everywhere_are_usual() -> None:
+    cells = {}
+    for k in range(8):
+        numbers = normal(100, 10, 100)
+        numbers[: 12 * k] = np.nan
+        cells[f"s{k}"] = numbers_of(numbers)
+    assert not found(cells, "missing")
+
+
+# Categories ---------------------------------------------------------------------------------------
+
+HALVES = texts_of(["f", "m"] * 40)
+
+
+def test_other_words_stand_out() -> None:
+    for words, apart in ((["w", "x"], True), (["F", "M"], False), (["f ", "m"], False)):
+        cells = {**dict.fromkeys("abc", HALVES), "d": texts_of(words * 40)}
+        findings = found(cells, "categories")
+        assert [(each.sites, {*each.words}) for each in findings] == [(("d",), {*words})] * apart
+
+
+@pytest.mark.parametrize("floor", [1, 5])
+def test_codes_that_begin_at_0_are_explained(floor: int) -> None:
+    cells = {site: numbers_of([1.0, 2.0] * 40) for site in "abc"} | {"d": numbers_of([0, 1] * 40)}
+    (finding,) = found(cells, floor=floor)
+    assert {each.about for each in finding.explained_by} == {"codes from 1 and from 0"}
+    codes = Field(type="integer", categories=("1", "2"))
+    assert propose(finding, codes, "d.csv") == [
+        'fields.x.spellings = {"1" = ["0"], "2" = ["1"]} under [files."d.csv"]'
+    ]
+    assert propose(finding, Field(type="number"), "d.csv") == [
+        'fields.x = {factor = 1, offset = 1} under [files."d.csv"]'
+    ]
+    assert not propose(finding, codes, "")
+    one_class = {**cells, "d": numbers_of([0.0] * 80)}
+    assert not any(each.explained_by for each in found(one_class))
+
+
+def test_a_site_that_lacks_what_all_have_is_told() -> None:
+    for rows, told in ((16, True), (12, False)):
+        cells = {**dict.fromkeys("abc", HALVES), "d": texts_of(["f"] * rows)}
+        assert [each.words for each in found(cells, "lacking")] == [("m",)] * told
+    few = texts_of(["f"] * 77 + ["m"] * 3)
+    assert not found({"a": HALVES, "b": HALVES, "c": few, "d": texts_of(["f"] * 16)}, "lacking")
+    # What fewer rows than the floor hold is not listed, and may be there.
+    cells = {**dict.fromkeys("abc", HALVES), "d": texts_of(["f"] * 30 + ["m"] * 4)}
+    assert not found(cells, "lacking", floor=20)
+
+
+def test_near_spellings_are_asked_about_unless_a_site_has_both() -> None:
+    usual = texts_of(["secondary", "primary"] * 30)
+    typo = texts_of(["secondry"] * 30 + ["primary"] * 30)
+    (finding,) = found({"a": usual, "b": usual, "c": typo}, "spelling")
+    assert (finding.words, finding.sites) == (("secondry", "secondary"), ("c",))
+    both = texts_of(["secondary", "secondry", "primary"] * 20)
+    assert not found({"a": usual, "b": both}, "spelling")
+    levels = [texts_of([f"level {k}"] * 30) for k in (1, 2)]
+    assert not found({"a": levels[0], "b": levels[1]}, "spelling")
+
+
+def test_one_value_and_nothing_is_a_question() -> None:
+    ones = numbers_of([1.0, np.nan] * 20)
+    (finding,) = found({"a": ones, "b": ones})
+    assert (finding.kind, finding.rows) == ("one-value", 40)
+    assert not found({"a": ones, "b": numbers_of([1.0, 2.0] * 20)}, "one-value")
+    assert not found({"a": numbers_of([1.0] * 20), "b": numbers_of([1.0] * 20)})
+
+
+# Names --------------------------------------------------------------------------------------------
+
+
+def test_a_column_of_another_name_is_matched_once() -> None:
+    ages, doses = ({site: normal(center, 9) for site in "abcd"} for center in (50, 900))
+    fields = {
+        "age": profiles({site: numbers_of(ages[site]) for site in "abc"}),
+        "dose": profiles({site: numbers_of(doses[site]) for site in "abc"}),
+        "ward": profiles(dict.fromkeys("abc", HALVES)),
+    }
+    own = {"edad": ages["d"], "dosis": doses["d"], "edad2": ages["d"] + 1}
+    columns = profile({name: numbers_of(each) for name, each in own.items()})
+    columns |= profile({"sala": HALVES, "otro": texts_of(["y", "z"] * 40)})
+    matched = {each.field: each.words for each in match_names(fields, {"d": columns})}
+    assert matched == {"age": ("edad",), "dose": ("dosis",), "ward": ("sala",)}
+    assert not [*match_names(fields, {"a": columns})]  # it lacks no field
+
+
+# What rows show -----------------------------------------------------------------------------------
+
+
+def test_what_several_sites_found_is_said_once() -> None:
+    heights = normal(170, 9, 60)
+    coded = numbers_of([*heights, 999.0, 999.0])
+    plain = numbers_of(normal(170, 9, 60))
+    (finding,) = found({"a": coded, "b": plain, "c": coded})
+    assert (finding.kind, finding.sites, finding.rows) == ("far", ("a", "c"), 4)
+    far = numbers_of(normal(999, 200, 60))
+    assert not found({"a": coded, "b": far, "c": coded}, "far")  # an honest number there
+
+
+def test_each_kind_has_a_sentence_and_each_conversion_a_name() -> None:
+    for kind in SENTENCES:
+        assert say(Finding(kind, "x", ("a",), value=1.0, elsewhere=2.0, rows=3, words=("y",)))
+    assert len({way.about for way in KNOWN}) == len(KNOWN) - 2  # of powers of ten there are three
