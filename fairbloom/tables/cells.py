@@ -153,17 +153,17 @@ def parse_numbers(
     decimal = file.decimalChar or "."
     group = file.groupChar
     if not pa.types.is_string(values.type):
-        numbers = _to_array(values.cast(pa.float64(), safe=False).fill_null(np.nan))
+        numbers = to_array(values.cast(pa.float64(), safe=False).fill_null(np.nan))
         return _judge(numbers, np.isnan(numbers), codes)
     if decimal == "." and not group:
         try:
-            numbers = _to_array(values.cast(pa.float64()))
+            numbers = to_array(values.cast(pa.float64()))
             if not np.isnan(numbers).any():
                 return _judge(numbers, np.zeros(len(numbers), np.bool_), codes)
         except pa.ArrowInvalid:
             pass  # some may be missing, or not numbers: the slow way below
     texts = compute.utf8_trim_whitespace(values)
-    gone = _to_array(compute.is_in(compute.utf8_lower(texts), pa.array([*missing], pa.string())))
+    gone = to_array(compute.is_in(compute.utf8_lower(texts), pa.array([*missing], pa.string())))
     for unit in units:
         sign = re.escape(unicodedata.normalize("NFKC", unit)).translate(OF_UNITS)
         texts = compute.replace_substring_regex(texts, rf"^([0-9.,+\- ]+?)\s*{sign}$", r"\1")
@@ -180,7 +180,7 @@ def parse_numbers(
         texts = compute.replace_substring(compute.replace_substring(texts, ".", "!"), ",", ".")
     is_number = compute.match_substring_regex(texts, f"^{POINT_NUMBER}$")
     return _judge(
-        _to_array(compute.if_else(is_number, texts, "nan").cast(pa.float64())), gone, codes
+        to_array(compute.if_else(is_number, texts, "nan").cast(pa.float64())), gone, codes
     )
 
 
@@ -229,7 +229,7 @@ class FileColumn:
         return cls(texts, codes, *parse_texts(texts, how, (), MISSING))
 
 
-def _to_array(values: Any) -> NDArray[Any]:
+def to_array(values: Any) -> NDArray[Any]:
     """Return a copy of a column as a NumPy array."""
     array = values.combine_chunks()
     if str(array.type) == "bool":

@@ -68,14 +68,8 @@ from .warnings import SHOWN, determines, find_remarks, present_values
 # A number with a leading 0, as codes have.
 PADDED = re.compile(r"0[0-9]+")
 
-# How a file may be written that is not read as it is, by the reason: in Western Europe, Windows has
-# cp1252, and a note may be above the names of the columns.
-VARIANTS: Mapping[str, Sequence[Mapping[str, object]]] = {
-    "not-utf-8": [{"encoding": "cp1252"}],
-    "row-length": [{"headerRows": (2,)}],
-    "one-column": [{"headerRows": (2,)}],
-    "unnamed-column": [{"headerRows": (2,)}],
-}
+# Why a file may not be read that has a note above the names of the columns.
+BELOW_NOTE = ("row-length", "one-column", "unnamed-column")
 
 # Usual names of the target, in any case of letters, used if no setting names it.
 TARGETS = ("target", "label", "y")
@@ -96,7 +90,7 @@ CODE_DENSITY = 0.45  # even numbers have 0.5
 CODE_ROWS = 10
 
 # Texts that mean a missing value among numbers; among other texts they may be categories.
-GAPS = ("n.a.", "n.a", "na.", "-", "--", "---", ".", "none", "null", "unknown", "missing", "nil")
+GAPS = ("n.a.", "n.a", "na.", "-", "--", "---", "none", "null", "unknown", "missing", "nil")
 
 # Truth values of programs and spreadsheets, which other sites may write as numbers.
 BOOLEANS = {"true", "false", "wahr", "falsch", "vrai", "faux", "vero", "falso", "verdadero"}
@@ -285,12 +279,14 @@ def _read_variants(path: Path, file: SchemaFile, targets: Set[str]) -> Iterator[
     try:
         table = read(path, file)
     except DataError as error:
-        changes = VARIANTS.get(error.why, [{"sheet": name} for name in error.sheets])
+        changes: list[dict[str, object]] = [{"sheet": name} for name in error.sheets]
+        if error.why in BELOW_NOTE:
+            changes = [{"headerRows": (2,)}]
         for change in changes:
             if change.keys().isdisjoint(file.model_fields_set):
                 yield from _read_variants(path, file.model_copy(update=change), targets)
         return
-    if file.model_fields_set <= {"encoding"} or not targets.isdisjoint(table.by_name):
+    if not file.model_fields_set or not targets.isdisjoint(table.by_name):
         yield table
 
 

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from fairbloom.system.machine import half_of_memory
 from fairbloom.text import plural, text_if
 
-from .cells import format_number, shorten
+from .cells import format_number, parse_number, shorten, to_array
+from .charsets import find_likeliest
 from .folders import REMEDY
 from .reasons import MAX_FAULTS, DataError, KnownReason, raise_faults
 from .schema import MAX_TEXT, Decimal, SchemaFile, fold, normalise
@@ -32,10 +33,12 @@ from .schema import MAX_TEXT, Decimal, SchemaFile, fold, normalise
 # A column of pyarrow: a ChunkedArray of texts, or of numbers if the file's columns have types.
 Values = Any
 
-# The remedy for a text in another encoding; the braces take a likely one and the file's name.
+# A column's name, or "all", and what a person should look at.
+Remark = tuple[str, str]
+
+# The remedy for a text in another encoding; the braces take what to state, and the file's name.
 STATE = (
-    'state encoding = "{}" under [files.{!r}] in the schema, or save it in UTF-8 (in Excel: CSV'
-    " UTF-8)"
+    "state {} under [files.{!r}] in the schema, or save it in UTF-8 (in Excel: CSV UTF-8)"
 )
 
 # The remedy for notes above the names of the columns; the braces take their row and the file's key.
@@ -101,8 +104,8 @@ class ReadTable:
     """A file's columns by name; None for a column that holds neither numbers nor texts.
 
     `lines` has the line in which each row ends (`unit` "line"), or the row of a sheet or the number
-    of a record ("row"), from 1. `file` describes how the file is written. `remarks` are pairs of a
-    column's name, or "all", and what a person should look at. `start` is the place of its first row
+    of a record ("row"), from 1. `file` describes how the file is written. `remarks` are
+    what a person should look at. `start` is the place of its first row
     among the rows of its client.
     """
 
@@ -111,7 +114,7 @@ class ReadTable:
     lines: NDArray[np.int64]
     unit: Literal["line", "row"] = "line"
     file: SchemaFile = field(default_factory=SchemaFile)
-    remarks: Sequence[tuple[str, str]] = ()
+    remarks: Sequence[Remark] = ()
     start: int = 0
 
     def __len__(self) -> int:
@@ -226,7 +229,41 @@ def _read(path: Path, file: SchemaFile) -> ReadTable:
     if found != text_if(ending in readers, ending):
         begins = f"begins like {found}" if found else "does not begin like one"
         raise DataError(f"{path} is no {ending} file: it {begins}: {REMEDY}", "other-format")
-    return readers.get(ending, _read_text)(path, file)
+    return _check_rows(readers.get(ending, _read_text)(path, file))
+
+
+def _check_rows(table: ReadTable) -> ReadTable:
+    """Return a table without rows that repeat the names; remark them, and rows of one value."""
+    from pyarrow import compute, types  # imported late: a server reads no tables
+
+    texts = {
+        name: values
+        for name, values in table.columns.items()
+        if values is not None and types.is_string(values.type)
+    }
+    if len(texts) < len(table.columns):
+        return table
+    name, *others = texts
+    begins = compute.utf8_lower(compute.utf8_trim_whitespace(texts[name]))
+    repeated = [
+        row
+        for row in np.flatnonzero(to_array(compute.equal(begins, name.lower()))).tolist()
+        if all(fold(values[row].as_py()) == fold(name) for name, values in texts.items())
+    ]
+    is_note = to_array(compute.not_equal(texts[name], "")) & (len(others) > 1)
+    for other in others:
+        is_note &= to_array(compute.equal(texts[other], ""))
+    notes = np.flatnonzero(is_note).tolist()
+    remarks = [*table.remarks]
+    for rows, problem in (
+        (repeated, "repeats the names of the columns, and is left out"),
+        (notes, "has only a first value: if it is a note, delete it"),
+    ):
+        if rows:
+            more = text_if(rows[1:], f", one of {len(rows)} such {table.unit}s,")
+            remarks.append(("all", f"{table.unit} {table.lines[rows[0]]}{more} {problem}"))
+    kept = np.setdiff1d(np.arange(len(table)), repeated)
+    return replace(table.take(kept) if repeated else table, remarks=remarks)
 
 
 def columns_by_name(
@@ -265,7 +302,7 @@ def columns_by_name(
 
 
 def _read_text(path: Path, file: SchemaFile) -> ReadTable:
-    content, encoding = _read_content(path, file)
+    content, encoding, remarks = _read_content(path, file)
     # Lines that are not read become blank ones, so that the others keep their numbers.
     above = file.headerRows[0] - 1
     content = b"\n".join([b""] * above + content.split(b"\n", above)[above:])
@@ -293,10 +330,16 @@ def _read_text(path: Path, file: SchemaFile) -> ReadTable:
         name.strip() for name in next(csv.reader(StringIO(first, newline=""), delimiter=delimiter))
     ]
     file = file.model_copy(update={"delimiter": delimiter, "encoding": encoding})
-    columns = _parse_rows(path, content, end + 1, file, len(names), lines)
+    columns = _parse_beside_row_names(path, content[end + 1 :], file, len(names), lines)
+    if columns:
+        remarks.append(
+            ("all", "each row begins with a name of its own, as R writes it, which is not read")
+        )
+    else:
+        columns = _parse_rows(path, content, end + 1, file, len(names), lines)
     decimal = file.decimalChar or _infer_decimal(file, columns)
     file = file.model_copy(update={"decimalChar": decimal})
-    return ReadTable(path, columns_by_name(path, names, columns), lines[1:], file=file)
+    return ReadTable(path, columns_by_name(path, names, columns), lines[1:], file=file, remarks=remarks)
 
 
 def _infer_decimal(file: SchemaFile, columns: Sequence[Values]) -> Decimal:
@@ -309,13 +352,15 @@ def _infer_decimal(file: SchemaFile, columns: Sequence[Values]) -> Decimal:
     return "," if any(map(COMMA.fullmatch, cells)) and not any(map(POINT.fullmatch, cells)) else "."
 
 
-def _read_content(path: Path, file: SchemaFile) -> tuple[bytes, str]:
-    """Return a text in UTF-8 with lines that end in LF, and the file's encoding.
+def _read_content(path: Path, file: SchemaFile) -> tuple[bytes, str, list[Remark]]:
+    """Return a text in UTF-8 with lines that end in LF, the file's encoding, and a remark if any.
 
-    The file's encoding is that of its byte order mark, or else UTF-8, or else the stated one.
+    The file's encoding is that of its byte order mark, or else UTF-8, or else the stated one, or
+    else the likeliest, which is remarked.
     """
     content = path.read_bytes()
     encoding = file.encoding
+    remarks: list[Remark] = []
     if not content.isascii() or b"\0" in content:
         marked = next((name for mark, name in MARKS.items() if content.startswith(mark)), "")
         encodings = ["utf-8", file.encoding]
@@ -333,22 +378,47 @@ def _read_content(path: Path, file: SchemaFile) -> tuple[bytes, str]:
             except UnicodeDecodeError as error:
                 wrong = error
         if "\0" in text or (wrong and not marked and b"\0" in content):
+            remedy = STATE.format('encoding = "utf-16-le"', file.key)
             raise DataError(
-                f"{path}: it has zero bytes: it is in UTF-16 without a mark, or no text:"
-                f" {STATE.format('utf-16-le', file.key)}",
+                f"{path}: it has zero bytes: it is in UTF-16 without a mark, or no text: {remedy}",
                 "utf-16",
             )
         if wrong:
             line = content.count(b"\n", 0, wrong.start) + 1
-            key = "not-utf-8" if encoding.startswith("utf-8") else "other-encoding"
-            known = "not UTF-8" if key == "not-utf-8" else f"neither UTF-8 nor {encoding}"
-            raise DataError(
-                f"{path}: line {line} is {known}: {STATE.format('cp1252', file.key)}",
-                key,
-                line=line,
-            )
+            if marked or "encoding" in file.model_fields_set:
+                key = "not-utf-8" if encoding.startswith("utf-8") else "other-encoding"
+                known = "not UTF-8" if key == "not-utf-8" else f"neither UTF-8 nor {encoding}"
+                raise DataError(
+                    f"{path}: line {line} is {known}: {STATE.format('another encoding', file.key)}",
+                    key,
+                    line=line,
+                )
+            encoding, text, remark = _read_as_likeliest(path, content, file, line)
+            remarks.append(("all", remark))
         content = text.encode(errors="replace")
-    return content.replace(b"\r\n", b"\n").replace(b"\r", b"\n"), encoding
+    return content.replace(b"\r\n", b"\n").replace(b"\r", b"\n"), encoding, remarks
+
+
+def _read_as_likeliest(
+    path: Path, content: bytes, file: SchemaFile, line: int
+) -> tuple[str, str, str]:
+    """Return the likeliest encoding of a text, the text, and a remark that says so.
+
+    Raise DataError if none is the likeliest; `line` is the first that is not UTF-8.
+    """
+    found = find_likeliest(content)
+    shown = [f"{each.encoding!r} ({', '.join(map(shorten, each.words[:2]))})" for each in found]
+    if len(found) == 1:
+        (reading,) = found
+        remark = f"it is not UTF-8, and read as {shown[0]}: if that is wrong, "
+        return (reading.encoding, reading.text, remark + STATE.format("another encoding", file.key))
+    names = f"encoding = {' or '.join(shown)}" if shown else "its encoding"
+    raise DataError(
+        f"{path}: line {line} is not UTF-8, and its encoding cannot be told:"
+        f" {STATE.format(names, file.key)}",
+        "not-utf-8",
+        line=line,
+    )
 
 
 def _find_rows(content: bytes) -> tuple[int, NDArray[np.int64]]:
@@ -403,6 +473,27 @@ def _check_quotes(path: Path, content: bytes, delimiter: str) -> None:
             "quotes",
             line=line,
         )
+
+
+def _parse_beside_row_names(
+    path: Path, rows: bytes, file: SchemaFile, width: int, lines: NDArray[np.int64]
+) -> list[Values]:
+    """Return the columns after the rows' own names; [] if not each row begins with one.
+
+    Such names are all different, all numbers or all texts, and no column has them as its name.
+    """
+    # Without quoted values, as a separator in one is none.
+    sample = re.sub(rb'"[^"]*"', b"", rows[:MAX_ROW]).lstrip(b"\n")
+    if sample.partition(b"\n")[0].count(str(file.delimiter).encode()) != width:
+        return []
+    try:
+        first, *others = _parse_rows(path, rows, 0, file, width + 1, lines)
+    except DataError:  # rows of other lengths, which are a fault
+        return []
+    cells = first.to_pylist()
+    kinds = {parse_number(cell) is None for cell in cells}
+    is_filled = all(cells) and any(others[-1].to_pylist())  # a separator may end each row
+    return others if is_filled and len(kinds) == 1 and len({*cells}) == len(cells) else []
 
 
 def _parse_rows(

@@ -43,6 +43,7 @@ Missing = Literal["error", "drop", "fill"]
 MISSING_VALUES = (
     *("", "?", "NA", "NaN", "+NaN", "-NaN", "null", "N/A"),
     *("<NA>", "NaT", "\\N"),  # pandas, and dumps of databases
+    *(".", *(f".{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")),  # SAS and Stata
     *("#N/A", "#N/A N/A", "#NA", "#NV", "#DIV/0!", "#NAME?", "#NULL!", "#NUM!", "#REF!", "#VALUE!"),
 )
 
@@ -147,7 +148,7 @@ def _check_encoding(name: str) -> str:
     try:
         "a".encode(name)
     except LookupError as error:
-        raise ValueError("no such encoding: write utf-8, cp1252 or utf-16") from error
+        raise ValueError("no such encoding: write utf-8, cp1251 or utf-16") from error
     return name
 
 
