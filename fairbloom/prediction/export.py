@@ -211,10 +211,10 @@ def _make_rows(how: Preprocessing) -> Any:
             odd += [(name, text) for text in (*field.places, *field.missingValues, UNKNOWN_TEXT)]
             continue
         numbers = random.normal(column.center, 2.0 * (column.scale or 1.0), ROWS)
-        factor = how.own.field(name).factor
-        rows[name] = _within(numbers, field) / factor
+        own = how.own.field(name)
+        rows[name] = (_within(numbers, field) - own.offset) / own.factor
         rows[name][missing] = np.nan
-        odd += [(name, number / factor) for number in _beyond(field)]
+        odd += [(name, (number - own.offset) / own.factor) for number in _beyond(field)]
         odd += [(name, number) for number in codes_of(schema, name)]
     frame = pandas.DataFrame(rows)
     if len(odd) > MAX_ODD_ROWS:

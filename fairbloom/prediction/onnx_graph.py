@@ -110,7 +110,8 @@ def _encode_number(
     number = op.builder.input(column.name, ir.DataType.DOUBLE, ["batch", 1])
     # A column that was constant in training has the input 0: a number divided by infinity.
     scale = column.scale if column.scale > 0.0 else math.inf
-    converted = op.Mul(number, how.own.field(column.name).factor)
+    own = how.own.field(column.name)
+    converted = op.Add(op.Mul(number, own.factor), own.offset)
     ratio = op.Clip(op.Div(op.Sub(converted, column.center), scale), -MAX_INPUT, MAX_INPUT)
     missing = op.IsNaN(number)
     if codes := codes_of(how.dictionary, column.name):

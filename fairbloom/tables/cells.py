@@ -37,6 +37,12 @@ WITH_UNIT = re.compile(  # kg/m2 is a unit, and 0xff is no number with one
 OF_UNITS = str.maketrans({"2": "[2²]", "3": "[3³]", "μ": "[μµ]"})  # kg/m² is kg/m2
 CURRENCY = re.compile(rf"(?P<unit>[$€£¥₹]|CHF|EUR|GBP|USD)\s*(?P<number>{ANY_NUMBER})")
 
+# A code that could be a number, unlike 1e+20 and 1.5E3, which programs write.
+CODE = re.compile("[0-9]{1,4}[eE][0-9]{1,4}")
+
+# A unit, or a flag: high, low, very high, very low.
+FLAG = rf"(?:{LETTER}|HH|LL)"
+
 WRITE_OR_MISSING = "write a number, or add it to fields.{name}.missingValues"
 WITHOUT_UNIT = "write {number}, or say unit = {unit!r} in fields.{name}"
 
@@ -226,7 +232,12 @@ class FileColumn:
                 )
         texts, codes = different_cells(values)
         how = file if str(values.type) == "string" else SchemaFile()  # numbers need no decimal mark
-        return cls(texts, codes, *parse_texts(texts, how, (), MISSING))
+        numbers, is_wrong, is_missing = parse_texts(texts, how, (), MISSING)
+        is_code = np.array(["e" in text.casefold() for text in texts]) & ~np.isnan(numbers)
+        if all(CODE.fullmatch(texts[place].strip()) for place in np.flatnonzero(is_code).tolist()):
+            numbers[is_code] = np.nan
+            is_wrong |= is_code
+        return cls(texts, codes, numbers, is_wrong, is_missing)
 
 
 def to_array(values: Any) -> NDArray[Any]:
@@ -269,9 +280,11 @@ def explain_number(cell: str, decimal: Decimal, name: str, unit: str, file: str)
         problem = "a number with a per cent sign"
     if unit and values.get("unit", unit) != unit:
         remedy = (
-            "write it in {own}; for a whole file say fields.{name} = {{unit, factor}} under"
-            " [files.{file!r}]"
+            "write it in {own}; for a whole file say fields.{name} = {{unit, factor, offset}}"
+            " under [files.{file!r}]"
         )
+    if re.fullmatch(FLAG, values.get("unit", "")):
+        remedy = f"if {{unit!r}} is a flag, add it to flags of fields.{{name}}, or else {remedy}"
     values |= {
         "name": name,
         "own": unit,

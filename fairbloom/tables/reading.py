@@ -407,15 +407,15 @@ def _read_as_likeliest(
     Raise DataError if none is the likeliest; `line` is the first that is not UTF-8.
     """
     found = find_likeliest(content)
-    shown = [f"{each.encoding!r} ({', '.join(map(shorten, each.words[:2]))})" for each in found]
+    shown = [f"{name!r} ({', '.join(map(shorten, words[:2]))})" for name, _, words in found]
     if len(found) == 1:
-        (reading,) = found
-        remark = f"it is not UTF-8, and read as {shown[0]}: if that is wrong, "
-        return (reading.encoding, reading.text, remark + STATE.format("another encoding", file.key))
-    names = f"encoding = {' or '.join(shown)}" if shown else "its encoding"
+        encoding, text, _ = found[0]
+        remedy = STATE.format("another encoding", file.key)
+        return encoding, text, f"it is not UTF-8, and read as {shown[0]}: if that is wrong, {remedy}"
+    which = f"encoding = {' or '.join(shown)}" if shown else "its encoding"
     raise DataError(
         f"{path}: line {line} is not UTF-8, and its encoding cannot be told:"
-        f" {STATE.format(names, file.key)}",
+        f" {STATE.format(which, file.key)}",
         "not-utf-8",
         line=line,
     )
