@@ -34,9 +34,7 @@ ALPHABETS: dict[str, Sequence[str]] = {
 }
 
 # Signs before, after and in words; and units and signs without words.
-SIGNS = re.compile(
-    r"^[‘“„«‹»›–—…•·¿¡]+|[’”»›«‹“–—…•·]+$|(?<=[A-Za-z])’(?=[A-Za-z])"
-)
+SIGNS = re.compile(r"^[‘“„«‹»›–—…•·¿¡]+|[’”»›«‹“–—…•·]+$|(?<=[A-Za-z])’(?=[A-Za-z])")
 UNIT = re.compile(r"[a-z]{0,2}m[²³]|°[A-Z]?|[µμ][A-Za-z]{1,4}|[–—•·±×€½¼¾®©™§£†ªº²³]")
 
 # A word that has a character beyond ASCII.

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from fairbloom.errors import did_you_mean
-from fairbloom.logs import log_once
 from fairbloom.text import join_first, plural, text_if
 
 from .cells import (
@@ -178,11 +177,12 @@ def infer(
         if fold(name) == fold(target):
             raise DataError(f"csv.{key} = {name!r}: it is the target: name another column, or none")
     notes = [f"{path.name} is left out of this draft: {why}" for path, why in unread]
-    for path, table in tables.items():
-        said = [f"{path.name}: {remark}" for name, remark in table.remarks if name == "all"]
-        notes += said
-        for note in said:
-            log_once("%s", note)
+    notes += [
+        f"{path.name}: {remark}"
+        for path, table in tables.items()
+        for name, remark in table.remarks
+        if name == "all"
+    ]
     unmarked = dict(tables)
     raw: list[dict[str, FileColumn]] = []
     for path, table in unmarked.items():

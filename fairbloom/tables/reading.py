@@ -21,6 +21,7 @@ from zipfile import BadZipFile, ZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from fairbloom.logs import log_once
 from fairbloom.system.machine import half_of_memory
 from fairbloom.text import plural, text_if
 
@@ -37,9 +38,7 @@ Values = Any
 Remark = tuple[str, str]
 
 # The remedy for a text in another encoding; the braces take what to state, and the file's name.
-STATE = (
-    "state {} under [files.{!r}] in the schema, or save it in UTF-8 (in Excel: CSV UTF-8)"
-)
+STATE = "state {} under [files.{!r}] in the schema, or save it in UTF-8 (in Excel: CSV UTF-8)"
 
 # The remedy for notes above the names of the columns; the braces take their row and the file's key.
 HEADER = (
@@ -330,16 +329,20 @@ def _read_text(path: Path, file: SchemaFile) -> ReadTable:
         name.strip() for name in next(csv.reader(StringIO(first, newline=""), delimiter=delimiter))
     ]
     file = file.model_copy(update={"delimiter": delimiter, "encoding": encoding})
-    columns = _parse_beside_row_names(path, content[end + 1 :], file, len(names), lines)
-    if columns:
+    try:
+        columns = _parse_rows(path, content, end + 1, file, len(names), lines)
+    except DataError:
+        columns = _parse_beside_row_names(path, content[end + 1 :], file, len(names), lines)
+        if not columns:
+            raise
         remarks.append(
             ("all", "each row begins with a name of its own, as R writes it, which is not read")
         )
-    else:
-        columns = _parse_rows(path, content, end + 1, file, len(names), lines)
     decimal = file.decimalChar or _infer_decimal(file, columns)
     file = file.model_copy(update={"decimalChar": decimal})
-    return ReadTable(path, columns_by_name(path, names, columns), lines[1:], file=file, remarks=remarks)
+    return ReadTable(
+        path, columns_by_name(path, names, columns), lines[1:], file=file, remarks=remarks
+    )
 
 
 def _infer_decimal(file: SchemaFile, columns: Sequence[Values]) -> Decimal:
@@ -409,9 +412,10 @@ def _read_as_likeliest(
     found = find_likeliest(content)
     shown = [f"{name!r} ({', '.join(map(shorten, words[:2]))})" for name, _, words in found]
     if len(found) == 1:
-        encoding, text, _ = found[0]
         remedy = STATE.format("another encoding", file.key)
-        return encoding, text, f"it is not UTF-8, and read as {shown[0]}: if that is wrong, {remedy}"
+        remark = f"it is not UTF-8, and read as {shown[0]}: if that is wrong, {remedy}"
+        log_once("%s: %s", path.name, remark)
+        return (*found[0][:2], remark)
     which = f"encoding = {' or '.join(shown)}" if shown else "its encoding"
     raise DataError(
         f"{path}: line {line} is not UTF-8, and its encoding cannot be told:"
@@ -480,12 +484,8 @@ def _parse_beside_row_names(
 ) -> list[Values]:
     """Return the columns after the rows' own names; [] if not each row begins with one.
 
-    Such names are all different, all numbers or all texts, and no column has them as its name.
+    Such names are all different, and all numbers or all texts.
     """
-    # Without quoted values, as a separator in one is none.
-    sample = re.sub(rb'"[^"]*"', b"", rows[:MAX_ROW]).lstrip(b"\n")
-    if sample.partition(b"\n")[0].count(str(file.delimiter).encode()) != width:
-        return []
     try:
         first, *others = _parse_rows(path, rows, 0, file, width + 1, lines)
     except DataError:  # rows of other lengths, which are a fault

@@ -172,11 +172,11 @@ class Field(_Table):
     """A column.
 
     `categories` are its values, in the order of the model's inputs or classes, () for a number;
-    `spellings` has other ways to write each. `unit` is the unit of its numbers; a cell may have it,
-    or one of `flags`, which say nothing to the model, after the number. `missingValues` adds markers for this column; `missing` overrides the schema's
-    policy. `input`: whether it is an input of the model; a column that only makes groups need not
-    be. Numbers are standardised as (number - center) / scale; None: by each site's own mean and
-    deviation.
+    `spellings` has other ways to write each. `unit` is the unit of its numbers; a cell may have it
+    after the number, or one of `flags`, which are not read. `missingValues` adds markers for this
+    column; `missing` overrides the schema's policy. `input`: whether it is an input of the model; a
+    column that only makes groups need not be. Numbers are standardised as (number - center) /
+    scale; None: by each site's own mean and deviation.
     """
 
     type: Literal["number", "integer", "string"]
@@ -256,8 +256,8 @@ class FileField(_Table):
     """A column that one client has under another `name`, in another `unit` or other words.
 
     Each of its files has one of several names. Its numbers, times `factor`, plus `offset`, are in
-    the schema's unit. `spellings` and `missingValues` add to those of the schema, and replace them if
-    they mean something else.
+    the schema's unit. `spellings` and `missingValues` add to those of the schema, and replace them
+    if they mean something else.
     """
 
     name: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ()
