@@ -70,8 +70,11 @@ from .warnings import SHOWN, determines, find_remarks, present_values
 # A number with a leading 0, as codes have.
 PADDED = re.compile(r"0[0-9]+")
 
-# Why a file may not be read that has a note above the names of the columns.
-BELOW_NOTE = ("row-length", "one-column", "unnamed-column")
+# How a file may be written that is not read as it is, by the reason: a note may be above the names
+# of the columns.
+VARIANTS: Mapping[str, Sequence[Mapping[str, object]]] = dict.fromkeys(
+    ("row-length", "one-column", "unnamed-column"), [{"headerRows": (2,)}]
+)
 
 # Usual names of the target, in any case of letters, used if no setting names it.
 TARGETS = ("target", "label", "y")
@@ -293,9 +296,7 @@ def _read_variants(path: Path, file: SchemaFile, targets: Set[str]) -> Iterator[
     try:
         table = read(path, file)
     except DataError as error:
-        changes: list[dict[str, object]] = [{"sheet": name} for name in error.sheets]
-        if error.why in BELOW_NOTE:
-            changes = [{"headerRows": (2,)}]
+        changes = VARIANTS.get(error.why, [{"sheet": name} for name in error.sheets])
         for change in changes:
             if change.keys().isdisjoint(file.model_fields_set):
                 yield from _read_variants(path, file.model_copy(update=change), targets)
@@ -460,8 +461,8 @@ def _draft_column(draft: Draft, name: str, is_target: bool, kind: str) -> None:
             return
         if is_number:
             lines = [*_number_lines(column), *_code_lines(name, column)]
-            codes = [text for text in column.odd_counts if CODE.fullmatch(text)]
-            comments += [f"{text!r} is read as a number: is it a code?" for text in codes[:1]]
+            codes = map(CODE.fullmatch, column.odd_counts)
+            comments += [f"{code[0]!r} is read as a number: is it a code?" for code in codes if code]
         else:
             texts = column.text_counts
             odd = {fold_cell(text) for text in column.odd_counts if not is_gap(text)}

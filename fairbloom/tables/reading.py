@@ -454,23 +454,11 @@ def _strip_around_quotes(content: bytes, delimiter: str) -> bytes:
 
 def _check_quotes(path: Path, content: bytes, delimiter: str) -> None:
     """Raise DataError if a quotation mark neither opens, closes nor is doubled in a value."""
-    text = np.frombuffer(content, np.uint8)
-    marks = np.flatnonzero(text == QUOTE)
-    opening = marks[::2]
-    closing = marks[1::2]
-    around = (ord(delimiter), LINE_END)
-    doubled = opening[1:] == closing[: len(opening) - 1] + 1
-    opens = np.isin(text[opening - 1], around) | (opening == 0)
-    opens[1:] |= doubled
-    closes = np.isin(text[np.minimum(closing + 1, len(text) - 1)], around) | (
-        closing == len(text) - 1
-    )
-    closes[: len(opening) - 1] |= doubled
-    wrong = [*opening[~opens][:1], *closing[~closes][:1]]
-    if len(marks) % 2:
-        wrong.append(opening[-1])
+    ends = re.escape(delimiter.encode())
+    pattern = rb'(?<![^%b\n])"[^"]*+(?:""[^"]*+)*+"(?![^%b\n])|(?P<wrong>")' % (ends, ends)
+    wrong = next((found for found in re.finditer(pattern, content) if found["wrong"]), None)
     if wrong:
-        line = content.count(b"\n", 0, min(wrong)) + 1
+        line = content.count(b"\n", 0, wrong.start()) + 1
         raise DataError(
             f"{path}, line {line} cannot be read: it has a quotation mark that is not closed, or"
             " one too many: within quotation marks write it twice",
