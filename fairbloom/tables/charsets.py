@@ -71,7 +71,7 @@ def find_likeliest(content: bytes) -> list[tuple[str, str, Sequence[str]]]:
 def _is_word(word: str, letters: str) -> bool:
     """Return whether a word, or a sign of units, has these letters, in one case.
 
-    A third of a word in Latin letters is in ASCII, as in été. A digit is beside a sign, or beside
+    A quarter of a word in Latin letters is in ASCII, as in Łódź. A digit is beside a sign, or beside
     several letters: 5°, £5, Größe2.
     """
     plain = SIGNS.sub("", word)
@@ -86,5 +86,5 @@ def _is_word(word: str, letters: str) -> bool:
     if len(core) == 1:
         return core == plain or not has_case
     if letters[0] < "\u0250":  # Latin ones
-        return 3 * len(beyond) <= 2 * len(core)
+        return 4 * len(beyond) <= 3 * len(core)
     return len(beyond) == len(core)

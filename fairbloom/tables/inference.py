@@ -462,7 +462,9 @@ def _draft_column(draft: Draft, name: str, is_target: bool, kind: str) -> None:
         if is_number:
             lines = [*_number_lines(column), *_code_lines(name, column)]
             codes = map(CODE.fullmatch, column.odd_counts)
-            comments += [f"{code[0]!r} is read as a number: is it a code?" for code in codes if code]
+            comments += [
+                f"{code[0]!r} is read as a number: is it a code?" for code in codes if code
+            ]
         else:
             texts = column.text_counts
             odd = {fold_cell(text) for text in column.odd_counts if not is_gap(text)}

@@ -675,7 +675,7 @@ def test_names_that_differ_in_writing_are_one_column(folder: Folder) -> None:
     assert {"blood_pressure", "blood-pressure"} <= {*schema.ignore}
 
 
-@pytest.mark.parametrize("word", ["n.a.", "None", "-", "--", ".", "unknown", "MISSING"])
+@pytest.mark.parametrize("word", ["n.a.", "None", "-", "--", "unknown", "MISSING"])
 def test_words_for_nothing_are_missing_among_numbers(folder: Folder, word: str) -> None:
     there = folder(a=with_column("x", [word, "3.5", "4"]), b=with_column("x", ["3", "4"]))
     text = inferred(there)
