@@ -71,7 +71,7 @@ def find_likeliest(content: bytes) -> list[tuple[str, str, Sequence[str]]]:
 def _is_word(word: str, letters: str) -> bool:
     """Return whether a word, or a sign of units, has these letters, in one case.
 
-    A quarter of a word in Latin letters is in ASCII, as in Łódź. A digit is beside a sign, or beside
+    A quarter of a word in Latin letters is in ASCII, as in Łódź. A digit is beside a sign or
     several letters: 5°, £5, Größe2.
     """
     plain = SIGNS.sub("", word)

@@ -72,9 +72,11 @@ PADDED = re.compile(r"0[0-9]+")
 
 # How a file may be written that is not read as it is, by the reason: a note may be above the names
 # of the columns.
-VARIANTS: Mapping[str, Sequence[Mapping[str, object]]] = dict.fromkeys(
-    ("row-length", "one-column", "unnamed-column"), [{"headerRows": (2,)}]
-)
+VARIANTS: Mapping[str, Sequence[Mapping[str, object]]] = {
+    "row-length": [{"headerRows": (2,)}],
+    "one-column": [{"headerRows": (2,)}],
+    "unnamed-column": [{"headerRows": (2,)}],
+}
 
 # Usual names of the target, in any case of letters, used if no setting names it.
 TARGETS = ("target", "label", "y")
@@ -461,9 +463,10 @@ def _draft_column(draft: Draft, name: str, is_target: bool, kind: str) -> None:
             return
         if is_number:
             lines = [*_number_lines(column), *_code_lines(name, column)]
-            codes = map(CODE.fullmatch, column.odd_counts)
             comments += [
-                f"{code[0]!r} is read as a number: is it a code?" for code in codes if code
+                f"{text!r} is read as a number: if it is a code, list all in categories"
+                for text in column.odd_counts
+                if CODE.fullmatch(text)
             ]
         else:
             texts = column.text_counts
