@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 
 def _characters(encoding: str, rows: Iterable[int]) -> str:
     """Return the characters in rows of a table of 94 x 94 characters."""
-    codes = [bytes((row, cell)) for row in rows for cell in range(0xA1, 0xFF)]
-    return "".join(code.decode(encoding, "ignore") for code in codes)
+    return "".join(
+        bytes((row, cell)).decode(encoding, "ignore") for row in rows for cell in range(0xA1, 0xFF)
+    )
 
 
 # The letters beyond ASCII, in lower case, of languages that share files: Romance and German,
@@ -62,8 +63,8 @@ def find_likeliest(content: bytes) -> list[tuple[str, str, Sequence[str]]]:
         share = wrong / max(1, len(words))
         if share < least:
             found.clear()
-        if share <= least:
             least = share
+        if share <= least:
             found.setdefault(text, (encoding, words))
     return [(encoding, text, words) for text, (encoding, words) in found.items()]
 
@@ -79,12 +80,10 @@ def _is_word(word: str, letters: str) -> bool:
     if core.isascii() or UNIT.fullmatch(core):
         return True
     beyond = [letter for letter in core.lower() if not letter.isascii()]
-    has_case = core.lower() != core.upper()
-    is_one_case = core.islower() or core.isupper() or core.istitle()
-    if {*beyond} - {*letters} or (has_case and not is_one_case):
+    if {*beyond} - {*letters} or core not in (core.lower(), core.upper(), core.title()):
         return False
     if len(core) == 1:
-        return core == plain or not has_case
+        return core == plain or core.lower() == core.upper()
     if letters[0] < "\u0250":  # Latin ones
         return 4 * len(beyond) <= 3 * len(core)
     return len(beyond) == len(core)

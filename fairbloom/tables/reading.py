@@ -253,16 +253,19 @@ def _check_rows(table: ReadTable) -> ReadTable:
     for other in others:
         is_note &= to_array(compute.equal(texts[other], ""))
     notes = np.flatnonzero(is_note).tolist()
-    remarks = [*table.remarks]
-    for rows, problem in (
-        (repeated, "repeats the names of the columns, and is left out"),
-        (notes, "has only a first value: if it is a note, delete it"),
-    ):
-        if rows:
-            more = text_if(rows[1:], f", one of {len(rows)} such {table.unit}s,")
-            remarks.append(("all", f"{table.unit} {table.lines[rows[0]]}{more} {problem}"))
-    kept = np.setdiff1d(np.arange(len(table)), repeated)
-    return replace(table.take(kept) if repeated else table, remarks=remarks)
+    found = {
+        "repeats the names of the columns, and is left out": repeated,
+        "has only a first value: if it is a note, delete it": notes,
+    }
+    remarks = [
+        f"{table.unit} {table.lines[rows[0]]}"
+        + text_if(rows[1:], f", one of {len(rows)} such {table.unit}s,")
+        + f" {problem}"
+        for problem, rows in found.items()
+        if rows
+    ]
+    kept = table.take(np.setdiff1d(np.arange(len(table)), repeated)) if repeated else table
+    return replace(kept, remarks=[*table.remarks, *(("all", each) for each in remarks)])
 
 
 def columns_by_name(
@@ -321,7 +324,10 @@ def _read_text(path: Path, file: SchemaFile) -> ReadTable:
             "one-column",
         )
     if b'" ' in content or b' "' in content:
-        content = _strip_around_quotes(content, delimiter)
+        # Spaces between quotation marks and separators: a, "b" is a,"b". Quoted values match first.
+        around = re.escape(delimiter.encode())
+        spaces = rb'("[^"]*")|(?<![^%b\n]) +(?=")|(?<=") +(?=[%b\n]|\Z)' % (around, around)
+        content = re.sub(spaces, rb"\1", content)
         end, lines = _find_rows(content)
         first = content[:end].decode().lstrip("\n")
     _check_quotes(path, content, delimiter)
@@ -442,14 +448,6 @@ def _find_rows(content: bytes) -> tuple[int, NDArray[np.int64]]:
     filled = np.diff(ends, prepend=-1) > 1
     first_end = int(ends[filled][0]) if filled.any() else 0
     return first_end, lines[filled]
-
-
-def _strip_around_quotes(content: bytes, delimiter: str) -> bytes:
-    """Return a text without spaces between its quotation marks and separators: a, "b" is a,"b"."""
-    around = re.escape(delimiter.encode())
-    # Values within quotation marks match first, and stay.
-    pattern = rb'("[^"]*")|(?<![^%b\n]) +(?=")|(?<=") +(?=[%b\n]|\Z)' % (around, around)
-    return re.sub(pattern, rb"\1", content)
 
 
 def _check_quotes(path: Path, content: bytes, delimiter: str) -> None:
@@ -605,14 +603,14 @@ def _is_plain(kind: Any) -> bool:
 
     if types.is_dictionary(kind):
         kind = kind.value_type
-    others = (
-        types.is_null,
-        types.is_decimal,
-        types.is_string,
-        types.is_large_string,
-        types.is_string_view,
+    return (
+        types.is_primitive(kind)
+        or types.is_null(kind)
+        or types.is_decimal(kind)
+        or types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_string_view(kind)
     )
-    return types.is_primitive(kind) or any(is_kind(kind) for is_kind in others)
 
 
 def _to_numbers_or_texts(values: Values, decimal: Decimal) -> Values:
@@ -778,7 +776,10 @@ class SheetNotes:
 
 
 def _check_sheets(path: Path) -> list[SheetNotes]:
-    """Return notes on each sheet; raise DataError if a workbook needs too much memory."""
+    """Return notes on each sheet, in the workbook's order.
+
+    Raise DataError if a workbook needs too much memory.
+    """
     with ZipFile(path) as archive:
         if sum(entry.file_size for entry in archive.infolist()) > MAX_UNPACKED:
             raise DataError(f"{path} unpacks to more than {MAX_UNPACKED:,} bytes: {SHRINK}")
@@ -788,21 +789,16 @@ def _check_sheets(path: Path) -> list[SheetNotes]:
             for name in archive.namelist()
             if name.startswith("xl/worksheets/") and name.endswith(".xml")
         }
-        return [found.get(name, SheetNotes()) for name in _files_of_sheets(archive)]
-
-
-def _files_of_sheets(archive: ZipFile) -> list[str]:
-    """Return the file of each sheet, in the workbook's order."""
-    targets = {
-        about.get("Id"): posixpath.join("/xl", about.get("Target", "")).removeprefix("/")
-        for about in _find_elements(archive, "xl/_rels/workbook.xml.rels", "Relationships")
-    }
-    return [
-        targets.get(key, "")
-        for about in _find_elements(archive, "xl/workbook.xml", "sheets")
-        for name, key in about.items()
-        if name.endswith("}id")
-    ]
+        targets = {
+            about.get("Id"): posixpath.join("/xl", about.get("Target", "")).removeprefix("/")
+            for about in _find_elements(archive, "xl/_rels/workbook.xml.rels", "Relationships")
+        }
+        return [
+            found.get(targets.get(key, ""), SheetNotes())
+            for about in _find_elements(archive, "xl/workbook.xml", "sheets")
+            for name, key in about.items()
+            if name.endswith("}id")
+        ]
 
 
 def _find_per_cent_formats(archive: ZipFile) -> set[str]:

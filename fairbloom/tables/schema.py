@@ -140,10 +140,6 @@ def _check_factor(factor: float) -> float:
     return factor
 
 
-def _as_tuple(names: object) -> object:
-    return (names,) if isinstance(names, str) else names
-
-
 def _check_encoding(name: str) -> str:
     try:
         "a".encode(name)
@@ -260,7 +256,10 @@ class FileField(_Table):
     if they mean something else.
     """
 
-    name: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ()
+    name: Annotated[
+        tuple[str, ...],
+        BeforeValidator(lambda names: (names,) if isinstance(names, str) else names),
+    ] = ()
     unit: str = ""
     factor: Annotated[float, AfterValidator(_check_factor)] = 1.0
     offset: Annotated[float, Interval(gt=-math.inf, lt=math.inf)] = 0.0
