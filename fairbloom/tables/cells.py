@@ -46,6 +46,8 @@ FLAG = rf"(?:{LETTER}|HH|LL)"
 WRITE_OR_MISSING = "write a number, or add it to fields.{name}.missingValues"
 WITHOUT_UNIT = "write {number}, or say unit = {unit!r} in fields.{name}"
 
+NO_TEXT = re.compile("(?!)")
+
 # The signs that make a cell differ from a number by kind: its pattern, the problem and the remedy.
 SIGNS = {
     "minus": (
@@ -88,6 +90,16 @@ SIGNS = {
         "write {number}, and the deviation into a column of its own",
     ),
     "unit": (WITH_UNIT, "a number with the unit {unit!r}", WITHOUT_UNIT),
+    "size": (
+        NO_TEXT,
+        f"and numbers are at most {MAX_NUMBER:g}",
+        "correct it, or leave the cell empty",
+    ),
+    "": (
+        NO_TEXT,
+        "which is not a number",
+        "correct it, leave the cell empty, or add it to fields.{name}.missingValues",
+    ),
 }
 
 
@@ -265,13 +277,6 @@ def explain_number(cell: str, decimal: Decimal, name: str, unit: str, file: str)
     kind = find_sign(text)
     if find_numbers(text) and (not kind or (kind == "range" and not is_band(text))):
         return explain_pattern(text, name)
-    if kind == "size":
-        return f"and numbers are at most {MAX_NUMBER:g}", "correct it, or leave the cell empty"
-    if not kind:
-        return (
-            "which is not a number",
-            f"correct it, leave the cell empty, or add it to fields.{name}.missingValues",
-        )
     pattern, problem, remedy = SIGNS[kind]
     found = pattern.fullmatch(text)
     values: dict[str, Any] = found.groupdict() if found else {}
@@ -289,7 +294,7 @@ def explain_number(cell: str, decimal: Decimal, name: str, unit: str, file: str)
         "name": name,
         "own": unit,
         "file": file,
-        "code": ord(text[0]),
+        "code": ord(text[:1] or " "),
         "mark": "comma" if other == "," else "point",
         "exchanged": text.replace(other, decimal),
         "decimal": text_if(

@@ -362,73 +362,56 @@ def _infer_decimal(file: SchemaFile, columns: Sequence[Values]) -> Decimal:
 
 
 def _read_content(path: Path, file: SchemaFile) -> tuple[bytes, str, list[Remark]]:
-    """Return a text in UTF-8 with lines that end in LF, the file's encoding, and a remark if any.
-
-    The file's encoding is that of its byte order mark, or else UTF-8, or else the stated one, or
-    else the likeliest, which is remarked.
-    """
+    """Return a text in UTF-8 with lines that end in LF, the file's encoding, and remarks on it."""
     content = path.read_bytes()
     encoding = file.encoding
     remarks: list[Remark] = []
     if not content.isascii() or b"\0" in content:
-        marked = next((name for mark, name in MARKS.items() if content.startswith(mark)), "")
-        encodings = ["utf-8", file.encoding]
-        if marked:
-            encodings = [marked]
-        elif b"\0" in content:  # UTF-8 would read it, as a text with zero bytes
-            encodings = [file.encoding]
-        text = ""
-        wrong = None
-        for encoding in encodings:
-            try:
-                text = content.decode(encoding)
-                wrong = None
-                break
-            except UnicodeDecodeError as error:
-                wrong = error
-        if "\0" in text or (wrong and not marked and b"\0" in content):
-            remedy = STATE.format('encoding = "utf-16-le"', file.key)
-            raise DataError(
-                f"{path}: it has zero bytes: it is in UTF-16 without a mark, or no text: {remedy}",
-                "utf-16",
-            )
-        if wrong:
-            line = content.count(b"\n", 0, wrong.start) + 1
-            if marked or "encoding" in file.model_fields_set:
-                key = "not-utf-8" if encoding.startswith("utf-8") else "other-encoding"
-                known = "not UTF-8" if key == "not-utf-8" else f"neither UTF-8 nor {encoding}"
-                raise DataError(
-                    f"{path}: line {line} is {known}: {STATE.format('another encoding', file.key)}",
-                    key,
-                    line=line,
-                )
-            encoding, text, remark = _read_as_likeliest(path, content, file, line)
-            remarks.append(("all", remark))
+        text, encoding, remarks = _decode(path, content, file)
         content = text.encode(errors="replace")
     return content.replace(b"\r\n", b"\n").replace(b"\r", b"\n"), encoding, remarks
 
 
-def _read_as_likeliest(
-    path: Path, content: bytes, file: SchemaFile, line: int
-) -> tuple[str, str, str]:
-    """Return the likeliest encoding of a text, the text, and a remark that says so.
+def _decode(path: Path, content: bytes, file: SchemaFile) -> tuple[str, str, list[Remark]]:
+    """Return a file's text, its encoding, and a remark if that is neither marked nor stated.
 
-    Raise DataError if none is the likeliest; `line` is the first that is not UTF-8.
+    It is the encoding of the byte order mark, or else UTF-8, or else the stated one, or else the
+    likeliest.
     """
-    found = find_likeliest(content)
-    shown = [f"{name!r} ({', '.join(map(shorten, words[:2]))})" for name, _, words in found]
-    if len(found) == 1:
-        remedy = STATE.format("another encoding", file.key)
-        remark = f"it is not UTF-8, and read as {shown[0]}: if that is wrong, {remedy}"
-        log_once("%s: %s", path.name, remark)
-        return (*found[0][:2], remark)
-    which = f"encoding = {' or '.join(shown)}" if shown else "its encoding"
-    raise DataError(
-        f"{path}: line {line} is not UTF-8, and its encoding cannot be told:"
-        f" {STATE.format(which, file.key)}",
-        "not-utf-8",
-        line=line,
-    )
+    marked = next((name for mark, name in MARKS.items() if content.startswith(mark)), "")
+    has_zeros = not marked and b"\0" in content
+    encodings = ["utf-8", file.encoding]
+    if marked or has_zeros:  # UTF-8 would read zero bytes as characters
+        encodings = [marked or file.encoding]
+    line = 0
+    for encoding in encodings:
+        try:
+            text = content.decode(encoding)
+        except UnicodeDecodeError as error:
+            line = content.count(b"\n", 0, error.start) + 1
+        else:
+            has_zeros = "\0" in text
+            if not has_zeros:
+                return text, encoding, []
+    remedy = STATE.format("another encoding", file.key)
+    if has_zeros:
+        raise DataError(
+            f"{path}: it has zero bytes: it is in UTF-16 without a mark, as utf-16-le, or no text:"
+            f" {remedy}",
+            "utf-16",
+        )
+    problem = f"cannot be read as {encodings[-1]}"
+    if not marked and "encoding" not in file.model_fields_set:
+        found = find_likeliest(content)
+        shown = [f"{name!r} ({', '.join(map(shorten, words[:2]))})" for name, _, words in found]
+        if len(found) == 1:
+            remark = f"it is not UTF-8, and read as {shown[0]}: if that is wrong, {remedy}"
+            log_once("%s: %s", path.name, remark)
+            return found[0][1], found[0][0], [("all", remark)]
+        problem = "is not UTF-8, and its encoding cannot be told"
+        named = f"encoding = {' or '.join(shown)}" if shown else "its encoding"
+        remedy = STATE.format(named, file.key)
+    raise DataError(f"{path}: line {line} {problem}: {remedy}", "not-utf-8", line=line)
 
 
 def _find_rows(content: bytes) -> tuple[int, NDArray[np.int64]]:

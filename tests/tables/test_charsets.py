@@ -142,8 +142,11 @@ def test_words_of_no_encoding_are_asked_about(site: Path, text: str, encoding: s
 def test_a_stated_encoding_is_not_guessed(site: Path) -> None:
     text = "age,ward\n3,мужской\n"
     for stated in ("utf-8", "ascii"):
-        with refused_with("line 2", "state another encoding"):
+        with refused_with(f"line 2 cannot be read as {stated}: state another encoding"):
             read(site, text, "cp1251", stated)
+    site.write_bytes("a,b\n1,ж\n".encode("utf-16") + b"\0")
+    with refused_with("cannot be read as utf-16: state another encoding"):
+        tables.read(site, SchemaFile())
     assert cells_of(read(site, text, "cp1251", "cp1252"), "ward") == ["ìóæñêîé"]
 
 
