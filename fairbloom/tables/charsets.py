@@ -41,6 +41,9 @@ UNIT = re.compile(r"[a-z]{0,2}m[²³]|°[A-Z]?|[µμ][A-Za-z]{1,4}|[–—•·�
 # A word that has a character beyond ASCII.
 WORD = re.compile(r"[A-Za-z0-9]*[^\x00-\x7f\s](?:[A-Za-z0-9]|[^\x00-\x7f\s])*")
 
+# Lines beyond ASCII of which the words are looked at.
+MAX_LINES = 10_000
+
 # The largest share of words that are none in the right encoding.
 MAX_WRONG = 0.2
 
@@ -52,13 +55,13 @@ def find_likeliest(content: bytes) -> list[tuple[str, str, Sequence[str]]]:
     """
     found: dict[str, tuple[str, Sequence[str]]] = {}
     least = MAX_WRONG
+    sample = b"\n".join([line for line in content.splitlines() if not line.isascii()][:MAX_LINES])
     for encoding, alphabets in ALPHABETS.items():
         try:
             text = content.decode(encoding)
         except UnicodeDecodeError:
             continue
-        lines = [line for line in text.splitlines() if not line.isascii()]
-        words = [*dict.fromkeys(WORD.findall("\n".join(lines[:10_000])))]
+        words = [*dict.fromkeys(WORD.findall(sample.decode(encoding)))]
         wrong = min(sum(not _is_word(word, letters) for word in words) for letters in alphabets)
         share = wrong / max(1, len(words))
         if share < least:

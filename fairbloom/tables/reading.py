@@ -436,8 +436,10 @@ def _find_rows(content: bytes) -> tuple[int, NDArray[np.int64]]:
 def _check_quotes(path: Path, content: bytes, delimiter: str) -> None:
     """Raise DataError if a quotation mark neither opens, closes nor is doubled in a value."""
     ends = re.escape(delimiter.encode())
-    pattern = rb'(?<![^%b\n])"[^"]*+(?:""[^"]*+)*+"(?![^%b\n])|(?P<wrong>")' % (ends, ends)
-    wrong = next((found for found in re.finditer(pattern, content) if found["wrong"]), None)
+    # It begins with a mark alone, which is searched for ten times as fast.
+    pattern = rb'"(?:(?<![^%b\n]")[^"]*+(?:""[^"]*+)*+"(?![^%b\n])|(?P<wrong>))' % (ends, ends)
+    quoted = re.finditer(pattern, content)
+    wrong = next((found for found in quoted if found["wrong"] is not None), None)
     if wrong:
         line = content.count(b"\n", 0, wrong.start()) + 1
         raise DataError(
