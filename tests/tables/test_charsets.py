@@ -8,6 +8,7 @@ import pytest
 
 from fairbloom import tables
 from fairbloom.errors import FairbloomError
+from fairbloom.tables import charsets
 from fairbloom.tables.reading import ReadTable
 from fairbloom.tables.reasons import REASONS, DataError
 from fairbloom.tables.schema import SchemaFile
@@ -148,6 +149,16 @@ def test_a_stated_encoding_is_not_guessed(site: Path) -> None:
     with refused_with("cannot be read as utf-16: state another encoding"):
         tables.read(site, SchemaFile())
     assert cells_of(read(site, text, "cp1251", "cp1252"), "ward") == ["ìóæñêîé"]
+
+
+def test_the_first_lines_of_a_large_file_decide(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "age,ward\n" + "1,больница\n" * 2 + "1,яЯяЯ\n2,Яяяя яЯ\n"
+    with refused_with("cannot be told"):
+        read(site, text, "cp1251")
+    monkeypatch.setattr(charsets, "MAX_LINES", 2)
+    assert cells_of(read(site, text, "cp1251"), "ward")[2] == "яЯяЯ"
 
 
 def test_a_draft_says_and_states_what_it_read(folder: Folder) -> None:
