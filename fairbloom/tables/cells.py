@@ -37,8 +37,16 @@ WITH_UNIT = re.compile(  # kg/m2 is a unit, and 0xff is no number with one
 OF_UNITS = str.maketrans({"2": "[2²]", "3": "[3³]", "μ": "[μµ]"})  # kg/m² is kg/m2
 CURRENCY = re.compile(rf"(?P<unit>[$€£¥₹]|CHF|EUR|GBP|USD)\s*(?P<number>{ANY_NUMBER})")
 
+# A code that could be a number, unlike 1e+20 and 1.5E3, which programs write.
+CODE = re.compile("[0-9]{1,4}[eE][0-9]{1,4}")
+
+# A unit, or a flag: high, low, very high, very low.
+FLAG = rf"(?:{LETTER}|HH|LL)"
+
 WRITE_OR_MISSING = "write a number, or add it to fields.{name}.missingValues"
 WITHOUT_UNIT = "write {number}, or say unit = {unit!r} in fields.{name}"
+
+NO_TEXT = re.compile("(?!)")
 
 # The signs that make a cell differ from a number by kind: its pattern, the problem and the remedy.
 SIGNS = {
@@ -82,6 +90,16 @@ SIGNS = {
         "write {number}, and the deviation into a column of its own",
     ),
     "unit": (WITH_UNIT, "a number with the unit {unit!r}", WITHOUT_UNIT),
+    "size": (
+        NO_TEXT,
+        f"and numbers are at most {MAX_NUMBER:g}",
+        "correct it, or leave the cell empty",
+    ),
+    "": (
+        NO_TEXT,
+        "which is not a number",
+        "correct it, leave the cell empty, or add it to fields.{name}.missingValues",
+    ),
 }
 
 
@@ -153,17 +171,17 @@ def parse_numbers(
     decimal = file.decimalChar or "."
     group = file.groupChar
     if not pa.types.is_string(values.type):
-        numbers = _to_array(values.cast(pa.float64(), safe=False).fill_null(np.nan))
+        numbers = to_array(values.cast(pa.float64(), safe=False).fill_null(np.nan))
         return _judge(numbers, np.isnan(numbers), codes)
     if decimal == "." and not group:
         try:
-            numbers = _to_array(values.cast(pa.float64()))
+            numbers = to_array(values.cast(pa.float64()))
             if not np.isnan(numbers).any():
                 return _judge(numbers, np.zeros(len(numbers), np.bool_), codes)
         except pa.ArrowInvalid:
             pass  # some may be missing, or not numbers: the slow way below
     texts = compute.utf8_trim_whitespace(values)
-    gone = _to_array(compute.is_in(compute.utf8_lower(texts), pa.array([*missing], pa.string())))
+    gone = to_array(compute.is_in(compute.utf8_lower(texts), pa.array([*missing], pa.string())))
     for unit in units:
         sign = re.escape(unicodedata.normalize("NFKC", unit)).translate(OF_UNITS)
         texts = compute.replace_substring_regex(texts, rf"^([0-9.,+\- ]+?)\s*{sign}$", r"\1")
@@ -180,7 +198,7 @@ def parse_numbers(
         texts = compute.replace_substring(compute.replace_substring(texts, ".", "!"), ",", ".")
     is_number = compute.match_substring_regex(texts, f"^{POINT_NUMBER}$")
     return _judge(
-        _to_array(compute.if_else(is_number, texts, "nan").cast(pa.float64())), gone, codes
+        to_array(compute.if_else(is_number, texts, "nan").cast(pa.float64())), gone, codes
     )
 
 
@@ -226,10 +244,15 @@ class FileColumn:
                 )
         texts, codes = different_cells(values)
         how = file if str(values.type) == "string" else SchemaFile()  # numbers need no decimal mark
-        return cls(texts, codes, *parse_texts(texts, how, (), MISSING))
+        numbers, is_wrong, is_missing = parse_texts(texts, how, (), MISSING)
+        is_code = np.array(["e" in text.casefold() for text in texts]) & ~np.isnan(numbers)
+        if all(CODE.fullmatch(texts[place].strip()) for place in np.flatnonzero(is_code).tolist()):
+            numbers[is_code] = np.nan
+            is_wrong |= is_code
+        return cls(texts, codes, numbers, is_wrong, is_missing)
 
 
-def _to_array(values: Any) -> NDArray[Any]:
+def to_array(values: Any) -> NDArray[Any]:
     """Return a copy of a column as a NumPy array."""
     array = values.combine_chunks()
     if str(array.type) == "bool":
@@ -254,13 +277,6 @@ def explain_number(cell: str, decimal: Decimal, name: str, unit: str, file: str)
     kind = find_sign(text)
     if find_numbers(text) and (not kind or (kind == "range" and not is_band(text))):
         return explain_pattern(text, name)
-    if kind == "size":
-        return f"and numbers are at most {MAX_NUMBER:g}", "correct it, or leave the cell empty"
-    if not kind:
-        return (
-            "which is not a number",
-            f"correct it, leave the cell empty, or add it to fields.{name}.missingValues",
-        )
     pattern, problem, remedy = SIGNS[kind]
     found = pattern.fullmatch(text)
     values: dict[str, Any] = found.groupdict() if found else {}
@@ -269,14 +285,16 @@ def explain_number(cell: str, decimal: Decimal, name: str, unit: str, file: str)
         problem = "a number with a per cent sign"
     if unit and values.get("unit", unit) != unit:
         remedy = (
-            "write it in {own}; for a whole file say fields.{name} = {{unit, factor}} under"
-            " [files.{file!r}]"
+            "write it in {own}; for a whole file say fields.{name} = {{unit, factor, offset}}"
+            " under [files.{file!r}]"
         )
+    if re.fullmatch(FLAG, values.get("unit", "")):
+        remedy = f"if {{unit!r}} is a flag, add it to flags of fields.{{name}}, or else {remedy}"
     values |= {
         "name": name,
         "own": unit,
         "file": file,
-        "code": ord(text[0]),
+        "code": ord(text[:1] or " "),
         "mark": "comma" if other == "," else "point",
         "exchanged": text.replace(other, decimal),
         "decimal": text_if(

@@ -111,7 +111,7 @@ def read_columns(
                 lacking,
                 f"if it is {join_first(lacking, 3)}, say fields.{own}.name ="
                 f" {[*table.file.names_of(own), name]} under [files.{table.file.key!r}], or its"
-                f" name, unit and factor under [files.{this!r}]; else ",
+                f" name, unit, factor and offset under [files.{this!r}]; else ",
             )
             + f"{did_you_mean(name, schema.fields)}add it to ignore, or to fields",
             "strange-columns",
@@ -249,7 +249,7 @@ def _read_numbers(
     field = schema.fields[name]
     missing = _markers_of(schema, name)
     about = table.file.field(name)
-    units = {field.unit, about.unit} - {""}
+    units = {field.unit, about.unit, *field.flags} - {""}
     numbers, is_wrong, gone = parse_numbers(values, table.file, units, missing)
     if is_wrong.any():
         rows = np.flatnonzero(is_wrong)
@@ -259,6 +259,8 @@ def _read_numbers(
             having = np.isin(np.arange(len(table)), rows[codes == code])
             wrong.append(_count_fault(table, name, explained, "no-number", having))
     numbers *= about.factor
+    if about.offset:  # which would make 0 of -0
+        numbers += about.offset
     numbers[gone] = np.nan
     numbers[is_wrong] = np.inf
     limits = field.constraints

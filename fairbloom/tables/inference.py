@@ -17,6 +17,8 @@ from fairbloom.text import join_first, plural, text_if
 
 from .advice import SHOWN, say_and_propose
 from .cells import (
+    CODE,
+    FLAG,
     MISSING,
     WITH_UNIT,
     FileColumn,
@@ -35,7 +37,7 @@ from .encoding import (
     measure_moments,
     rows_of_clients,
 )
-from .grammar import are_numbers
+from .grammar import FEW_VALUES, NEARLY_ALL, are_numbers
 from .identifiers import (
     NAMED,
     NEVER,
@@ -71,10 +73,9 @@ from .toml import quote, write_key
 # A number with a leading 0, as codes have.
 PADDED = re.compile(r"0[0-9]+")
 
-# How a file may be written that is not read as it is, by the reason: in Western Europe, Windows has
-# cp1252, and a note may be above the names of the columns.
+# How a file may be written that is not read as it is, by the reason: a note may be above the names
+# of the columns.
 VARIANTS: Mapping[str, Sequence[Mapping[str, object]]] = {
-    "not-utf-8": [{"encoding": "cp1252"}],
     "row-length": [{"headerRows": (2,)}],
     "one-column": [{"headerRows": (2,)}],
     "unnamed-column": [{"headerRows": (2,)}],
@@ -98,8 +99,14 @@ MAX_FEW = 20
 CODE_DENSITY = 0.45  # even numbers have 0.5
 CODE_ROWS = 10
 
+# A number with a letter that may be a flag. Letters of one of these kinds are units: temperatures,
+# times, weights.
+FLAGGED = re.compile(rf"[+-]?[0-9]+(?:[.,][0-9]+ ?| )(?P<flag>{FLAG})")
+UNIT_LETTERS = ("cfk", "smhdwyja", "gtk")
+MAX_FLAGS = 8
+
 # Texts that mean a missing value among numbers; among other texts they may be categories.
-GAPS = ("n.a.", "n.a", "na.", "-", "--", "---", ".", "none", "null", "unknown", "missing", "nil")
+GAPS = ("n.a.", "n.a", "na.", "-", "--", "---", "none", "null", "unknown", "missing", "nil")
 
 # Truth values of programs and spreadsheets, which other sites may write as numbers.
 BOOLEANS = {"true", "false", "wahr", "falsch", "vrai", "faux", "vero", "falso", "verdadero"}
@@ -181,6 +188,12 @@ def infer(
         if fold(name) == fold(target):
             raise DataError(f"csv.{key} = {name!r}: it is the target: name another column, or none")
     notes = [f"{path.name} is left out of this draft: {why}" for path, why in unread]
+    notes += [
+        f"{path.name}: {remark}"
+        for path, table in tables.items()
+        for name, remark in table.remarks
+        if name == "all"
+    ]
     unmarked = dict(tables)
     raw: list[dict[str, FileColumn]] = []
     for path, table in unmarked.items():
@@ -299,7 +312,7 @@ def _read_variants(path: Path, file: SchemaFile, targets: Set[str]) -> Iterator[
             if change.keys().isdisjoint(file.model_fields_set):
                 yield from _read_variants(path, file.model_copy(update=change), targets)
         return
-    if file.model_fields_set <= {"encoding"} or not targets.isdisjoint(table.by_name):
+    if not file.model_fields_set or not targets.isdisjoint(table.by_name):
         yield table
 
 
@@ -421,13 +434,13 @@ def _ignore_other_names(draft: Draft, tables: dict[Path, ReadTable], unit: str) 
 
 
 def _squash(name: str) -> str:
-    """Return a column's name without case, accents, spaces, underscores, hyphens and full stops."""
+    """Return a column's name without case, accents, spaces, _, - and ., and a unit in brackets."""
     plain = "".join(
         letter
         for letter in unicodedata.normalize("NFKD", name)
         if not unicodedata.combining(letter)
     )
-    return re.sub(r"[\s_.\-]", "", plain.casefold()) or name
+    return re.sub(r"[\s_.\-]|[\[(][^\[\]()]*[\])]$", "", plain.casefold()) or name
 
 
 # Columns ------------------------------------------------------------------------------------------
@@ -459,6 +472,11 @@ def _draft_column(draft: Draft, name: str, is_target: bool, kind: str) -> None:
             return
         if is_number:
             lines = [*_number_lines(column), *_code_lines(name, column)]
+            comments += [
+                f"{text!r} is read as a number: if it is a code, list all in categories"
+                for text in column.odd_counts
+                if CODE.fullmatch(text)
+            ]
         else:
             texts = column.text_counts
             odd = {fold_cell(text) for text in column.odd_counts if not is_gap(text)}
@@ -541,7 +559,8 @@ def _is_number(name: str, column: Column) -> bool:
     if not odd:
         return bool((~np.isnan(column.numbers) & (column.counts > 0)).any())
     numbers, counts = column.number_counts()
-    if are_numbers(odd, len(numbers)) and not NAMED.fullmatch(name):
+    are_written = are_numbers(odd, len(numbers)) or _find_flags(column)
+    if are_written and not NAMED.fullmatch(name):
         return True
     signs = {text: find_sign(text) for text in odd}
     units = {fold(_unit_of(text)) for text, sign in signs.items() if sign == "unit"}
@@ -584,9 +603,22 @@ def _number_lines(column: Column) -> list[str]:
     """Return the lines of a column of numbers, with the usual unit if each of them has one."""
     lines = ['type = "number"']
     units = Counter(_unit_of(text) for text in column.odd_counts if not is_gap(text))
-    if units and "" not in units and not len(column.number_counts()[0]):
+    if flags := _find_flags(column):
+        lines.append(f"flags = {quote(flags)}  # left out: is each a flag, and no unit?")
+    elif units and "" not in units and not len(column.number_counts()[0]):
         lines.append(f"unit = {quote(units.most_common(1)[0][0])}")
     return [*lines, *_gap_lines(column)]
+
+
+def _find_flags(column: Column) -> list[str]:
+    """Return the letters after numbers, as in 5.1 H and 3.0 L; [] of one, or of units."""
+    texts = [text for text in column.odd_counts if not is_gap(text)]
+    flags = [found["flag"] for text in texts if (found := FLAGGED.fullmatch(text))]
+    letters = {*"".join(flags).casefold()}
+    are_many = len(texts) + len(column.number_counts()[0]) > FEW_VALUES
+    are_units = any(letters <= {*units} for units in UNIT_LETTERS)
+    are_flags = are_many and not are_units and len(flags) >= NEARLY_ALL * len(texts)
+    return sorted({*flags}) if are_flags and 1 < len({*flags}) <= MAX_FLAGS else []
 
 
 def _code_lines(name: str, column: Column) -> list[str]:
@@ -819,8 +851,8 @@ def _lines_of_file(table: ReadTable, found: ReadTable) -> list[str]:
         or (key == "decimalChar" and found.decimal != ".")
     ]
     for name, about in table.file.fields.items():
-        if table.file.key.endswith("/*"):
-            lines.append(f"# if its unit is another one, add unit and factor to {name}")
+        if table.file.key.endswith("/*") or about.name[0].endswith((")", "]")):
+            lines.append(f"# if its unit is another one, add unit, factor and offset to {name}")
         lines.append(f"fields.{write_key(name)} = {{name = {quote(about.name[0])}}}")
     return lines
 

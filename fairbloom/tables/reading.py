@@ -21,10 +21,12 @@ from zipfile import BadZipFile, ZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from fairbloom.logs import log_once
 from fairbloom.system.machine import half_of_memory
 from fairbloom.text import plural, text_if
 
-from .cells import format_number, shorten
+from .cells import format_number, parse_number, shorten, to_array
+from .charsets import find_likeliest
 from .folders import REMEDY
 from .reasons import MAX_FAULTS, DataError, KnownReason, raise_faults
 from .schema import MAX_TEXT, Decimal, SchemaFile, fold, normalise
@@ -32,11 +34,11 @@ from .schema import MAX_TEXT, Decimal, SchemaFile, fold, normalise
 # A column of pyarrow: a ChunkedArray of texts, or of numbers if the file's columns have types.
 Values = Any
 
-# The remedy for a text in another encoding; the braces take a likely one and the file's name.
-STATE = (
-    'state encoding = "{}" under [files.{!r}] in the schema, or save it in UTF-8 (in Excel: CSV'
-    " UTF-8)"
-)
+# A column's name, or "all", and what a person should look at.
+Remark = tuple[str, str]
+
+# The remedy for a text in another encoding; the braces take what to state, and the file's name.
+STATE = "state {} under [files.{!r}] in the schema, or save it in UTF-8 (in Excel: CSV UTF-8)"
 
 # The remedy for notes above the names of the columns; the braces take their row and the file's key.
 HEADER = (
@@ -101,8 +103,8 @@ class ReadTable:
     """A file's columns by name; None for a column that holds neither numbers nor texts.
 
     `lines` has the line in which each row ends (`unit` "line"), or the row of a sheet or the number
-    of a record ("row"), from 1. `file` describes how the file is written. `remarks` are pairs of a
-    column's name, or "all", and what a person should look at. `start` is the place of its first row
+    of a record ("row"), from 1. `file` describes how the file is written. `remarks` are
+    what a person should look at. `start` is the place of its first row
     among the rows of its client.
     """
 
@@ -111,7 +113,7 @@ class ReadTable:
     lines: NDArray[np.int64]
     unit: Literal["line", "row"] = "line"
     file: SchemaFile = field(default_factory=SchemaFile)
-    remarks: Sequence[tuple[str, str]] = ()
+    remarks: Sequence[Remark] = ()
     start: int = 0
 
     def __len__(self) -> int:
@@ -226,7 +228,44 @@ def _read(path: Path, file: SchemaFile) -> ReadTable:
     if found != text_if(ending in readers, ending):
         begins = f"begins like {found}" if found else "does not begin like one"
         raise DataError(f"{path} is no {ending} file: it {begins}: {REMEDY}", "other-format")
-    return readers.get(ending, _read_text)(path, file)
+    return _check_rows(readers.get(ending, _read_text)(path, file))
+
+
+def _check_rows(table: ReadTable) -> ReadTable:
+    """Return a table without rows that repeat the names; remark them, and rows of one value."""
+    from pyarrow import compute, types  # imported late: a server reads no tables
+
+    texts = {
+        name: values
+        for name, values in table.columns.items()
+        if values is not None and types.is_string(values.type)
+    }
+    if len(texts) < len(table.columns):
+        return table
+    name, *others = texts
+    begins = compute.utf8_lower(compute.utf8_trim_whitespace(texts[name]))
+    repeated = [
+        row
+        for row in np.flatnonzero(to_array(compute.equal(begins, name.lower()))).tolist()
+        if all(fold(values[row].as_py()) == fold(name) for name, values in texts.items())
+    ]
+    is_note = to_array(compute.not_equal(texts[name], "")) & (len(others) > 1)
+    for other in others:
+        is_note &= to_array(compute.equal(texts[other], ""))
+    notes = np.flatnonzero(is_note).tolist()
+    found = {
+        "repeats the names of the columns, and is left out": repeated,
+        "has only a first value: if it is a note, delete it": notes,
+    }
+    remarks = [
+        f"{table.unit} {table.lines[rows[0]]}"
+        + text_if(rows[1:], f", one of {len(rows)} such {table.unit}s,")
+        + f" {problem}"
+        for problem, rows in found.items()
+        if rows
+    ]
+    kept = table.take(np.setdiff1d(np.arange(len(table)), repeated)) if repeated else table
+    return replace(kept, remarks=[*table.remarks, *(("all", each) for each in remarks)])
 
 
 def columns_by_name(
@@ -265,7 +304,7 @@ def columns_by_name(
 
 
 def _read_text(path: Path, file: SchemaFile) -> ReadTable:
-    content, encoding = _read_content(path, file)
+    content, encoding, remarks = _read_content(path, file)
     # Lines that are not read become blank ones, so that the others keep their numbers.
     above = file.headerRows[0] - 1
     content = b"\n".join([b""] * above + content.split(b"\n", above)[above:])
@@ -285,7 +324,10 @@ def _read_text(path: Path, file: SchemaFile) -> ReadTable:
             "one-column",
         )
     if b'" ' in content or b' "' in content:
-        content = _strip_around_quotes(content, delimiter)
+        # Spaces between quotation marks and separators: a, "b" is a,"b". Quoted values match first.
+        around = re.escape(delimiter.encode())
+        spaces = rb'("[^"]*")|(?<![^%b\n]) +(?=")|(?<=") +(?=[%b\n]|\Z)' % (around, around)
+        content = re.sub(spaces, rb"\1", content)
         end, lines = _find_rows(content)
         first = content[:end].decode().lstrip("\n")
     _check_quotes(path, content, delimiter)
@@ -293,10 +335,20 @@ def _read_text(path: Path, file: SchemaFile) -> ReadTable:
         name.strip() for name in next(csv.reader(StringIO(first, newline=""), delimiter=delimiter))
     ]
     file = file.model_copy(update={"delimiter": delimiter, "encoding": encoding})
-    columns = _parse_rows(path, content, end + 1, file, len(names), lines)
+    try:
+        columns = _parse_rows(path, content, end + 1, file, len(names), lines)
+    except DataError:
+        columns = _parse_beside_row_names(path, content[end + 1 :], file, len(names), lines)
+        if not columns:
+            raise
+        remarks.append(
+            ("all", "each row begins with a name of its own, as R writes it, which is not read")
+        )
     decimal = file.decimalChar or _infer_decimal(file, columns)
     file = file.model_copy(update={"decimalChar": decimal})
-    return ReadTable(path, columns_by_name(path, names, columns), lines[1:], file=file)
+    return ReadTable(
+        path, columns_by_name(path, names, columns), lines[1:], file=file, remarks=remarks
+    )
 
 
 def _infer_decimal(file: SchemaFile, columns: Sequence[Values]) -> Decimal:
@@ -309,46 +361,57 @@ def _infer_decimal(file: SchemaFile, columns: Sequence[Values]) -> Decimal:
     return "," if any(map(COMMA.fullmatch, cells)) and not any(map(POINT.fullmatch, cells)) else "."
 
 
-def _read_content(path: Path, file: SchemaFile) -> tuple[bytes, str]:
-    """Return a text in UTF-8 with lines that end in LF, and the file's encoding.
-
-    The file's encoding is that of its byte order mark, or else UTF-8, or else the stated one.
-    """
+def _read_content(path: Path, file: SchemaFile) -> tuple[bytes, str, list[Remark]]:
+    """Return a text in UTF-8 with lines that end in LF, the file's encoding, and remarks on it."""
     content = path.read_bytes()
     encoding = file.encoding
+    remarks: list[Remark] = []
     if not content.isascii() or b"\0" in content:
-        marked = next((name for mark, name in MARKS.items() if content.startswith(mark)), "")
-        encodings = ["utf-8", file.encoding]
-        if marked:
-            encodings = [marked]
-        elif b"\0" in content:  # UTF-8 would read it, as a text with zero bytes
-            encodings = [file.encoding]
-        text = ""
-        wrong = None
-        for encoding in encodings:
-            try:
-                text = content.decode(encoding)
-                wrong = None
-                break
-            except UnicodeDecodeError as error:
-                wrong = error
-        if "\0" in text or (wrong and not marked and b"\0" in content):
-            raise DataError(
-                f"{path}: it has zero bytes: it is in UTF-16 without a mark, or no text:"
-                f" {STATE.format('utf-16-le', file.key)}",
-                "utf-16",
-            )
-        if wrong:
-            line = content.count(b"\n", 0, wrong.start) + 1
-            key = "not-utf-8" if encoding.startswith("utf-8") else "other-encoding"
-            known = "not UTF-8" if key == "not-utf-8" else f"neither UTF-8 nor {encoding}"
-            raise DataError(
-                f"{path}: line {line} is {known}: {STATE.format('cp1252', file.key)}",
-                key,
-                line=line,
-            )
+        text, encoding, remarks = _decode(path, content, file)
         content = text.encode(errors="replace")
-    return content.replace(b"\r\n", b"\n").replace(b"\r", b"\n"), encoding
+    return content.replace(b"\r\n", b"\n").replace(b"\r", b"\n"), encoding, remarks
+
+
+def _decode(path: Path, content: bytes, file: SchemaFile) -> tuple[str, str, list[Remark]]:
+    """Return a file's text, its encoding, and a remark if that is neither marked nor stated.
+
+    It is the encoding of the byte order mark, or else UTF-8, or else the stated one, or else the
+    likeliest.
+    """
+    marked = next((name for mark, name in MARKS.items() if content.startswith(mark)), "")
+    has_zeros = not marked and b"\0" in content
+    encodings = ["utf-8", file.encoding]
+    if marked or has_zeros:  # UTF-8 would read zero bytes as characters
+        encodings = [marked or file.encoding]
+    line = 0
+    for encoding in encodings:
+        try:
+            text = content.decode(encoding)
+        except UnicodeDecodeError as error:
+            line = content.count(b"\n", 0, error.start) + 1
+        else:
+            has_zeros = "\0" in text
+            if not has_zeros:
+                return text, encoding, []
+    remedy = STATE.format("another encoding", file.key)
+    if has_zeros:
+        raise DataError(
+            f"{path}: it has zero bytes: it is in UTF-16 without a mark, as utf-16-le, or no text:"
+            f" {remedy}",
+            "utf-16",
+        )
+    problem = f"cannot be read as {encodings[-1]}"
+    if not marked and "encoding" not in file.model_fields_set:
+        found = find_likeliest(content)
+        shown = [f"{name!r} ({', '.join(map(shorten, words[:2]))})" for name, _, words in found]
+        if len(found) == 1:
+            remark = f"it is not UTF-8, and read as {shown[0]}: if that is wrong, {remedy}"
+            log_once("%s: %s", path.name, remark)
+            return found[0][1], found[0][0], [("all", remark)]
+        problem = "is not UTF-8, and its encoding cannot be told"
+        named = f"encoding = {' or '.join(shown)}" if shown else "its encoding"
+        remedy = STATE.format(named, file.key)
+    raise DataError(f"{path}: line {line} {problem}: {remedy}", "not-utf-8", line=line)
 
 
 def _find_rows(content: bytes) -> tuple[int, NDArray[np.int64]]:
@@ -370,39 +433,38 @@ def _find_rows(content: bytes) -> tuple[int, NDArray[np.int64]]:
     return first_end, lines[filled]
 
 
-def _strip_around_quotes(content: bytes, delimiter: str) -> bytes:
-    """Return a text without spaces between its quotation marks and separators: a, "b" is a,"b"."""
-    around = re.escape(delimiter.encode())
-    # Values within quotation marks match first, and stay.
-    pattern = rb'("[^"]*")|(?<![^%b\n]) +(?=")|(?<=") +(?=[%b\n]|\Z)' % (around, around)
-    return re.sub(pattern, rb"\1", content)
-
-
 def _check_quotes(path: Path, content: bytes, delimiter: str) -> None:
     """Raise DataError if a quotation mark neither opens, closes nor is doubled in a value."""
-    text = np.frombuffer(content, np.uint8)
-    marks = np.flatnonzero(text == QUOTE)
-    opening = marks[::2]
-    closing = marks[1::2]
-    around = (ord(delimiter), LINE_END)
-    doubled = opening[1:] == closing[: len(opening) - 1] + 1
-    opens = np.isin(text[opening - 1], around) | (opening == 0)
-    opens[1:] |= doubled
-    closes = np.isin(text[np.minimum(closing + 1, len(text) - 1)], around) | (
-        closing == len(text) - 1
-    )
-    closes[: len(opening) - 1] |= doubled
-    wrong = [*opening[~opens][:1], *closing[~closes][:1]]
-    if len(marks) % 2:
-        wrong.append(opening[-1])
+    ends = re.escape(delimiter.encode())
+    # It begins with a mark alone, which is searched for ten times as fast.
+    pattern = rb'"(?:(?<![^%b\n]")[^"]*+(?:""[^"]*+)*+"(?![^%b\n])|(?P<wrong>))' % (ends, ends)
+    quoted = re.finditer(pattern, content)
+    wrong = next((found for found in quoted if found["wrong"] is not None), None)
     if wrong:
-        line = content.count(b"\n", 0, min(wrong)) + 1
+        line = content.count(b"\n", 0, wrong.start()) + 1
         raise DataError(
             f"{path}, line {line} cannot be read: it has a quotation mark that is not closed, or"
             " one too many: within quotation marks write it twice",
             "quotes",
             line=line,
         )
+
+
+def _parse_beside_row_names(
+    path: Path, rows: bytes, file: SchemaFile, width: int, lines: NDArray[np.int64]
+) -> list[Values]:
+    """Return the columns after the rows' own names; [] if not each row begins with one.
+
+    Such names are all different, and all numbers or all texts.
+    """
+    try:
+        first, *others = _parse_rows(path, rows, 0, file, width + 1, lines)
+    except DataError:  # rows of other lengths, which are a fault
+        return []
+    cells = first.to_pylist()
+    kinds = {parse_number(cell) is None for cell in cells}
+    is_filled = all(cells) and any(others[-1].to_pylist())  # a separator may end each row
+    return others if is_filled and len(kinds) == 1 and len({*cells}) == len(cells) else []
 
 
 def _parse_rows(
@@ -526,14 +588,14 @@ def _is_plain(kind: Any) -> bool:
 
     if types.is_dictionary(kind):
         kind = kind.value_type
-    others = (
-        types.is_null,
-        types.is_decimal,
-        types.is_string,
-        types.is_large_string,
-        types.is_string_view,
+    return (
+        types.is_primitive(kind)
+        or types.is_null(kind)
+        or types.is_decimal(kind)
+        or types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_string_view(kind)
     )
-    return types.is_primitive(kind) or any(is_kind(kind) for is_kind in others)
 
 
 def _to_numbers_or_texts(values: Values, decimal: Decimal) -> Values:
@@ -699,7 +761,10 @@ class SheetNotes:
 
 
 def _check_sheets(path: Path) -> list[SheetNotes]:
-    """Return notes on each sheet; raise DataError if a workbook needs too much memory."""
+    """Return notes on each sheet, in the workbook's order.
+
+    Raise DataError if a workbook needs too much memory.
+    """
     with ZipFile(path) as archive:
         if sum(entry.file_size for entry in archive.infolist()) > MAX_UNPACKED:
             raise DataError(f"{path} unpacks to more than {MAX_UNPACKED:,} bytes: {SHRINK}")
@@ -709,21 +774,16 @@ def _check_sheets(path: Path) -> list[SheetNotes]:
             for name in archive.namelist()
             if name.startswith("xl/worksheets/") and name.endswith(".xml")
         }
-        return [found.get(name, SheetNotes()) for name in _files_of_sheets(archive)]
-
-
-def _files_of_sheets(archive: ZipFile) -> list[str]:
-    """Return the file of each sheet, in the workbook's order."""
-    targets = {
-        about.get("Id"): posixpath.join("/xl", about.get("Target", "")).removeprefix("/")
-        for about in _find_elements(archive, "xl/_rels/workbook.xml.rels", "Relationships")
-    }
-    return [
-        targets.get(key, "")
-        for about in _find_elements(archive, "xl/workbook.xml", "sheets")
-        for name, key in about.items()
-        if name.endswith("}id")
-    ]
+        targets = {
+            about.get("Id"): posixpath.join("/xl", about.get("Target", "")).removeprefix("/")
+            for about in _find_elements(archive, "xl/_rels/workbook.xml.rels", "Relationships")
+        }
+        return [
+            found.get(targets.get(key, ""), SheetNotes())
+            for about in _find_elements(archive, "xl/workbook.xml", "sheets")
+            for name, key in about.items()
+            if name.endswith("}id")
+        ]
 
 
 def _find_per_cent_formats(archive: ZipFile) -> set[str]:

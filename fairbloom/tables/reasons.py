@@ -19,11 +19,8 @@ REASONS = {
         "the schema names a column of clients, for a single file, and its data-dir holds {files}"
     ),
     "not-utf-8": (
-        "line {line} of its file is not in UTF-8: save the file in UTF-8, or state its encoding in"
-        " the schema"
-    ),
-    "other-encoding": (
-        "line {line} of its file is neither in UTF-8 nor in the encoding that is stated"
+        "line {line} of its file is neither in UTF-8 nor in an encoding that is stated: save the"
+        " file in UTF-8, or state its encoding in the schema"
     ),
     "utf-16": "its file is in UTF-16 without a mark, or no text: save it in UTF-8",
     "other-format": (

@@ -43,6 +43,7 @@ Missing = Literal["error", "drop", "fill"]
 MISSING_VALUES = (
     *("", "?", "NA", "NaN", "+NaN", "-NaN", "null", "N/A"),
     *("<NA>", "NaT", "\\N"),  # pandas, and dumps of databases
+    *(".", *(f".{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")),  # SAS and Stata
     *("#N/A", "#N/A N/A", "#NA", "#NV", "#DIV/0!", "#NAME?", "#NULL!", "#NUM!", "#REF!", "#VALUE!"),
 )
 
@@ -139,15 +140,11 @@ def _check_factor(factor: float) -> float:
     return factor
 
 
-def _as_tuple(names: object) -> object:
-    return (names,) if isinstance(names, str) else names
-
-
 def _check_encoding(name: str) -> str:
     try:
         "a".encode(name)
     except LookupError as error:
-        raise ValueError("no such encoding: write utf-8, cp1252 or utf-16") from error
+        raise ValueError("no such encoding: write utf-8, cp1251 or utf-16") from error
     return name
 
 
@@ -172,10 +169,10 @@ class Field(_Table):
 
     `categories` are its values, in the order of the model's inputs or classes, () for a number;
     `spellings` has other ways to write each. `unit` is the unit of its numbers; a cell may have it
-    after the number. `missingValues` adds markers for this column; `missing` overrides the schema's
-    policy. `input`: whether it is an input of the model; a column that only makes groups need not
-    be. Numbers are standardised as (number - center) / scale; None: by each site's own mean and
-    deviation.
+    after the number, or one of `flags`, which are not read. `missingValues` adds markers for this
+    column; `missing` overrides the schema's policy. `input`: whether it is an input of the model; a
+    column that only makes groups need not be. Numbers are standardised as (number - center) /
+    scale; None: by each site's own mean and deviation.
     """
 
     type: Literal["number", "integer", "string"]
@@ -183,6 +180,7 @@ class Field(_Table):
     spellings: Mapping[str, tuple[Category, ...]] = {}
     constraints: Constraints = Constraints()
     unit: str = ""
+    flags: tuple[Category, ...] = ()
     missingValues: tuple[Name, ...] = ()  # noqa: N815 (Frictionless calls it so)
     missing: Missing | None = None
     input: bool = True
@@ -253,14 +251,18 @@ class Field(_Table):
 class FileField(_Table):
     """A column that one client has under another `name`, in another `unit` or other words.
 
-    Each of its files has one of several names. Its numbers, multiplied by `factor`, are in the
-    schema's unit. `spellings` and `missingValues` add to those of the schema, and replace them if
-    they mean something else.
+    Each of its files has one of several names. Its numbers, times `factor`, plus `offset`, are in
+    the schema's unit. `spellings` and `missingValues` add to those of the schema, and replace them
+    if they mean something else.
     """
 
-    name: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ()
+    name: Annotated[
+        tuple[str, ...],
+        BeforeValidator(lambda names: (names,) if isinstance(names, str) else names),
+    ] = ()
     unit: str = ""
     factor: Annotated[float, AfterValidator(_check_factor)] = 1.0
+    offset: Annotated[float, Interval(gt=-math.inf, lt=math.inf)] = 0.0
     spellings: Mapping[str, tuple[Category, ...]] = {}
     missingValues: tuple[Name, ...] = ()  # noqa: N815
 
@@ -632,8 +634,11 @@ def _find_contradictions(schema: Schema) -> Iterator[str]:
                 f"files.{file}.fields.{name}.{fault}"
                 for fault in _find_wrong_spellings(categories, own.spellings)
             )
-            if categories and (own.unit or own.factor != 1.0):
-                yield f"files.{file}.fields.{name}: it has categories: leave unit and factor out"
+            if categories and (own.unit, own.factor, own.offset) != ("", 1.0, 0.0):
+                yield (
+                    f"files.{file}.fields.{name}: it has categories: leave unit, factor and offset"
+                    " out"
+                )
 
 
 def _find_wrong_positive(positive: str, classes: Sequence[str]) -> str:

@@ -220,12 +220,12 @@ class Column:
             return places[self.codes]
         numbers = np.where(self.is_missing | ~np.isnan(self.numbers), self.numbers, np.inf)
         odd = {entry for entry in self.texts if numbers[entry] == np.inf}
-        for how in {self.marks[entry] for entry in odd} if field.unit or missing else ():
+        for how in {self.marks[entry] for entry in odd}:
             entries = [entry for entry in odd if self.marks[entry] == how]
             found, is_wrong, _ = parse_texts(
                 [self.texts[entry] for entry in entries],
                 SchemaFile(decimalChar=how.decimal, groupChar=how.group),
-                {field.unit} - {""},
+                {field.unit, *field.flags} - {""},
                 missing,
             )
             numbers[entries] = np.where(is_wrong, np.inf, found)

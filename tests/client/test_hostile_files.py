@@ -153,7 +153,7 @@ CASES: dict[str, Case] = {
         table(*(f"{each},1" for each in rows()), header=f"{HEADER},Astrid Lindqvist"),
         "columns that the schema does not name (1)",
     ),
-    "the header twice": case(table(HEADER, *rows()), "line 2, column 'age' is not a number"),
+    "the header twice": case(table(HEADER, *rows())),
     "one column": case(HEADLESS.replace(",", " "), "names one column only"),
     # Encodings and separators
     "UTF-16": case(table(*rows()).encode("utf-16")),
@@ -162,7 +162,7 @@ CASES: dict[str, Case] = {
     "UTF-32": case(table(*rows()).encode("utf-32"), "no text"),
     "latin 1": case(
         table(*rows(patient="Håkan Lindqvist")).encode("latin-1"),
-        "line 2 of its file is not in UTF-8",
+        "line 2 of its file is neither in UTF-8 nor",
     ),
     "decimal commas": case(table(*rows(";", age="36,{n}"), header=HEADER.replace(",", ";"))),
     "old Mac lines": case(table(*rows()).replace("\n", "\r")),

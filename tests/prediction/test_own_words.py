@@ -32,10 +32,10 @@ type = "string"
 categories = ["0", "1"]
 """
 
-# In Cologne, M is mujer, H is hombre, and F is falta.
+# In Cologne, half years since Christ's birth stand for an age, M is mujer, H is hombre, and F is falta.
 OWN = """
 [files."koeln.csv"]
-fields.age = {name = "Alter", unit = "half years", factor = 0.5}
+fields.age = {name = "Alter", unit = "half years", factor = -0.5, offset = 1013}
 fields.sex = {spellings = {F = ["M", "male"], M = ["H"]}, missingValues = ["F"]}
 fields.ill = {name = "Befund", spellings = {0 = ["nein"], 1 = ["ja"]}}
 """
@@ -54,7 +54,7 @@ def patients(seed: int, rows: int = 60, *, own: bool = False) -> str:
             {
                 "Befund": table["ill"].map({0: "nein", 1: "ja"}),
                 "sex": table["sex"].map({"F": "M", "M": "H", "": "F"}),
-                "Alter": 2 * age,
+                "Alter": 2 * (1013 - age),
             }
         )
     return table.to_csv(index=False)
@@ -149,7 +149,7 @@ def test_without_a_client_such_data_are_refused(runs: list[fairbloom.Run]) -> No
             read((own if read is load_predictor else common).folder)
     # A column of clients has the rows of all in one file, and one way of writing.
     single = parse_schema('client = "site"\n' + COMMON + OWN)
-    assert single.fields_of("bonn")["age"].factor == 0.5
+    assert single.fields_of("bonn")["age"].factor == -0.5
     assert not single.differs
 
 
@@ -184,17 +184,17 @@ def test_a_clients_words_hold_in_any_case_of_letters(own: str) -> None:
 
 
 def test_all_files_of_a_device_are_of_one_client() -> None:
-    own = {"fields": {"age": {"factor": 0.5}}}
+    own = {"fields": {"age": {"factor": -0.5}}}
     others = COMMON + OWN.replace("koeln", "bonn")
     for files, client, factor in (
-        ({"march.csv": own}, "", 0.5),
-        ({"march.csv": own, "april.csv": {**own, "encoding": "cp1252"}}, "", 0.5),
-        ({}, "bonn", 0.5),
-        ({"march.csv": {"encoding": "cp1252"}}, "bonn", 0.5),
-        ({"bonn.csv": {"encoding": "cp1252"}}, "bonn", 0.5),
-        ({"*": {"encoding": "cp1252"}}, "bonn", 0.5),
-        ({"march.csv": {"fields": {"age": {"name": "years"}}}}, "bonn", 0.5),
-        ({"march.csv": {"fields": {"sex": {"name": "Geschlecht"}}}}, "bonn", 0.5),
+        ({"march.csv": own}, "", -0.5),
+        ({"march.csv": own, "april.csv": {**own, "encoding": "cp1252"}}, "", -0.5),
+        ({}, "bonn", -0.5),
+        ({"march.csv": {"encoding": "cp1252"}}, "bonn", -0.5),
+        ({"bonn.csv": {"encoding": "cp1252"}}, "bonn", -0.5),
+        ({"*": {"encoding": "cp1252"}}, "bonn", -0.5),
+        ({"march.csv": {"fields": {"age": {"name": "years"}}}}, "bonn", -0.5),
+        ({"march.csv": {"fields": {"sex": {"name": "Geschlecht"}}}}, "bonn", -0.5),
         ({}, "graz", 1.0),
         ({"march.csv": {"encoding": "cp1252"}}, "graz", 1.0),
     ):

@@ -338,7 +338,7 @@ def files_of_draft(folder: Path) -> dict[str, object]:
 
 
 def test_a_draft_proposes_what_it_can_see(tmp_path: Path) -> None:
-    text = csv_of(20).replace("north", "nørth")
+    text = csv_of(20).replace("north", "nørth på")
     there = write(
         tmp_path,
         antigua__1=csv_of(20),
@@ -378,8 +378,8 @@ def test_a_draft_proposes_no_uncertain_name(tmp_path: Path, first: str, second: 
 
 def test_a_draft_takes_no_row_of_numbers_for_names(tmp_path: Path) -> None:
     names, *lines = csv_of(20).splitlines()
-    rownames = "\n".join([names, *(f"{k},{line}" for k, line in enumerate(lines))])
-    lacking = "age,dose,wård\n1.5,2.5,x\n2.5,3.5,y\n".encode("cp1252")
+    rownames = "\n".join([names, *(f"{k % 9},{line}" for k, line in enumerate(lines))])
+    lacking = "age,dose,wårdø\n1.5,2.5,x\n2.5,3.5,y\n".encode("cp1252")
     there = write(tmp_path, a__1=rownames, b=csv_of(20), c=csv_of(20, 1), e=lacking)
     rows: list[list[object]] = [[*line.split(",")] for line in lines]
     write_workbook(there / "d.xlsx", {"One": [names.split(","), *rows], "Two": [["target"], [1]]})

@@ -17,7 +17,7 @@ from fairbloom.simulation.run import simulate
 from fairbloom.tables.encoding import read_columns
 from fairbloom.tables.identifiers import DATE, IDENTIFIER, are_dates, nearly_all_differ
 from fairbloom.tables.reading import read
-from fairbloom.tables.schema import SchemaFile, parse_schema
+from fairbloom.tables.schema import SchemaFile, normalise, parse_schema
 from fairbloom.tasks import describe_data
 
 from ..commands import fairbloom
@@ -77,6 +77,128 @@ def with_column(name: str, cells: list[str], rows: int = 30, seed: int = 0) -> s
 
 
 # Kinds --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cells", "is_code"),
+    [
+        (["4E1", "5E3", "4E2"], True),
+        (["4e1", "5e3", "12E10"], True),
+        (["4E1", "12", "7", "5E3"], True),
+        ([f"{k}E{k % 7}" for k in range(1, 15)], True),
+        (["4E1", "5E3", "1.5E2"], False),
+        (["4E1", "5E3", "1E+02"], False),
+        (["4e1", "5e3", "1e-5"], False),
+        (["40", "5000", "400"], False),
+        (["12345E1", "5E3"], False),
+    ],
+)
+def test_exponents_without_point_and_sign_are_codes(
+    folder: Folder, cells: list[str], is_code: bool
+) -> None:
+    table = with_column("ward2", cells, 80)
+    there = folder(a=table, b=table)
+    field = parse_schema(inferred(there)).fields["ward2"]
+    assert {*field.categories} == ({*cells} if is_code else set())
+    assert described(there)["faults"] == []
+    number = with_column("x", ["4E1", "2"])
+    by_hand = f'{SCHEMA}[fields.x]\ntype = "number"\n'
+    values = load(folder(a=number, b=number), by_hand).preprocessing("a").columns  # type: ignore[union-attr]
+    assert next(each.center for each in values if each.name == "x") == pytest.approx(21.0, abs=4)
+
+
+def test_a_code_among_many_numbers_is_asked_about(folder: Folder) -> None:
+    cells = [*(f"{k}.5" for k in range(60)), "4E1"]
+    there = folder(a=with_column("x", cells, 61), b=with_column("x", cells[:60], 61))
+    assert "# '4E1' is read as a number: if it is a code" in drafted(there, "x")
+    assert parse_schema(inferred(there)).fields["x"].type == "number"
+    assert described(there)["faults"] == []
+    plain = folder(a=with_column("x", cells[:60], 61), b=with_column("x", cells[:60], 61))
+    assert "is read as" not in drafted(plain, "x")
+
+
+def flagged(*letters: str) -> list[str]:
+    """Return numbers, each with one of some letters after it."""
+    return [f"{3 + k % 23 / 10:.1f} {letters[k % len(letters)]}".strip() for k in range(80)]
+
+
+@pytest.mark.parametrize(
+    ("letters", "flags"),
+    [
+        (("N", "H", "L"), ("H", "L", "N")),
+        (("", "", "H", "L"), ("H", "L")),
+        (("a", "", "p", "HH"), ("HH", "a", "p")),
+        (("я", "б"), ("б", "я")),
+        (("", "", "H"), ()),
+        (("C", "F"), ()),
+        (("d", "h", "m"), ()),
+        (("kg", "lb"), ()),
+        (tuple("bcefinopr"), ()),
+    ],
+)
+def test_letters_after_numbers_are_flags(
+    folder: Folder, letters: tuple[str, ...], flags: tuple[str, ...]
+) -> None:
+    there = folder(a=with_column("x", flagged(*letters), 80), b=with_column("x", ["3.1", "4"], 80))
+    field = parse_schema(inferred(there)).fields["x"]
+    assert field.flags == flags
+    if flags:
+        assert (field.type, field.categories, field.unit) == ("number", (), "")
+        assert "is each a flag, and no unit?" in drafted(there, "x")
+        assert described(there)["faults"] == []
+        assert f"{3:g} to {5.2:g}" in str(described(there)["columns"])
+
+
+def test_a_column_with_one_flag_has_no_unit(folder: Folder) -> None:
+    there = folder(a=with_column("x", flagged("", "", "H"), 80), b=with_column("x", ["3.1"], 80))
+    assert parse_schema(inferred(there)).fields["x"].unit == ""
+    fault, *_ = described(there)["faults"]
+    assert "if 'H' is a flag, add it to flags of fields.x, or else write 3.2" in fault["remedy"]
+    remedied = inferred(there).replace("[fields.x]\n", '[fields.x]\nflags = ["H"]\n')
+    assert described(there, remedied)["faults"] == []
+    with_unit = inferred(there).replace("[fields.x]\n", '[fields.x]\nunit = "mmol/l"\n')
+    fault, *_ = described(there, with_unit)["faults"]
+    assert "add it to flags of fields.x, or else write it in mmol/l" in fault["remedy"]
+    kilos = folder(a=with_column("x", ["3.1", "4 kg"], 80), b=with_column("x", ["3.1"], 80))
+    assert all("flag" not in row["remedy"] for row in described(kilos)["faults"])
+
+
+def test_few_numbers_with_letters_are_categories(folder: Folder) -> None:
+    there = folder(a=with_column("x", ["1 A", "2 B", "3 A", "2 A"], 80))
+    assert len(parse_schema(inferred(there)).fields["x"].categories) == 4
+
+
+@pytest.mark.parametrize(
+    ("common", "other"),
+    [
+        ("height", "height [cm]"),
+        ("bp", "BP (mmHg)"),
+        ("Größe", "groesse"),
+        ("年龄", "年龄（岁）"),
+        ("пульс", "Пульс [уд/мин]"),
+        ("bp (kPa)", "bp (mmHg)"),
+    ],
+)
+def test_units_in_names_do_not_distinguish_files(folder: Folder, common: str, other: str) -> None:
+    cells = ["31", "45", "52"]
+    plain = with_column(common, cells)
+    there = folder(a=plain, b=plain, c=with_column(other, cells))
+    draft = inferred(there)
+    if common == "Größe":
+        assert other in parse_schema(draft).ignore
+        return
+    assert parse_schema(draft).file("c.csv").names_of(common) == (normalise(other),)
+    assert (
+        f"# if its unit is another one, add unit, factor and offset to {normalise(common)}" in draft
+    )
+    assert described(there)["faults"] == []
+
+
+def test_units_in_names_distinguish_columns_of_a_file(folder: Folder) -> None:
+    both = with_column("bp (mmHg)", ["120", "99", "88"]).replace("bp", "bp (kPa),bp", 1)
+    both = both.replace("\n", "\n16,").removesuffix("16,")
+    text = inferred(folder(a=both, b=both, c=both))
+    assert {"bp (kPa)", "bp (mmHg)"} <= parse_schema(text).fields.keys()
 
 
 def test_columns_are_fields_in_the_first_files_order(folder: Folder) -> None:
@@ -680,7 +802,7 @@ def test_names_that_differ_in_writing_are_one_column(folder: Folder) -> None:
     assert {"blood_pressure", "blood-pressure"} <= {*schema.ignore}
 
 
-@pytest.mark.parametrize("word", ["n.a.", "None", "-", "--", ".", "unknown", "MISSING"])
+@pytest.mark.parametrize("word", ["n.a.", "None", "-", "--", "unknown", "MISSING"])
 def test_words_for_nothing_are_missing_among_numbers(folder: Folder, word: str) -> None:
     there = folder(a=with_column("x", [word, "3.5", "4"]), b=with_column("x", ["3", "4"]))
     text = inferred(there)
@@ -689,6 +811,29 @@ def test_words_for_nothing_are_missing_among_numbers(folder: Folder, word: str) 
     assert f"# '{word}' is a category of 10 rows" in drafted(
         folder(a=with_column("x", [word, "a", "b"]), b=with_column("x", ["a", "b"])), "x"
     )
+
+
+@pytest.mark.parametrize("word", [".", ".a", ".Z", "NA", "#NULL!"])
+@pytest.mark.parametrize("column", ["age", "ward", "target"])
+def test_marks_of_programs_are_missing_everywhere(folder: Folder, word: str, column: str) -> None:
+    head, *lines = csv_of(30).splitlines()
+    place = head.split(",").index(column)
+    cells = [line.split(",") for line in lines]
+    for row in (3, 7):
+        cells[row][place] = word
+    there = folder(a="\n".join([head, *map(",".join, cells)]), b=csv_of(30, 1))
+    (fault,) = described(there)["faults"]
+    assert (fault["column"], fault["value"]) == (column, word)
+    assert "the first of 2 such cells" in fault["problem"]
+    text = inferred(there, missing="drop")
+    assert described(there, text)["faults"] == []
+    assert all(word not in field.categories for field in parse_schema(text).fields.values())
+
+
+@pytest.mark.parametrize("cell", [".aa", "..", ".1", "a", "-"])
+def test_other_texts_with_a_point_are_not_missing(folder: Folder, cell: str) -> None:
+    fields = parse_schema(inferred(folder(a=with_column("x", [cell, "b"])))).fields
+    assert {*fields["x"].categories} == {cell, "b"}
 
 
 def test_a_word_for_nothing_may_be_a_class(folder: Folder) -> None:

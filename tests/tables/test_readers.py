@@ -303,6 +303,77 @@ def test_rows_of_other_lengths_or_too_long_are_refused(
     assert "shorten it" in str(refusal(site, b"a,b\n1," + b"x" * 5000 + b"\n"))
 
 
+@pytest.mark.parametrize("ending", [".csv", ".xlsx"])
+def test_rows_that_repeat_the_names_are_left_out(tmp_path: Path, ending: str) -> None:
+    again = ["AGE", " ward ", "Größe"]
+    rows: list[list[object]] = [["Age", "ward", "größe"], [1, "a", 2], [*again]]
+    rows += [[3, "ward", 4], [*again], ["age", "ward", "5"]]
+    path = tmp_path / f"a{ending}"
+    write_rows(path, rows)
+    table = read(path)
+    assert texts_of(table, "ward") == ["a", "ward", "ward"]
+    assert table.lines.tolist() == [2, 4, 6]
+    unit = "line" if ending == ".csv" else "row"
+    remark = f"{unit} 3, one of 2 such {unit}s, repeats the names of the columns, and is left out"
+    assert table.remarks == [("all", remark)]
+    write_rows(path, [*rows[:2], again])
+    assert read(path).remarks == [("all", remark.replace(f", one of 2 such {unit}s,", ""))]
+
+
+def write_rows(path: Path, rows: list[list[object]]) -> None:
+    """Write a table without quotation marks, or a workbook."""
+    if path.suffix == ".xlsx":
+        write_workbook(path, {"One": rows})
+    else:
+        path.write_text("\n".join(",".join(map(str, row)) for row in rows))
+
+
+@pytest.mark.parametrize("ending", [".csv", ".xlsx"])
+def test_a_row_of_a_first_value_alone_is_remarked(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"a{ending}"
+    rows: list[list[object]] = [["ward", "age", "dose"], ["a", 1, 2], ["Source: b", "", ""]]
+    write_rows(path, [*rows, ["", 3, ""]])
+    ((column, remark),) = read(path).remarks
+    unit = "line" if ending == ".csv" else "row"
+    assert (column, remark.partition(" has")[0]) == ("all", f"{unit} 3")
+    for kept in ([*rows[:2], ["", 3, ""], ["c", 4, ""]], [row[:2] for row in rows]):
+        write_rows(path, kept)
+        assert not read(path).remarks
+
+
+ROWS = ['"1",34,well', '"2",80,"ill, or so"', '"3",60,well']
+
+
+@pytest.mark.parametrize("names", [("1", "2", "3"), ("a b", "c", "d")])
+def test_names_of_rows_that_r_writes_are_not_read(site: Path, names: tuple[str, ...]) -> None:
+    rows = [f'"{name}"{row[3:]}' for name, row in zip(names, ROWS, strict=True)]
+    site.write_text("\n".join(['"age","outcome"', *rows]) + "\n")
+    table = read(site)
+    assert [*table.columns] == ["age", "outcome"]
+    assert texts_of(table, "age") == ["34", "80", "60"]
+    assert texts_of(table, "outcome") == ["well", "ill, or so", "well"]
+    assert table.lines.tolist() == [2, 3, 4]
+    assert [name for name, remark in table.remarks if "as R writes it" in remark] == ["all"]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [*ROWS, ROWS[0]],
+        [*ROWS, "4,70"],
+        [*ROWS, "4,70,well,0"],
+        [*ROWS, ",70,well"],
+        [*ROWS, "four,70,well"],
+        ["1,34,", "2,80,", "3,60,"],
+        ["patient,age,outcome", "1,34,well", "2,80,ill"],
+    ],
+    ids=["twice", "shorter", "longer", "empty", "mixed", "ended", "note"],
+)
+def test_rows_without_names_of_their_own_are_faults(site: Path, rows: list[str]) -> None:
+    error = refusal(site, "\n".join(["age,outcome", *rows]).encode())
+    assert (error.why, "line 2 has 3 values" in str(error)) == ("row-length", True)
+
+
 # What a file is -----------------------------------------------------------------------------------
 
 

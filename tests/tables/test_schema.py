@@ -122,6 +122,14 @@ WRONG: list[tuple[tuple[str, str], list[str]]] = [
         ["files.a.fields.ward", "factor"],
     ),
     (
+        ("categories = [0, 1]", "categories = [0, 1]\n[files.a.fields.ward]\noffset = 2"),
+        ["files.a.fields.ward", "offset"],
+    ),
+    (
+        ("categories = [0, 1]", "categories = [0, 1]\n[files.a.fields.age]\noffset = inf"),
+        ["files.a.fields.age.offset"],
+    ),
+    (
         (
             "categories = [0, 1]",
             "categories = [0, 1]\n[files.'a.csv'.fields.age]\nname = 'a'\n[files.'a.xlsx'.fields.age]"
