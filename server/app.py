@@ -77,7 +77,6 @@ from .run_folder.files import (
     CLIENTS,
     CONFIG,
     COUNTS,
-    DETERMINING,
     EXAMPLES,
     KNOWN,
     MODEL,
@@ -307,7 +306,6 @@ def federate(
         recorder.finish(model)
         found = {
             "tested-on-training": sorted(task.tested_on_training()),
-            DETERMINING: [*task.determining()] if recorder.is_perfect else [],
             COUNTS: {
                 name: task.splits(name).count(task.classes or 0)
                 for name in task.clients

@@ -26,7 +26,6 @@ from .description import (
     Comparison as Comparison,
     compare_clients as compare_clients,
     describe as describe,
-    find_determining as find_determining,
     tabulate as tabulate,
 )
 from .encoding import ClientTable as ClientTable, EncodedFile as EncodedFile

@@ -29,6 +29,7 @@ from .reasons import DataError
 from .schema import Field, Schema, key_of_client, normalise
 from .sizes import Row, summarise_clients
 from .table_one import table_one
+from .toml import quote
 
 # Faults, and ways in which clients stand out, that a summary lists.
 MAX_FAULTS = 40
@@ -62,10 +63,12 @@ def describe(
     """
     columns = _columns(schema, tables)
     _, findings, sentences = compare_clients(schema, tables)
+    question = f"it determines {schema.target}: is it known only after it? if so, say determining"
     remarks = [
         *(
-            _remark(name, "all", f"it determines {schema.target}: is it known only after it?")
-            for name in find_determining(schema, tables)
+            _remark(name, "all", f"{question} = [{quote(name)}]")
+            for name in _find_determining(schema, tables)
+            if name not in schema.determining
         ),
         *_find_spellings(schema, tables),
         *_remark_on_files(schema, tables),
@@ -229,7 +232,7 @@ def tabulate(schema: Schema, tables: Tables) -> list[Row]:
     return table_one(schema, _columns(schema, tables))
 
 
-def find_determining(schema: Schema, tables: Tables) -> Iterator[str]:
+def _find_determining(schema: Schema, tables: Tables) -> Iterator[str]:
     """Yield the inputs from which the target follows, by the rows of all clients."""
     columns = _columns(schema, tables)
     target = columns[schema.target]

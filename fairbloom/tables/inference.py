@@ -244,9 +244,11 @@ def infer(
     if advise:
         files = {name: key_of_client(name, files[0].name) for name, files in paths.items()}
         _comment(draft, {} if client else files)
+    determining: list[str] = []
     for name, each in draft.fields.items():
         if name != target and determines(each.values, draft.fields[target].values):
             each.comments.append(f"{name} determines {target}: is it known only after the outcome?")
+            determining.append(name)
     shown = join_first([key_of_client(name, files[0].name) for name, files in paths.items()], 10)
     lines = [
         f"# Inferred from {shown}. Read it and correct it.",
@@ -258,6 +260,8 @@ def infer(
         lines.append(f"client = {quote(client)}")
     if unit:
         lines.append(f"unit = {quote(unit)}")
+    if determining:
+        lines.append(f"determining = {quote(determining)}")
     lines += [*_lines(draft, missing), *_file_lines(tables, unmarked, clients)]
     return "\n".join(lines) + "\n", draft.ignored | {
         name: NUMBERS_OF_ROWS for name, each in draft.fields.items() if NO_INPUT in each.lines

@@ -133,6 +133,9 @@ Name = Annotated[
 
 Category = Annotated[Name, Len(1, MAX_TEXT)]
 
+# A way to write a category; an empty cell may be one.
+Spelling = Annotated[Name, Len(0, MAX_TEXT)]
+
 
 def _check_factor(factor: float) -> float:
     if not 0.0 < abs(factor) < math.inf:
@@ -177,7 +180,7 @@ class Field(_Table):
 
     type: Literal["number", "integer", "string"]
     categories: Annotated[tuple[Category, ...], Len(0, MAX_CATEGORIES)] = ()
-    spellings: Mapping[str, tuple[Category, ...]] = {}
+    spellings: Mapping[str, tuple[Spelling, ...]] = {}
     constraints: Constraints = Constraints()
     unit: str = ""
     flags: tuple[Category, ...] = ()
@@ -263,7 +266,7 @@ class FileField(_Table):
     unit: str = ""
     factor: Annotated[float, AfterValidator(_check_factor)] = 1.0
     offset: Annotated[float, Interval(gt=-math.inf, lt=math.inf)] = 0.0
-    spellings: Mapping[str, tuple[Category, ...]] = {}
+    spellings: Mapping[str, tuple[Spelling, ...]] = {}
     missingValues: tuple[Name, ...] = ()  # noqa: N815
 
 
@@ -318,8 +321,9 @@ class Schema(_Table):
     row's site, if one file has the rows of several. `unit` is the column of each row's person, or
     another unit with several rows, which are never split between training and test. Rows are
     grouped by `groups`: columns with categories, or comparisons such as "age>=60" and "race=White".
-    Files may also have the columns to `ignore`. `missing` is the treatment of rows with a missing
-    value, `missingValues` are the markers of one. `files` has the formats of single files by name.
+    The target follows from the columns `determining`: they may be known only after it. Files may
+    also have the columns to `ignore`. `missing` is the treatment of rows with a missing value,
+    `missingValues` are the markers of one. `files` has the formats of single files by name.
     """
 
     target: str
@@ -327,6 +331,7 @@ class Schema(_Table):
     client: str = ""
     unit: str = ""
     groups: tuple[str, ...] = ()
+    determining: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     missing: Missing = "error"
     missingValues: tuple[Name, ...] = MISSING_VALUES  # noqa: N815
@@ -593,6 +598,10 @@ def _find_contradictions(schema: Schema) -> Iterator[str]:
         for key, column in (("target", schema.target), ("client", schema.client))
         if schema.unit and fold(schema.unit) == fold(column)
     )
+    for name in schema.determining:
+        if name not in schema.inputs:
+            near = did_you_mean(name, schema.inputs)
+            yield f"determining = {name!r}: {near}name fields that are inputs"
     if not schema.inputs:
         yield "fields has no column but the target: nothing to learn from: add one"
     for name, field in schema.fields.items():

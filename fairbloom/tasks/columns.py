@@ -104,7 +104,6 @@ def load(setup: Setup, *, smallest_client: int, **_: str) -> Task:
         splits=lambda name: files.clients_with(name).splits(name),
         scores=predicted.scores(),
         describe=files.describe,
-        determining=files.determining,
         compared=files.compared,
         tabulate=files.tabulate,
         parts=lambda name: files.clients_with(name).parts_in_file(name),
@@ -206,10 +205,6 @@ class CsvFiles:
     def tabulate(self) -> list[tables.Row]:
         """Return Table 1: each column at each client, and in all."""
         return tables.tabulate(self._schema, self._tables())
-
-    def determining(self) -> list[str]:
-        """Return the columns from which the target follows."""
-        return [*tables.find_determining(self._schema, self._tables())]
 
     def _tables(self) -> dict[str, ClientTable | FairbloomError]:
         """Return the table of each client, or why it cannot be read."""

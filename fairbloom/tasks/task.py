@@ -342,8 +342,6 @@ class Task:
         default the accuracy; see `classes_of` for its outputs and targets.
     describe
         Returns the tables that `fairbloom data` shows; None: the sizes of the clients' splits.
-    determining
-        Returns the columns of tables from which the target follows.
     compared
         Returns the profiles of the clients' tables, and what stands out; None without tables.
     tabulate
@@ -400,7 +398,6 @@ class Task:
         default_factory=lambda: {ACCURACY: is_highest}
     )
     describe: Callable[[bool], Described] | None = None
-    determining: Callable[[], Sequence[str]] = tuple
     compared: Callable[[], Comparison] | None = None
     tabulate: Callable[[], Sequence[Mapping[str, str | int]]] = tuple
     parts: Callable[[str], Mapping[str, Places]] | None = None

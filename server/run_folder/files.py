@@ -189,9 +189,7 @@ DATA = File[Mapping[str, Any]](
     initial=_data_at,
 )
 
-# The keys in EXAMPLES of the columns from which the target follows, and of the numbers of examples
-# of each client, see `Splits.count`.
-DETERMINING = "determining"
+# The key in EXAMPLES of the numbers of examples of each client, see `Splits.count`.
 COUNTS = "clients"
 
 EXAMPLES = File[Mapping[str, Any]](

@@ -391,13 +391,6 @@ class RunRecorder:
             )
 
     @property
-    def is_perfect(self) -> bool:
-        """Whether the last score that this process has recorded is the best possible one."""
-        score = self._best_score
-        best = score.written(score.shown(score.interval[1]))
-        return score.higher_is_better and score.written(self._last) == best
-
-    @property
     def _tables(self) -> Sequence[TableWriter]:
         return tuple(
             filter(

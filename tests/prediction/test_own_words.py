@@ -105,9 +105,7 @@ def test_a_file_is_read_in_the_words_of_its_client(
     assert len(expected["true_ill"]) == (12 if split else 60)
 
 
-def test_a_frame_has_the_clients_words(
-    runs: list[fairbloom.Run], tmp_path: Path
-) -> None:
+def test_a_frame_has_the_clients_words(runs: list[fairbloom.Run], tmp_path: Path) -> None:
     common, own = runs
     frame = pandas.read_csv(own.folder.parent / "data" / "koeln.csv", keep_default_na=False)
     of_file = predicted(

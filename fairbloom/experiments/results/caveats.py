@@ -11,7 +11,8 @@ from fairbloom.protocol.private import SIMULATED_NOISE
 from fairbloom.protocol.scores import Score
 from fairbloom.rounds.screening import LARGEST_COUNT
 from fairbloom.server.run_folder.csv_rows import SHARE_OF_LARGER_CLASS
-from fairbloom.server.run_folder.files import DETERMINING, EXAMPLES, MODEL
+from fairbloom.server.run_folder.files import EXAMPLES, MODEL, SCHEMA
+from fairbloom.tables.schema import parse_schema
 from fairbloom.tasks import TaskInfo
 from fairbloom.text import join_first, plural, text_if
 
@@ -247,13 +248,14 @@ def _rare_classes(run: Run) -> list[str]:
 def describe_leak(run: Run) -> list[str]:
     """Return that a column gives away the target, if every client has the best possible score.
 
-    The run has found such columns in the rows of its clients, if it had them in its process.
+    The schema names such columns; a draft does, by the rows.
     """
     best = run.score.written(run.score.shown(run.score.interval[1]))
     written = {run.score.written(value) for value in run.final().values()}
     if not run.score.higher_is_better or written != {best}:
         return []
-    names = EXAMPLES.read(run.folder).get(DETERMINING, ())
+    text = SCHEMA.read(run.folder) if run.settings.get("task") == "csv" else ""
+    names = parse_schema(text).determining if text else ()
     if not names:
         return []
     determine = plural(len(names), "determines", "each determine")

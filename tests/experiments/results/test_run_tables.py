@@ -202,13 +202,19 @@ def test_a_column_that_gives_the_target_away_is_named(
     )
     words = ("--task", "csv", "--data-dir", tmp_path / "sites", "--set", "device=cpu")
     assert said in printed_by(capsys, "run", *words, "--rounds", 20, "--out", tmp_path / "run")
-    # by the rows, whatever a schema says in its comments
+    # by the schema, whatever it says in its comments
     printed_by(capsys, "data", tmp_path / "sites", "--write-schema", tmp_path / "schema.toml")
     lines = (tmp_path / "schema.toml").read_text().splitlines()
     plain = [line for line in lines if not line.startswith("#")]
     (tmp_path / "schema.toml").write_text("\n".join(plain))
     by_hand = (*words, "--schema", tmp_path / "schema.toml", "--rounds", 20)
     assert said in printed_by(capsys, "run", *by_hand, "--out", tmp_path / "by_hand")
+    (key,) = [line for line in plain if line.startswith("determining")]
+    (tmp_path / "schema.toml").write_text("\n".join(plain).replace(key, ""))
+    assert said not in printed_by(capsys, "run", *by_hand, "--out", tmp_path / "not_said")
+    assert f"say {key}" in printed_by(
+        capsys, "data", tmp_path / "sites", "--schema", tmp_path / "schema.toml"
+    )
     early = ("--rounds", 1, "--set", "learning-rate=1e-9", "--out", tmp_path / "early")
     assert "determines the target" not in printed_by(capsys, "run", *words, *early)
     plan = ("--methods", "fedavg", "--seeds", 2, "--rounds", 20, "--jobs", 1)
