@@ -123,16 +123,12 @@ def _by_round(run: Run, line: Line, measure: str) -> dict[int, float]:
     return {number: value for number, value in found.items() if is_shown(value)}
 
 
-def mean_and_range(values: Sequence[float], of: str = "") -> dict[str, Any]:
-    """Return the mean of values as `value`, the lowest as `low`, and the highest as `high`.
-
-    They are `mean`, `mean_low` and `mean_high`, for example, `of` "mean".
-    """
-    begin = text_if(of, f"{of}_")
+def mean_and_range(values: Sequence[float]) -> dict[str, Any]:
+    """Return the mean of values as `value`, the lowest as `low`, and the highest as `high`."""
     return {
-        of or "value": short(float(np.mean(values))),
-        f"{begin}low": short(min(values)),
-        f"{begin}high": short(max(values)),
+        "value": short(float(np.mean(values))),
+        "low": short(min(values)),
+        "high": short(max(values)),
     }
 
 

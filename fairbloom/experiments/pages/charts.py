@@ -155,50 +155,6 @@ def differences(rows: Sequence[Row], axis: str) -> Spec:
 CLEAR = {"better": "better", "worse": "worse", "not clear": "same", "not tested": "same"}
 
 
-def mean_against_worst(
-    rows: Sequence[Row],
-    front: Sequence[str],
-    series: Sequence[Series],
-    axes: tuple[str, str],
-    *,
-    lower: bool = False,
-) -> Spec:
-    """Return the methods by mean (x) and worst-served clients (y), with their Pareto front.
-
-    The rows have `method`, `mean`, `worst`, and the bounds `mean_low`, `mean_high`, `worst_low` and
-    `worst_high`. Where lower is better, the axes are turned, so that better stays to the right and
-    above.
-    """
-    scale = {"zero": False, "nice": True, "padding": 18, "reverse": lower}
-    x, y = (
-        _quantity(field, axis) | {"scale": scale}
-        for field, axis in zip(("mean", "worst"), axes, strict=True)
-    )
-    better = sorted(
-        (row for row in rows if row["method"] in front), key=lambda row: float(row["mean"])
-    )
-    line = _layer(
-        "line",
-        {"x": x, "y": y, "order": {"field": "mean"}},
-        data={"values": [{"mean": row["mean"], "worst": row["worst"]} for row in better]},
-        color=colour("muted"),
-        strokeDash=[4, 3],
-        strokeWidth=1.2,
-    )
-    common = {**_method(series), "opacity": EMPHASIS}
-    across = {"x": {**x, "field": "mean_low"}, "x2": {"field": "mean_high"}, "y": y, **common}
-    upward = {"x": x, "y": {**y, "field": "worst_low"}, "y2": {"field": "worst_high"}, **common}
-    tooltip = _tooltip(("method", "method"), ("mean", axes[0]), ("worst", axes[1]))
-    points = {"x": x, "y": y, "shape": _shape(series), **common, "tooltip": tooltip}
-    layers = [
-        line,
-        _layer("rule", across, strokeOpacity=0.45),
-        _layer("rule", upward, strokeOpacity=0.45),
-        _layer("point", points, size=110),
-    ]
-    return {**_spec(rows, layers), "height": 340}
-
-
 # How numbers of a reproduction look.
 PRINTED_AND_MEASURED = (Series("printed", "series-0", "square"), Series("measured", "series-1"))
 
@@ -313,7 +269,7 @@ def _quantity(field: str, title: str, among: Sequence[Row] = ()) -> Spec:
 
 
 def _tooltip(*fields: tuple[str, str]) -> list[Spec]:
-    numbers = ("value", "low", "high", "mean", "worst", "rank")
+    numbers = ("value", "low", "high", "mean", "rank")
     return [
         {"field": f, "title": title, **({"format": ".4~g"} if f in numbers else {})}
         for f, title in fields
