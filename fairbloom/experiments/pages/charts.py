@@ -53,28 +53,28 @@ def clients_by_method(
     series: Sequence[Series],
     clients: Sequence[str],
     axis: str,
-    *,
-    of: str = "client",
 ) -> Spec:
-    """Return a row for each client, or what else `of` names, with a point for each method.
+    """Return a row for each client, with a point for each method; a line spans the seeds.
 
-    A line spans the seeds.
-
-    The rows have a field of that name, `method`, `value`, `low` and `high`. The points of a row
-    lie below each other if there is room.
+    The rows have `client`, `method`, `value`, `low` and `high`. The points of a client lie below
+    each other if there is room.
     """
     apart = len(series) * len(clients) <= 90
     offset = (
         {"yOffset": {"field": "method", "sort": [look.label for look in series]}} if apart else {}
     )
     common = {
-        "y": {**_names(of, clients), "axis": {**NAMES, "grid": True, "tickBand": "extent"}},
+        "y": {**_names("client", clients), "axis": {**NAMES, "grid": True, "tickBand": "extent"}},
         **offset,
         **_method(series),
         "opacity": EMPHASIS,
     }
     tooltip = _tooltip(
-        (of, of), ("method", "method"), ("value", axis), ("low", "lowest"), ("high", "highest")
+        ("client", "client"),
+        ("method", "method"),
+        ("value", axis),
+        ("low", "lowest"),
+        ("high", "highest"),
     )
     spans = _layer(
         "rule",
@@ -153,10 +153,6 @@ def differences(rows: Sequence[Row], axis: str) -> Spec:
 
 # Whether a difference is clear or not tested, in words, and the colour of each.
 CLEAR = {"better": "better", "worse": "worse", "not clear": "same", "not tested": "same"}
-
-
-# How numbers of a reproduction look.
-PRINTED_AND_MEASURED = (Series("printed", "series-0", "square"), Series("measured", "series-1"))
 
 
 # An axis of names.

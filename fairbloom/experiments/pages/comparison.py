@@ -26,7 +26,6 @@ from .sections import (
     LIMITS,
     about_reference,
     absences_section,
-    all_settings_section,
     files_of,
     named_charts,
     next_section,
@@ -190,7 +189,6 @@ def detailed_sections(
         *found,
         words_section([*brief, *found], [line.runs[0] for line in scene.trained]),
         settings_section(scene.trained),
-        all_settings_section(scene.trained),
     ]
 
 

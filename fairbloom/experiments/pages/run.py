@@ -25,7 +25,6 @@ from .sections import (
     LIMITS,
     about_reference,
     absences_section,
-    all_settings_section,
     describe_engine,
     files_of,
     named_charts,
@@ -106,8 +105,7 @@ def page_of_run(run: Run) -> Page:
 
     def details() -> list[Section]:
         found = present([rounds_section_of_run(run)])
-        words = words_section([*present(sections), *found], [run])
-        return [*found, words, all_settings_section(lines[:1])]
+        return [*found, words_section([*present(sections), *found], [run])]
 
     return Page(
         f"{run.label}{subject.title}",

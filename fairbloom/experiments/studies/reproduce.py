@@ -45,8 +45,8 @@ def reproduce(
 ) -> Reproduction:
     """Repeat a published experiment, and print its numbers next to the published ones.
 
-    The same call continues an interrupted one. Table and figure are written unless rows are left
-    out. The other parameters are as in `compare`.
+    The same call continues an interrupted one. The table, and the figure of measures over
+    the rounds, are written unless rows are left out. The other parameters are as in `compare`.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def reproduce(
     data_dir
         The folder of the data.
     out
-        The folder of the table, the figure and the runs; by default runs/reproduce/NAME.
+        The folder of the table and the runs; by default runs/reproduce/NAME.
 
     Raises
     ------
@@ -278,7 +278,8 @@ def _carry_out(recipe: Recipe, study: Study, out: Path, jobs: int, bar: StudyBar
             raise FairbloomError(f"row {study.arms[0].row!r}: {reproduction.outcomes[0].fault}")
         if reproduction.whole:
             write_tables(out, {"results.csv": reproduction.rows()})
-            write_figure(reproduction, out / "figure.png", out / "figure.svg")
+            if recipe.x == "round":
+                write_figure(reproduction, out / "figure.png", out / "figure.svg")
             write_report(reproduction, out / REPORT)
         return reproduction
 

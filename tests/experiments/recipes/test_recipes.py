@@ -394,6 +394,7 @@ def test_claims_hold_or_do_not_hold_here(tmp_path: Path) -> None:
     assert {*replace(done, outcomes=[unknown, done.outcomes[1]]).claims.values()} == {None}
     drawn = {chart.name for chart in page_of(done).figure().charts}
     assert drawn == {"rounds-mean", "rounds-improved", "rounds-train-loss"}
+    assert (tmp_path / "out" / "figure.png").read_bytes().startswith(b"\x89PNG")
     again = reproduce(
         write(tmp_path, text), seeds=3, rows=["one"], out=tmp_path / "out", progress=False
     )
