@@ -232,7 +232,7 @@ class Seen(NamedTuple):
         Infinite where a run takes none.
         """
         try:
-            after, _ = self.updates.model_after(
+            after = self.updates.model_after(
                 coefficients, self.vectors, self.cohort.prior, self.cohort.counts
             )
         except ValueError:

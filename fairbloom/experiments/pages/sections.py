@@ -37,13 +37,6 @@ TOGETHER = 6
 # The most rows of a table of absences or refusals.
 ABSENCES_SHOWN = 40
 
-# What a client's contribution is, and what it does not say.
-ABOUT_CONTRIBUTION = (
-    "Contribution is the mean cosine between a client's updates and the steps, from −1 to 1: how"
-    " far the steps went its way. It does not say how good or useful its data are: a client that is"
-    " unlike the others has a low one, and a high weight raises its own."
-)
-
 # The title of what a reader should know before trusting the numbers.
 LIMITS = "What limits these numbers"
 
