@@ -25,7 +25,7 @@ from fairbloom.rounds.clients import Metrics, Replies, average_metrics
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.in_progress import RoundEvaluation
 from fairbloom.rounds.loop import Rounds
-from fairbloom.rounds.method import Cohort, FloatArray, Method
+from fairbloom.rounds.method import Method
 from fairbloom.rounds.options import Aggregate, Options
 from fairbloom.rounds.ranges import whole, within
 from fairbloom.rounds.records import model_of, record_of
@@ -36,7 +36,6 @@ from fairbloom.strategies.message_configs import ChangingConfig
 
 from .flowers import advise_on_argument
 from .noise import check_noise
-from .simplex import CONFLICTS, measure_conflicts
 
 # Values of parameters to try, by their names in Python.
 Tries = Mapping[str, Sequence[Value]]
@@ -75,13 +74,6 @@ class FairStrategy(Method, Strategy):
     def _advise_on(self, name: str, value: object) -> str:
         """Return what to write in place of an argument, such as one of Flower's strategies."""
         return advise_on_argument(name, value, self.own_parameters())
-
-    def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
-        """Return the method's own metrics of the round, and the conflicts if it declares these."""
-        found = super().own_metrics(cohort, coefficients)
-        if CONFLICTS in self.reports:
-            found |= measure_conflicts(cohort.gram[: cohort.size, : cohort.size])
-        return found
 
     @property
     def recorded_name(self) -> str:
