@@ -1,7 +1,6 @@
 """Export a trained model with its preprocessing as ONNX, and check the export's predictions."""
 
 import logging
-import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -21,26 +20,19 @@ from fairbloom.errors import FairbloomError, place_of
 from fairbloom.server.run_folder.errors import explain_write_errors
 from fairbloom.server.run_folder.files import EXPORTS
 from fairbloom.system.files import write_whole
-from fairbloom.tables.cells import MAX_NUMBER
 from fairbloom.tables.preprocessing import CATEGORY, TABLE, Predictions, Preprocessing
-from fairbloom.tables.schema import MAX_TEXT, Constraints, Field
+from fairbloom.tables.schema import Constraints, Field
 from fairbloom.tasks.models import choose_output
 from fairbloom.text import join_first, text_if
 
-from .output_rows import codes_of, find_refused, table_of_frame
+from .output_rows import find_refused, table_of_frame
 from .predictor import Predictor
 
-# The number of rows within the schema on which an export is checked.
+# The number of rows on which an export is checked.
 ROWS = 256
-
-# The most further rows, each with a number or text for which a row may be refused.
-MAX_ODD_ROWS = 512
 
 # Largest difference of a probability, or of a quantity in units of its deviation in training.
 TOLERANCE = 1e-4
-
-# A text that is too long to be a category.
-UNKNOWN_TEXT = "-" * (MAX_TEXT + 1)
 
 
 def export_onnx(predictor: Predictor, out: Path | None = None) -> Path:
@@ -188,41 +180,27 @@ def _explained() -> Iterator[None]:
 
 
 def _make_rows(how: Preprocessing) -> Any:
-    """Return raw data: numbers from 0 to 1, or a table's rows by its schema, and then odd rows.
+    """Return raw data: numbers from 0 to 1, or a table's rows by its schema.
 
-    The rows are like the training rows, and slightly beyond as far as the schema allows. Each odd
-    row has a number beyond a bound, a fraction, a code of a missing value or an unknown text.
+    The rows are like the training rows, and slightly beyond as far as the schema allows.
     """
     random = np.random.default_rng(0)
     if how.form != TABLE:
         return random.random((ROWS, *how.shape), np.float32)
     import pandas  # imported late: it takes a second
 
-    schema = how.dictionary
     rows: dict[str, Any] = {}
-    odd: list[tuple[str, float | str]] = []
     for column in how.columns:
         name = column.name
-        field = schema.fields[name]
         missing = random.random(ROWS) < 0.1 * column.fill
         if column.kind == CATEGORY:
             rows[name] = random.choice(np.array(column.categories, object), ROWS)
             rows[name][missing] = ""
-            odd += [(name, text) for text in (*field.places, *field.missingValues, UNKNOWN_TEXT)]
             continue
         numbers = random.normal(column.center, 2.0 * (column.scale or 1.0), ROWS)
-        factor = how.own.field(name).factor
-        rows[name] = _within(numbers, field) / factor
+        rows[name] = _within(numbers, how.dictionary.fields[name]) / how.own.field(name).factor
         rows[name][missing] = np.nan
-        odd += [(name, number / factor) for number in _beyond(field)]
-        odd += [(name, number) for number in codes_of(schema, name)]
-    frame = pandas.DataFrame(rows)
-    if len(odd) > MAX_ODD_ROWS:
-        odd = [odd[place] for place in random.choice(len(odd), MAX_ODD_ROWS, replace=False)]
-    extra = frame.iloc[np.arange(len(odd)) % ROWS].reset_index(drop=True)
-    for row, (name, value) in enumerate(odd):
-        extra.loc[row, name] = value
-    return pandas.concat([frame, extra], ignore_index=True)
+    return pandas.DataFrame(rows)
 
 
 def _within(numbers: NDArray[np.float64], field: Field) -> NDArray[np.float64]:
@@ -235,20 +213,6 @@ def _within(numbers: NDArray[np.float64], field: Field) -> NDArray[np.float64]:
     if field.type == "integer":
         return np.clip(np.round(numbers), np.ceil(limits.minimum), np.floor(limits.maximum))
     return np.clip(numbers, limits.minimum, limits.maximum)
-
-
-def _beyond(field: Field) -> Iterator[float]:
-    """Yield numbers just beyond a field's bounds, a fraction, and numbers that no field allows."""
-    limits = field.constraints
-    for bound, end in ((limits.minimum, -math.inf), (limits.maximum, math.inf)):
-        if math.isfinite(bound):
-            yield float(np.nextafter(bound, end))
-            yield bound
-            yield bound + math.copysign(1.0, end)
-    yield from limits.enum
-    if limits.enum or field.type == "integer":
-        yield max(limits.enum, default=0.0) + 0.5
-    yield from (2.0 * MAX_NUMBER, -math.inf, math.inf)
 
 
 def _numbers_of(predictions: Predictions) -> Any:
