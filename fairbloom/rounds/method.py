@@ -460,11 +460,10 @@ class Method(CommonOptions):
         self.enter(decode(state))
 
 
-# What a method may do in a round; `remember` was part of an older interface.
+# What a method may do in a round.
 HOOKS = (
     *("weigh", "probe", "learn", "recalls", "sends", "own_metrics", "terms", "choose"),
     *("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate", "start"),
-    "remember",
 )
 
 # A new method of a class with a name that is this similar to a hook's is taken for a misspelt hook.
@@ -479,11 +478,8 @@ def find_misnamed_hook(cls: type) -> str:
         if name in inherited or name.startswith("_"):
             continue
         for hook in get_close_matches(name, HOOKS, n=1, cutoff=MISSPELT):
-            meant = (
-                "what it keeps belongs in the Decision that weigh returns, and memory that follows"
-                " from probed losses in learn"
-                if hook == "remember"
-                else f"write {hook}, or give it another name"
+            return (
+                f"{cls.__name__}.{name} is no hook, and no run would call it: write {hook}, or give"
+                " it another name"
             )
-            return f"{cls.__name__}.{name} is no hook, and no run would call it: {meant}"
     return ""
