@@ -1,19 +1,16 @@
 """The page of a reproduction: measured numbers next to the printed ones."""
 
 from collections.abc import Mapping
-from functools import partial
 
 from fairbloom.text import plural, text_if
 
 from ..recipe import CLAIM
-from ..render.page import Cell, Chart, Charts, Note, Page, Section, Table, Tone, slug
+from ..render.page import Cell, Note, Page, Section, Table, Tone
 from ..results.differences import Difference
 from ..results.measures import find_measure
 from ..results.presentation import page_of
 from ..results.reproduction import Reproduction
-from . import charts
 from .cells import NONE, Digits, about_worst
-from .chart_rows import Line, curves
 from .sections import files_of, in_seconds
 
 # The tone of a measured number by whether it agrees with the printed one; None: not judged.
@@ -41,8 +38,7 @@ def page_of_reproduction(done: Reproduction) -> Page:
         " point where no ± is printed.",
     )
     shown = "Printed and measured" if done.printed else "What was measured"
-    drawn = [_rounds_charts(done)] if recipe.x == "round" else []
-    sections = [Section("rows", shown, intro, [_rows_table(done), *drawn])]
+    sections = [Section("rows", shown, intro, [_rows_table(done)])]
     if claims := [f"{claim}: {_holds(claim, found)}." for claim, found in done.claims.items()]:
         sections.append(Section("claims", "What the source claims", "", [Note(claims)]))
     faults = [f"{outcome.name}: {outcome.fault}" for outcome in done.outcomes if outcome.fault]
@@ -60,16 +56,7 @@ def page_of_reproduction(done: Reproduction) -> Page:
             f"Rows finished: {finished} of {len(done.outcomes)}; runs missing: {len(unfinished)}."
             f" The same command runs them. {verdict}"
         ).strip()
-
-    return Page(
-        recipe.title,
-        verdict,
-        said,
-        facts,
-        sections,
-        files=files,
-        figure=partial(_rounds_charts, done) if drawn else None,
-    )
+    return Page(recipe.title, verdict, said, facts, sections, files=files)
 
 
 def _holds(claim: str, found: Difference | None) -> str:
@@ -100,25 +87,6 @@ def _agreement(done: Reproduction) -> str:
     )
     verb = plural(len(judged), "agrees", "agree")
     return f"{sum(judged)} of {len(judged)} rows {verb} with what was printed: within {within}."
-
-
-def _rounds_charts(done: Reproduction) -> Charts:
-    """Return the measures over the rounds, with a line for each row that has runs."""
-    lines = [
-        Line(outcome.name, [*outcome.runs.values()], outcome.row.evaluated)
-        for outcome in done.outcomes
-        if outcome.runs
-    ]
-    names = [line.label for line in lines]
-    series = charts.series_of(names, next(iter(names), ""), [])
-    panels = []
-    for measure in done.recipe.measures:
-        if rows := curves(lines, measure):
-            title = find_measure(measure).title()
-            said = f"{title} of {len(names)} rows over the rounds; the table has the last."
-            spec = charts.over_rounds(rows, series, title)
-            panels.append(Chart(f"rounds-{slug(measure)}", title.capitalize(), said, spec))
-    return Charts(panels, series)
 
 
 def _rows_table(done: Reproduction) -> Table:
