@@ -66,7 +66,7 @@ from fairbloom.tasks.score import check_measured, decide_score, has_two_classes,
 from fairbloom.text import join_first, text_if
 
 from .checkpoint import list_checkpoints
-from .log_lines import name_worst_served, summarize_row
+from .log_lines import summarize_row
 from .polling import PollingGrid
 from .progress import announce
 from .run_folder.checks import check_folder, check_same_data
@@ -422,8 +422,6 @@ def _run_rounds(
                     finished.number,
                     summarize_row(row, score, method.serves),
                 )
-            if last and finished.evaluations:
-                log.info("worst served: %s", name_worst_served(finished, score, method.serves))
             model = finished.arrays
             if recorder.stopped:
                 break

@@ -2,12 +2,8 @@
 
 from collections.abc import Mapping
 
-from fairbloom.errors import MAX_LISTED
 from fairbloom.protocol.scores import Score
-from fairbloom.rounds.round import Round
 from fairbloom.text import text_if
-
-from .run_folder.csv_rows import ENDINGS
 
 
 def summarize_row(row: Mapping[str, object], score: Score, model: str = "global") -> str:
@@ -41,17 +37,3 @@ def _mean_and_worst(
     mean = row.get(f"{column}_mean")
     worst = row.get(f"{column}_worst_10")
     return (mean, worst) if isinstance(mean, float) and isinstance(worst, float) else None
-
-
-def name_worst_served(finished: Round, score: Score, model: str = "global") -> str:
-    """Return the MAX_LISTED clients with the worst scores and the one with the best, as text."""
-    metric = score.name + ENDINGS[model]
-    measured = {
-        name: score.shown(m[metric]) for name, m in finished.evaluations.items() if metric in m
-    }
-    if not measured:
-        return f"no client reported its {score.name}"
-    *others, best = sorted(measured, key=lambda name: (score.better(measured[name], 0.0), name))
-    worst = others[:MAX_LISTED] or [best]
-    shown = ", ".join(f"{name} {score.written(measured[name])}" for name in worst)
-    return f"{shown}; best: {best} {score.written(measured[best])}"

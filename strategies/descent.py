@@ -5,7 +5,6 @@ from typing import ClassVar
 
 from fairbloom.rounds.method import Kept
 
-from .simplex import GRAM_REPORTS
 from .strategy import FairStrategy
 
 # A property of these methods' step; a server optimizer breaks it, because it turns the step.
@@ -18,7 +17,6 @@ class CommonDescent(FairStrategy):
     needs = frozenset({"loss-before"})
     default_weighting: ClassVar[str | None] = None
     requires = frozenset({"gram"})
-    reports = GRAM_REPORTS
     lost_to_server_optimizers = COMMON_DESCENT
 
     def recalls(

@@ -12,7 +12,7 @@ from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Cohort, Decision, FloatArray, Options
 from fairbloom.rounds.ranges import Choices, NonNegative, Pairs, Positive, Range, amounts_in
 
-from .simplex import GRAM_REPORTS, steepest_common_weights
+from .simplex import steepest_common_weights
 from .strategy import FairStrategy, Tries
 
 # The names of δ_l and δ_g in the memory.
@@ -95,7 +95,7 @@ class FCFL(FairStrategy):
         "to first order, its second stage raises no participant's loss, nor the disparity"
     )
     second = ARRAYS_DISPARITY
-    reports = ("over-budget", *GRAM_REPORTS)
+    reports = ("over-budget",)
 
     def __init__(
         self,
@@ -169,11 +169,8 @@ class FCFL(FairStrategy):
         )
 
     def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
-        """Return the number of clients that exceed their budgets, and the updates' conflicts."""
-        return {
-            "over-budget": float((self._excess(cohort) > 0.0).sum()),
-            **super().own_metrics(cohort, coefficients),
-        }
+        """Return the number of clients that exceed their budgets."""
+        return {"over-budget": float((self._excess(cohort) > 0.0).sum())}
 
     def _excess(self, cohort: Cohort) -> FloatArray:
         """Return v_k = |Δ_k| − ε_k, shape (m,)."""

@@ -9,7 +9,7 @@ from fairbloom.rounds.ranges import NonNegative
 
 from .descent import COMMON_DESCENT
 from .fedavgn import DECAYS, STEPS, StepOptions, Stepped, moving
-from .simplex import GRAM_REPORTS, min_norm_weights
+from .simplex import min_norm_weights
 from .strategy import Tries
 
 # Wang et al. (FedFV), Table 1; Hu et al. have 1, and tune the step.
@@ -47,7 +47,6 @@ class FedMGDA(Stepped):
 
     tries: ClassVar[Tries] = {"epsilon": EPSILONS}
     requires = frozenset({"gram"})
-    reports = GRAM_REPORTS
     lost_to_server_optimizers = COMMON_DESCENT
 
     def __init__(

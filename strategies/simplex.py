@@ -4,18 +4,12 @@ No other file imports cvxopt, which is licensed under the GPL, version 3.
 """
 
 import contextlib
-import math
 
 import cvxopt.solvers
 import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.rounds.method import FloatArray
-
-# The metrics of methods that use the Gram matrix.
-CONFLICTS = "conflicts"
-STATIONARITY = "stationarity"
-GRAM_REPORTS = (CONFLICTS, STATIONARITY)
 
 # With its default tolerances, the solver leaves errors of 5e-5 in the weights.
 SOLVER = {
@@ -35,9 +29,6 @@ MAX_RELATIVE_GAP = 1e-11
 
 # Bound on the operations of exact refinement, in steps of m³ each; at least ten steps.
 POLISHING_WORK = 2e8
-
-# The most updates of which the stationarity is computed: its time grows with the cube of m.
-MAX_UPDATES = 200
 
 # An update counts as in the span of others up to this squared distance from it, relative to the
 # update's squared norm.
@@ -92,24 +83,6 @@ def min_norm_weights(gram: FloatArray, prior: FloatArray, epsilon: float) -> Flo
     if not is_minimal(G, weights, lower, upper):
         weights = _polished(G, weights, lower, upper, active)
     return _nearest_minimiser(G, weights, prior, lower, upper)
-
-
-def measure_conflicts(gram: FloatArray) -> dict[str, float]:
-    """Return how far the updates of a round are in conflict; {} for fewer than two.
-
-    `conflicts` is the share of pairs of updates with a negative inner product. `stationarity` is
-    the norm of the shortest convex combination of the updates over the mean of their norms: 0 at a
-    Pareto-stationary model. It is left out if all updates are zero, or above MAX_UPDATES.
-    """
-    m = len(gram)
-    if m < 2:
-        return {}
-    found = {CONFLICTS: float((gram[np.triu_indices(m, 1)] < 0.0).mean())}
-    mean_norm = float(np.sqrt(np.maximum(np.diag(gram), 0.0)).mean())
-    if mean_norm > 0.0 and m <= MAX_UPDATES:
-        weights = min_norm_weights(gram, np.full(m, 1.0 / m), epsilon=1.0)
-        found[STATIONARITY] = math.sqrt(max(0.0, float(weights @ gram @ weights))) / mean_norm
-    return found
 
 
 def shortest_combination(rows: FloatArray, gram: FloatArray) -> FloatArray:

@@ -25,7 +25,7 @@ from fairbloom.rounds.clients import Metrics, Replies, average_metrics
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.in_progress import RoundEvaluation
 from fairbloom.rounds.loop import Rounds
-from fairbloom.rounds.method import Cohort, FloatArray, Method
+from fairbloom.rounds.method import Method
 from fairbloom.rounds.options import Aggregate, Options
 from fairbloom.rounds.ranges import whole, within
 from fairbloom.rounds.records import model_of, record_of
@@ -36,7 +36,6 @@ from fairbloom.strategies.message_configs import ChangingConfig
 
 from .flowers import advise_on_argument
 from .noise import check_noise
-from .simplex import CONFLICTS, measure_conflicts
 
 # Values of parameters to try, by their names in Python.
 Tries = Mapping[str, Sequence[Value]]
@@ -76,13 +75,6 @@ class FairStrategy(Method, Strategy):
         """Return what to write in place of an argument, such as one of Flower's strategies."""
         return advise_on_argument(name, value, self.own_parameters())
 
-    def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
-        """Return the method's own metrics of the round, and the conflicts if it declares these."""
-        found = super().own_metrics(cohort, coefficients)
-        if CONFLICTS in self.reports:
-            found |= measure_conflicts(cohort.gram[: cohort.size, : cohort.size])
-        return found
-
     @property
     def recorded_name(self) -> str:
         """Its name in the run folder of an app: that of its class."""
@@ -103,7 +95,6 @@ class FairStrategy(Method, Strategy):
         resume: Mapping[str, Any] | None = None,
         wrapper: Strategy | None = None,
         all_evaluate_last: bool = False,
-        **newer: object,
     ) -> Result:
         """Run rounds up to `num_rounds`.
 
@@ -135,8 +126,6 @@ class FairStrategy(Method, Strategy):
         all_evaluate_last
             Whether all clients evaluate the last round's model, even if `fraction_evaluate` is
             below 1; 0 still switches evaluation off.
-        newer
-            Arguments that a newer Flower has: accepted at their defaults.
 
         Returns
         -------
@@ -151,7 +140,6 @@ class FairStrategy(Method, Strategy):
         BrokenModelError
             When a trainable array of `initial_arrays` is not finite, or none can be trained.
         """
-        check_newer(type(self), newer)
         train_config = train_config or ConfigRecord()
         evaluate_config = evaluate_config or ConfigRecord()
         check_keys({"train_config": train_config, "evaluate_config": evaluate_config})
@@ -614,30 +602,6 @@ def timeout_of(timeout: Timeout, number: int) -> float | None:
         name = f"timeout({number})"
         timeout = timeout(number)
     return None if timeout is None else within("(0, inf)", **{name: timeout})
-
-
-def check_newer(cls: type, newer: Mapping[str, object]) -> None:
-    """Refuse arguments of `start`, unless the installed Flower's base class declares them.
-
-    Raises
-    ------
-    FairbloomError
-        When an argument of Flower's does not have its default value.
-    TypeError
-        When Flower's base class has no such argument.
-    """
-    known = inspect.signature(Strategy.start).parameters
-    for name, value in newer.items():
-        if name not in known:
-            raise TypeError(f"{cls.__name__}.start() got an unexpected keyword argument {name!r}")
-        default = known[name].default
-        is_plain = isinstance(value, bool | int | float | str)
-        if value is not default and not (is_plain and value == default):
-            raise FairbloomError(
-                f"{name} = {value!r} is an argument of the installed Flower's Strategy.start that"
-                f" {cls.__name__}.start does not support yet: leave it out, or install a newer"
-                " Fairbloom"
-            )
 
 
 AGGREGATED = "\t└──> Aggregated MetricRecord: %s"

@@ -11,7 +11,6 @@ from fairbloom.protocol.streams import generator
 from fairbloom.rounds.method import Cohort, FloatArray
 from fairbloom.rounds.options import OptionsWithoutPrior
 
-from .simplex import GRAM_REPORTS
 from .strategy import FairStrategy
 
 # The prefix of a method's name for a weighting of TorchJD: torchjd:upgrad.
@@ -53,7 +52,6 @@ class FromTorchJD(FairStrategy):
 
     default_weighting = None
     requires = frozenset({"gram"})
-    reports = GRAM_REPORTS
     lost_to_server_optimizers = (
         "its step conflicts with no update, under weightings such as UPGrad that see to that"
     )

@@ -4,8 +4,6 @@ import difflib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -16,11 +14,10 @@ from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.settings import Value
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.arrays import FloatArray, Model
-from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
 from fairbloom.strategies import FairStrategy
 
 from .replies import extreme_replies, ordinary_replies, report_in_pairs
-from .report import CheckReport, Failure, Remark, bits, check_properties
+from .report import CheckReport, Failure, Remark, check_properties
 from .subject import (
     MEASURED,
     ROUNDS,
@@ -242,94 +239,6 @@ def check_permutation(subject: MethodUnderTest) -> str:
 # State --------------------------------------------------------------------------------------------
 
 
-def check_memory(subject: MethodUnderTest) -> str:
-    """Weigh changes nothing; memory can be written to a file and stays bounded."""
-    _check_weigh_changes_nothing(subject, subject.create(), number=1)
-    method = subject.create()
-    sizes = dict[int, tuple[int, int]]()
-    had = _own_attributes(method)
-    changed = dict[str, int]()
-    for number, _ in enumerate(subject.iterate_rounds(method, ROUNDS + 1)):
-        has = _own_attributes(method)
-        changed |= {
-            name: number for name in has if name not in changed and has[name] != had.get(name)
-        }
-        if number in (1, ROUNDS // 2, ROUNDS):  # a file takes milliseconds to reach the disk
-            sizes[number] = _saved_size(method), len(method.past.kept)
-    _check_weigh_changes_nothing(subject, method, number=ROUNDS + 2)
-    if changed:
-        name, number = next(iter(changed.items()))
-        raise Remark(
-            f"self.{name} changes in round {number}, but checkpoints hold only what a Decision"
-            " remembers: a run that is continued begins without it. Return it as the memory of a"
-            " Decision if weigh, terms or learn use it.",
-        )
-    bytes_then, rows_then = sizes[ROUNDS // 2]
-    bytes_now, rows_now = sizes[ROUNDS]
-    kept = f"After {ROUNDS} rounds it keeps {rows_now} old updates and {bytes_now} bytes"
-    if rows_now > rows_then or bytes_now > 1.1 * bytes_then + 64:
-        raise Remark(
-            f"{kept}, more with every round: drop what weigh uses no longer, or keep a moving"
-            " average."
-        )
-    return f"weigh changes nothing. {kept}."
-
-
-def _check_weigh_changes_nothing(
-    subject: MethodUnderTest, method: FairStrategy, number: int
-) -> None:
-    # as in the rounds that the method may remember: a model keeps its size
-    six = ordinary_replies(6)
-    cohort = subject.show(method, six, number).cohort
-    arrays = {
-        f"cohort.{name}": getattr(cohort, name)
-        for name in ("counts", "prior", "draws", "gram", "grams", "squared_norms")
-    }
-    arrays |= {f"cohort.metrics[{metric!r}]": values for metric, values in cohort.metrics.items()}
-    arrays["cohort.past.memory"] = cohort.past.memory
-    before, had = (
-        {name: bits(value) for name, value in each.items()} for each in (arrays, vars(method))
-    )
-    subject.weigh(method, cohort, six.description)
-    if changed := [name for name, array in arrays.items() if bits(array) != before[name]]:
-        raise Failure(
-            f"weigh changes {changed[0]} in place, and the step and the records read it afterwards:"
-            f" work on a copy, {changed[0]}.copy()."
-        )
-    if changed := [name for name, value in vars(method).items() if bits(value) != had.get(name)]:
-        raise Failure(
-            f"weigh changes self.{changed[0]}. It may be called for a round without a step:"
-            " return what it remembers as Decision(coefficients, memory)."
-        )
-
-
-def _own_attributes(method: FairStrategy) -> dict[str, object]:
-    """Return what a method has outside its memory, in a form that shows whether it has changed."""
-    of_base = ("_run", "_session")  # which FairStrategy keeps
-    return {name: bits(value) for name, value in vars(method).items() if name not in of_base}
-
-
-def _saved_size(method: FairStrategy) -> int:
-    """Return the bytes of a method's memory in a checkpoint.
-
-    Raise Failure where it comes back as something else.
-    """
-    memory = method.run_state.memory
-    wrong = f"the memory {memory!r} comes back from a checkpoint as something else."
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "memory.safetensors"
-        try:
-            save_checkpoint(file, {}, {"memory": memory})
-            if bits(load_checkpoint(file)[1]["memory"]) == bits(memory):
-                return file.stat().st_size
-        except Exception as error:  # whatever an object in it raises
-            wrong = f"the memory {memory!r} cannot be saved in a checkpoint ({error})."
-    raise Failure(
-        f"{wrong} A checkpoint keeps dicts by str, lists, str, int, float, bool, None and NumPy"
-        " arrays of numbers."
-    )
-
-
 def check_resume(subject: MethodUnderTest) -> str:
     """A run that is killed and continued from its checkpoint ends as one that is not."""
 
@@ -450,7 +359,6 @@ PROPERTIES: Mapping[str, Callable[[MethodUnderTest], str]] = {
     "finite": check_finite,
     "determinism": check_determinism,
     "permutation": check_permutation,
-    "memory": check_memory,
     "resume": check_resume,
     "learns": check_learns,
 }

@@ -114,50 +114,39 @@ def extreme_replies() -> Iterator[MadeUpReplies]:
     still = np.array([1.0, 0.0, 1.0, 1.0])
     first = np.arange(usual.updates.shape[1]) < 3  # of three arrays
     one_array = first & (still[:, None] == 0.0)
-    yield usual.move(lambda U: 0.0 * U, "4 clients that did not move (zero updates)")
-    yield usual.move(
-        lambda U: still[:, None] * U, "4 clients of which one did not move (a zero update)"
-    )
-    yield usual.move(
-        lambda U: np.where(first, 0.0, U), "4 clients that did not move one of the arrays"
-    )
-    yield usual.move(
-        lambda U: np.where(one_array, 0.0, U), "4 clients of which one did not move an array"
-    )
-    yield usual.move(lambda U: np.tile(U[0], (4, 1)), "4 clients with the same update")
-    yield usual.move(
-        lambda U: np.outer([1.0, -1.0, 1.0, -1.0], U[0]), "4 clients with opposed updates"
-    )
-    yield usual.move(lambda U: np.eye(*U.shape), "4 clients with orthogonal updates")
-    yield usual.report({wire.LOSS: np.ones(4)}, "4 clients with equal losses")
-    yield usual.report({wire.LOSS: np.zeros(4)}, "4 clients with zero losses")
-    yield usual.report({wire.LOSS: still * loss}, "4 clients of which one has a zero loss")
-    yield usual.report(
-        {wire.LOSS: -loss}, "4 clients with losses below zero, as that of a density may be"
-    )
+    moves: dict[str, Callable[[FloatArray], FloatArray]] = {
+        "that did not move (zero updates)": lambda U: 0.0 * U,
+        "of which one did not move (a zero update)": lambda U: still[:, None] * U,
+        "that did not move one of the arrays": lambda U: np.where(first, 0.0, U),
+        "of which one did not move an array": lambda U: np.where(one_array, 0.0, U),
+        "with the same update": lambda U: np.tile(U[0], (4, 1)),
+        "with opposed updates": lambda U: np.outer([1.0, -1.0, 1.0, -1.0], U[0]),
+        "with orthogonal updates": lambda U: np.eye(*U.shape),
+    }
+    reports = {
+        "with equal losses": {wire.LOSS: np.ones(4)},
+        "with zero losses": {wire.LOSS: np.zeros(4)},
+        "of which one has a zero loss": {wire.LOSS: still * loss},
+        "with losses below zero, as that of a density may be": {wire.LOSS: -loss},
+        "with accuracy 0": {wire.ACCURACY: np.zeros(4)},
+        "with accuracy 1": {wire.ACCURACY: np.ones(4)},
+        "that are as well served on their own": {wire.LOSS_BASELINE: loss},
+        "without a disparity between groups": {wire.DISPARITY: np.zeros(4)},
+        "without positive examples in one of two groups": {
+            name: 0.0 * usual.metrics[name] for name in groups
+        },
+        "of which one has no positive examples in a group": {
+            name: still * usual.metrics[name] for name in groups
+        },
+        "with 1 to 1,000,000 examples": {wire.NUM_EXAMPLES: np.array([1.0, 10.0, 1e3, 1e6])},
+    }
     for scale in (1e-12, 1e12):
         one_off = np.array([1.0, scale, 1.0, 1.0])[:, None]
-        yield usual.report({wire.LOSS: scale * loss}, f"4 clients with losses around {scale:.0e}")
-        yield usual.move(partial(np.multiply, scale), f"4 clients with updates around {scale:.0e}")
-        yield usual.move(
-            partial(np.multiply, one_off),
-            f"4 clients of which one has an update around {scale:.0e}",
-        )
-    yield from (
-        usual.report({wire.ACCURACY: np.full(4, each)}, f"4 clients with accuracy {each:g}")
-        for each in (0.0, 1.0)
-    )
-    yield usual.report({wire.LOSS_BASELINE: loss}, "4 clients that are as well served on their own")
-    yield usual.report(
-        {wire.DISPARITY: np.zeros(4)}, "4 clients without a disparity between groups"
-    )
-    none, some = ({name: by * usual.metrics[name] for name in groups} for by in (0.0, still))
-    yield usual.report(none, "4 clients without positive examples in one of two groups")
-    yield usual.report(some, "4 clients of which one has no positive examples in a group")
-    yield usual.report(
-        {wire.NUM_EXAMPLES: np.array([1.0, 10.0, 1e3, 1e6])},
-        "4 clients with 1 to 1,000,000 examples",
-    )
+        reports[f"with losses around {scale:.0e}"] = {wire.LOSS: scale * loss}
+        moves[f"with updates around {scale:.0e}"] = partial(np.multiply, scale)
+        moves[f"of which one has an update around {scale:.0e}"] = partial(np.multiply, one_off)
+    yield from (usual.move(change, f"4 clients {words}") for words, change in moves.items())
+    yield from (usual.report(metrics, f"4 clients {words}") for words, metrics in reports.items())
     yield replace(
         usual,
         draws=np.array([1.0, 3.0, 1.0, 1.0]),

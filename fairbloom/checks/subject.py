@@ -59,6 +59,9 @@ MEASURED = (
 # The attributes in which the rounds of a continued run must equal an uninterrupted one's.
 SAME_TO_THE_BIT = ("participants", "coefficients", "arrays")
 
+# What the memory of a method may consist of.
+STORED = "dicts by str, lists, str, int, float, bool, None and NumPy arrays of numbers"
+
 # A client that the server knows, and that takes part in no made-up round.
 ABSENT = "client-absent"
 
@@ -150,9 +153,16 @@ class Subject:
             continued = create()
             file = Path(folder, "checkpoint.safetensors")
             again = self.run_rounds(stopped, 2, state_dir=folder)
-            save_checkpoint(file, again[-1].arrays, stopped.state_dict())
+            with self.explain_errors(f"Saved in a checkpoint, which keeps {STORED}, "):
+                save_checkpoint(file, again[-1].arrays, stopped.state_dict())
             model, state = load_checkpoint(file)
             continued.load_state_dict(state)
+            memory = stopped.run_state.memory
+            if bits(continued.run_state.memory) != bits(memory):
+                raise Failure(
+                    f"The memory {memory!r} comes back from a checkpoint as something else: it"
+                    f" keeps {STORED}."
+                )
             again += self.run_rounds(continued, 2, model, state_dir=folder)
         for one, other in zip(rounds, again, strict=True):
             if any(
@@ -232,7 +242,7 @@ class Seen(NamedTuple):
         Infinite where a run takes none.
         """
         try:
-            after, _ = self.updates.model_after(
+            after = self.updates.model_after(
                 coefficients, self.vectors, self.cohort.prior, self.cohort.counts
             )
         except ValueError:
@@ -298,6 +308,8 @@ class MethodUnderTest(Subject):
                 draws=dict(zip(names, map(int, replies.draws), strict=True)),
                 sent={record: float(factor) for record, (_, factor) in sends.items()},
             )
+        for array in (cohort.counts, cohort.prior, cohort.draws, *cohort.metrics.values()):
+            array.flags.writeable = False  # the step and the records read them after weigh
         return Seen(cohort, vectors, trained.updates)
 
     def decide(self, method: FairStrategy, cohort: Cohort, description: str) -> Decision:

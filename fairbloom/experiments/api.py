@@ -167,12 +167,7 @@ def run(
             shown.count(recorded, read_scores(folder)[0])
             on_round(recorded)
 
-        simulate(
-            chosen,
-            show_round,
-            on_trained=shown.show_within if progress and not debug else None,
-            debug=debug,
-        )
+        simulate(chosen, show_round, debug=debug)
         shown.end()
     return load_run(folder)
 

@@ -113,8 +113,6 @@ class Recipe(RecipeSection):
         default_factory=dict
     )
     notes: list[str] = Field(default_factory=list)
-    # what the charts show the measures over: the rows, or the rounds
-    x: Literal["row", "round"] = "row"
     # what the source claims: "ROW has a higher MEASURE than ROW", or a lower one
     claims: list[str] = Field(default_factory=list)
     settings: Config = Field(default_factory=dict)

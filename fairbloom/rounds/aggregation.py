@@ -18,13 +18,12 @@ from .compatibility import EXACT_GRAM, GRAM, GRAM_BY_ARRAY
 from .defences import mixed, trimmed_mean
 from .layout import Layout
 from .method import Method
-from .round import Contribution
 from .run_state import RunState
 from .sampling import sample
 from .screening import NormBounds, check_step, out_of_proportion
 from .server_optimizer import Moments
 from .updates import Updates
-from .vectors import Sum, Vectors, combine, gram_matrices, subtract_sum
+from .vectors import Vectors, combine, gram_matrices, weighted_sum
 
 # Metrics beyond this are absurd: their squares may be beyond the range of numbers.
 LARGEST_METRIC = 1e150
@@ -52,8 +51,6 @@ class Step:
         The metrics that the method reports.
     coefficients
         c_k of the step, by client; empty without a step.
-    contributions
-        How far each client's update points along the step, see `Round`.
     cosines
         How alike the updates are, see `Round`.
     left_out
@@ -62,7 +59,6 @@ class Step:
 
     metrics: Metrics = field(default_factory=dict)
     coefficients: Mapping[str, float] = field(default_factory=dict)
-    contributions: Mapping[str, Contribution] = field(default_factory=dict)
     cosines: Mapping[str, float] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
 
@@ -354,9 +350,7 @@ def aggregate(
         coefficients = np.concatenate([of_clients, np.zeros(cohort.rows - cohort.size)])
     norms = replies.updates.norms
     try:
-        model, step_norm, moments, summed = _apply_step(
-            method, replies, rows, coefficients, direction
-        )
+        model, step_norm, moments = _apply_step(method, replies, rows, coefficients, direction)
     except ValueError as reason:
         with np.errstate(over="ignore"):
             parts = np.abs(average_over_arrays(cohort, coefficients)[: cohort.size]) * norms
@@ -373,7 +367,6 @@ def aggregate(
     step = Step(
         metrics=method.own_metrics(cohort, coefficients),
         coefficients=dict(zip(cohort.names, of_clients.tolist(), strict=True)),
-        contributions=measure_contributions(cohort.names, norms, of_clients, summed),
         cosines=measure_cosines(method, cohort.round, replies.updates),
         left_out=defence.left_out(cohort.names, mixing_matrix, of_clients) if defence else (),
     )
@@ -414,60 +407,32 @@ def _apply_step(
     rows: CohortRows,
     coefficients: FloatArray,
     direction: FloatArray | None,
-) -> tuple[Model, float, Moments | None, Sum | None]:
+) -> tuple[Model, float, Moments | None]:
     """Return the model after the step, the norm of the method's step, and the optimizer's moments.
 
     The step is −`direction`, that of a trimmed mean, or −Σ c_k u_k if that is None; a server
-    optimizer may change it. For Σ c_k u_k, also return its inner products. Raise ValueError
-    if the step is too long.
+    optimizer may change it. Raise ValueError if the step is too long.
     """
     cohort, vectors = rows
     updates = replies.updates
     layout = updates.layout
-    measured: Sum | None = None
     max_norm = float(updates.norms.max())
     if method.has_second_rows and replies.second is not None:
         max_norm = max(max_norm, float(replies.second.norms.max()))
     if method.server_optimizer is None and direction is None:
-        model, measured = updates.model_after(coefficients, vectors, cohort.prior, cohort.counts)
+        model = updates.model_after(coefficients, vectors, cohort.prior, cohort.counts)
         step_norm = layout.distance(model, layout.trainable)
         check_step(method, layout, step_norm, max_norm)
-        return model, step_norm, None, measured
+        return model, step_norm, None
     if direction is None:
-        # Subtracted with the opposite sign, as in `weighted_sum`.
-        direction = np.zeros(layout.size)
-        opposite = subtract_sum(-coefficients, vectors, into=direction, ends=layout.ends)
-        measured = Sum(-opposite.products, opposite.square)
+        direction = weighted_sum(coefficients, vectors, ends=layout.ends)
     step_norm = norm(direction)
     check_step(method, layout, step_norm, max_norm)
     if method.server_optimizer is None:
         flat = layout.flat - direction
-        return updates.model_with(flat, cohort.prior, cohort.counts), step_norm, None, measured
+        return updates.model_with(flat, cohort.prior, cohort.counts), step_norm, None
     flat, moments = method.server_optimizer.step(layout.flat, direction, method.run_state.moments)
-    return updates.model_with(flat, cohort.prior, cohort.counts), step_norm, moments, measured
-
-
-def measure_contributions(
-    names: Sequence[str], norms: FloatArray, coefficients: FloatArray, step: Sum | None
-) -> dict[str, Contribution]:
-    """Return how far each update points along the step, by client; {} if no step was measured.
-
-    Source: Xu et al., Gradient-driven rewards to guarantee fairness in collaborative machine
-    learning, NeurIPS 2021 (CGSV).
-    """
-    if step is None or not 0.0 < step.square < np.inf:
-        return {}
-    products = step.products[: len(names)]
-    moving = np.isfinite(products) & (norms > 0.0)
-    cosines = np.zeros(len(names))
-    np.divide(products, norms * np.sqrt(step.square), out=cosines, where=moving)
-    along_others = products - coefficients * norms**2
-    found = zip(names, cosines.clip(-1.0, 1.0).tolist(), along_others.tolist(), strict=True)
-    return {
-        name: Contribution(cosine, along)
-        for (name, cosine, along), moves in zip(found, moving.tolist(), strict=True)
-        if moves
-    }
+    return updates.model_with(flat, cohort.prior, cohort.counts), step_norm, moments
 
 
 def reports_cosines(method: Method, server_round: int) -> bool:
@@ -523,7 +488,7 @@ def _probe(
     if weighting.mixing_matrix is not None:
         mix = mix @ weighting.mixing_matrix[: cohort.size, : cohort.size]
     try:
-        model, _ = snapshots.model_after(mix, snapshots.vectors, cohort.prior, cohort.counts)
+        model = snapshots.model_after(mix, snapshots.vectors, cohort.prior, cohort.counts)
     except ValueError as reason:
         log.warning("no losses at the snapshots of round %d: %s", cohort.round, reason)
         return {}

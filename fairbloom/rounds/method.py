@@ -3,9 +3,7 @@
 It knows neither Flower nor messages.
 """
 
-import inspect
 from collections.abc import Collection, Mapping, Sequence
-from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, ClassVar, Unpack
 
@@ -209,8 +207,6 @@ class Method(CommonOptions):
                 f"{cls.__name__}.requires has {unknown[0]!r}: choose among"
                 f" {', '.join(sorted(REQUIREMENTS))}"
             )
-        if misnamed := find_misnamed_hook(cls):
-            raise DeclarationError(misnamed)
         if not hasattr(cls.__init__, CHECKING):
             cls.__init__ = checking(cls.__init__)  # type: ignore[method-assign]
 
@@ -458,32 +454,3 @@ class Method(CommonOptions):
                 " leave average_models out"
             )
         self.enter(decode(state))
-
-
-# What a method may do in a round; `remember` was part of an older interface.
-HOOKS = (
-    *("weigh", "probe", "learn", "recalls", "sends", "own_metrics", "terms", "choose"),
-    *("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate", "start"),
-    "remember",
-)
-
-# A new method of a class with a name that is this similar to a hook's is taken for a misspelt hook.
-MISSPELT = 0.85
-
-
-def find_misnamed_hook(cls: type) -> str:
-    """Return as text which method of a class is nearly a hook, so that nothing calls it; or ""."""
-    inherited = {name for base in cls.__mro__[1:] for name in vars(base)}
-    own = (name for name, value in vars(cls).items() if inspect.isfunction(value))
-    for name in own:
-        if name in inherited or name.startswith("_"):
-            continue
-        for hook in get_close_matches(name, HOOKS, n=1, cutoff=MISSPELT):
-            meant = (
-                "what it keeps belongs in the Decision that weigh returns, and memory that follows"
-                " from probed losses in learn"
-                if hook == "remember"
-                else f"write {hook}, or give it another name"
-            )
-            return f"{cls.__name__}.{name} is no hook, and no run would call it: {meant}"
-    return ""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from io import BytesIO
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.lib.format import dtype_to_descr, write_array_header_1_0
@@ -30,21 +30,6 @@ class StopRun(Exception):  # noqa: N818 (not an error, like StopIteration)
         self.metrics = metrics
 
 
-class Contribution(NamedTuple):
-    """How far a client's update u points along a round's step d = Σ c_k u_k.
-
-    Attributes
-    ----------
-    cosine
-        The cosine between u and d, from −1 to 1.
-    along_others
-        ⟨u, d − c u⟩, the inner product of u with the other clients' part of the step.
-    """
-
-    cosine: float
-    along_others: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class Round:
     """A finished round, as `on_round` gets it.
@@ -65,9 +50,6 @@ class Round:
         c_k of the step w ← w − Σ c_k u_k, by name of the clients with used replies; empty in a
         skipped round. If each array has its own coefficients, their mean, weighted by the array's
         share in ‖u_k‖².
-    contributions
-        How far each used update points along the step, before a server optimizer; without updates
-        of zero, and empty if no step was taken, or that of a trimmed mean.
     cosines
         How alike the updates are: `cosine`, the mean cosine over pairs of at most 30 updates that
         are drawn by the seed, and the quartiles `cosine-low` and `cosine-high`. Empty after round
@@ -117,7 +99,6 @@ class Round:
     evaluations: Mapping[str, Mapping[str, float]]
     bytes_sent: int
     bytes_received: int
-    contributions: Mapping[str, Contribution] = field(default_factory=dict)
     cosines: Mapping[str, float] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     lost_states: tuple[str, ...] = ()

@@ -15,7 +15,6 @@ from .vectors import (
     Borrowed,
     DeviceRows,
     Matrix,
-    Sum,
     Vectors,
     gram_matrices,
     merge_equal_rows,
@@ -239,14 +238,14 @@ class Updates:
 
     def model_after(
         self, coefficients: FloatArray, vectors: Vectors, prior: FloatArray, counts: FloatArray
-    ) -> tuple[Model, Sum]:
-        """Return w − Σ_k c_k `vectors`_k in the model's dtypes, and what the sum measures.
+    ) -> Model:
+        """Return w − Σ_k c_k `vectors`_k in the model's dtypes.
 
         `coefficients` may have a row for each trainable array.
         """
         flat = self.layout.flat.copy()
-        measured = subtract_sum(coefficients, vectors, into=flat, ends=self.layout.ends)
-        return self.model_with(flat, prior, counts), measured
+        subtract_sum(coefficients, vectors, into=flat, ends=self.layout.ends)
+        return self.model_with(flat, prior, counts)
 
     def model_with(
         self, flat: NDArray[Any], prior: FloatArray, counts: FloatArray

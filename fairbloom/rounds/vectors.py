@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -271,7 +271,7 @@ class DeviceRows(ABC):
     @abstractmethod
     def subtract_sum(
         self, coefficients: FloatArray, vectors: Vectors, into: NDArray[Any], ends: Sequence[int]
-    ) -> Sum:
+    ) -> None:
         """Do what the function `subtract_sum` does, with a row of coefficients for each end."""
 
 
@@ -352,44 +352,32 @@ def row_squares(block: NDArray[Any]) -> NDArray[Any]:
 # Sums of vectors ----------------------------------------------------------------------------------
 
 
-class Sum(NamedTuple):
-    """A weighted sum of vectors: its inner products with them, and its squared norm."""
-
-    products: FloatArray
-    square: float
-
-
 def subtract_sum(
     coefficients: FloatArray, vectors: Vectors, into: NDArray[Any], *, ends: Sequence[int] = ()
-) -> Sum:
-    """Subtract Σ_k c_k u_k from `into` (shape (d,)), chunk by chunk; return what the sum measures.
+) -> None:
+    """Subtract Σ_k c_k u_k from `into`, shape (d,), chunk by chunk.
 
     `coefficients` has a row for each of the `ends`, or one for all.
     """
-    products = np.zeros(len(vectors))
     if not len(vectors) or into.size == 0 or not coefficients.any():
-        return Sum(products, 0.0)
+        return
     coefficients = np.atleast_2d(coefficients)
     parts = (into.size,) if len(coefficients) == 1 else ends
 
-    def subtract(chunk: slice, block: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    def subtract(chunk: slice, block: NDArray[Any]) -> None:
         with np.errstate(over="ignore", invalid="ignore"):  # each thread has a state of its own
             row = coefficients.astype(block.dtype)
             step = np.empty(block.shape[1], block.dtype)
             for number, columns in split_at(parts, chunk):
                 step[columns] = row[number] @ block[:, columns]
             into[chunk] = into[chunk] - step
-            # Unlike those of block @ step, its bits do not depend on the number of threads.
-            return np.vecdot(block, step), np.vecdot(step, step)
 
-    square = 0.0
     with np.errstate(over="ignore", invalid="ignore"):
         if (device := vectors.on_device) is not None:
-            return device.subtract_sum(coefficients, vectors, into, parts)
-        for of_chunk, square_of_chunk in vectors.map_chunks(vectors.in_float64, subtract):
-            products += of_chunk
-            square += float(square_of_chunk)
-    return Sum(products, square)
+            device.subtract_sum(coefficients, vectors, into, parts)
+            return
+        for _ in vectors.map_chunks(vectors.in_float64, subtract):
+            pass
 
 
 def weighted_sum(

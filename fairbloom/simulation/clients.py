@@ -67,13 +67,6 @@ OF_NO_INTERVAL = frozenset({STEP_SUM, *POSITIVES, *HITS})
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Called during a round with the number of its clients that have trained, and the number of all.
-OnTrained = Callable[[int, int], None]
-
-
-def ignore(done: int, of: int) -> None:
-    """Do nothing with the progress of a round."""
-
 
 class StoredReply(NamedTuple):
     """A client's reply, with its models already in their rows of the update matrices.
@@ -117,7 +110,6 @@ class LocalClients:
         self._states: OrderedDict[str, ClientStates] = OrderedDict()
         self._cache_size = MAX_CACHED_CLIENTS
         self._kept_preprocessing = False
-        self.on_trained: OnTrained = ignore
         self.capture: Capture = NO_CAPTURE
 
     # ClientPool, except train and evaluate --------------------------------------------------------
@@ -332,7 +324,6 @@ class LocalClients:
         vectors = {record: self.on_device(arrays) for record, arrays in sent.items()}
 
         def train(row: int, name: str) -> StoredReply:
-            self.on_trained(row, len(names))
             client = self.local(name)
             return store_reply(
                 trained.updates,

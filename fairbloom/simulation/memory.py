@@ -14,7 +14,7 @@ from torch import Tensor
 from fairbloom.errors import FairbloomError
 from fairbloom.rounds.arrays import FloatArray, split_at
 from fairbloom.rounds.layout import Layout
-from fairbloom.rounds.vectors import DeviceRows, Matrix, Sum, Vectors
+from fairbloom.rounds.vectors import DeviceRows, Matrix, Vectors
 from fairbloom.system.machine import half_of_memory
 from fairbloom.tasks.inputs import move
 from fairbloom.tasks.models import arrays_of
@@ -95,18 +95,14 @@ class CardRows(DeviceRows):
 
     def subtract_sum(
         self, coefficients: FloatArray, vectors: Vectors, into: NDArray[Any], ends: Sequence[int]
-    ) -> Sum:
+    ) -> None:
         """Subtract Σ_k c_k u_k from `into`; see the function `subtract_sum`."""
         weights = move(torch.tensor(coefficients), self.tensor.device)
         step = weights.new_zeros(into.size)
-        products = weights.new_zeros(len(vectors))
         for chunk, block in self._chunks(vectors):
             for number, columns in split_at(ends, chunk):
                 step[chunk][columns] = weights[number] @ block[:, columns]
-            products += block @ step[chunk]
-        found = arrays_of({"step": step, "products": products, "square": step @ step})
-        into[...] = into - found["step"]
-        return Sum(found["products"], float(found["square"]))
+        into[...] = into - arrays_of({"step": step})["step"]
 
     def _chunks(self, vectors: Vectors) -> Iterator[tuple[slice, Tensor]]:
         """Yield chunks of columns of all rows in float64; rows in this process are copied."""

@@ -29,7 +29,7 @@ from fairbloom.system.values import decode_as
 from fairbloom.tasks import check_data, load_task
 
 from .choice import Choice, choose
-from .clients import DebuggedClients, HeldOutClients, LocalClients, OnTrained
+from .clients import DebuggedClients, HeldOutClients, LocalClients
 
 # The training rows of clients that are not in training on which the final model is fine-tuned; all
 # of a client that has fewer.
@@ -41,7 +41,6 @@ def simulate(
     on_round: OnRound = ignore,
     *,
     processors: int | None = None,
-    on_trained: OnTrained | None = None,
     debug: bool = False,
 ) -> Path:
     """Run or continue the settings' run with all clients on this machine; return the run folder.
@@ -55,9 +54,6 @@ def simulate(
         Called with each round once it is recorded; an exception ends the run.
     processors
         Number of processor cores that the run may use; None: those that this process may use.
-    on_trained
-        Called during a round with the number of its clients that have trained, and the number of
-        all that train in it.
     debug
         Whether clients are computed one by one in this process, regardless of the engine, and a
         client's first error ends the run with its traceback.
@@ -79,7 +75,6 @@ def simulate(
             choice = _read_choice(folder) or choose(of_method, processors_here())
             usable = choice if processors is None else choice.within(processors)
             clients = ending.enter_context(closing(usable.clients(method, of_method)))
-            clients.on_trained = on_trained or clients.on_trained
             watched.append((clients, choice))
             return clients, asdict(choice)
 

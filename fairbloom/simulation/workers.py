@@ -113,12 +113,9 @@ class Workers:
         self._find_client = find_client
 
     def answers(
-        self, call: Call, model: Model, jobs: Sequence[Job], on_answers: Callable[[int], None]
+        self, call: Call, model: Model, jobs: Sequence[Job]
     ) -> dict[str, StoredReply | str]:
-        """Compute these clients in the workers; return each client's reply or its error, by name.
-
-        `on_answers` is called after each answer with the number of answers so far.
-        """
+        """Compute clients in the workers; return each client's reply or its error, by name."""
         for name, array in model.items():
             self.buffers.received[name][...] = array
         waiting = list(reversed(jobs))
@@ -137,7 +134,6 @@ class Workers:
                 job = computing.pop(worker)
                 if answer is not None:
                     answers[job.name] = answer
-                    on_answers(len(answers))
                     continue
                 how = self.processes.pop(worker).end()
                 informed.discard(worker)
@@ -317,13 +313,9 @@ class WorkerClients(LocalClients):
         )
         largest_first = sorted(prepared.values(), key=lambda each: -each[0])
 
-        def on_answers(answered: int) -> None:
-            if training:
-                self.on_trained(answered, len(names))
-
         workers = self._workers_for(model, min(1, len(prepared)), list(prepared))
         answers = workers.answers(
-            call, self.received(model, call.terms), [job for _, job in largest_first], on_answers
+            call, self.received(model, call.terms), [job for _, job in largest_first]
         )
         return refuse_failed({name: answers[name] for name in prepared}, refused)
 

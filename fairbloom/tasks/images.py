@@ -5,7 +5,7 @@ white.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from PIL import Image
 
 T = TypeVar("T")
-
-# Pixels are far below others if the largest one of others is this many times as large.
-DARK = 4.0
 
 # The endings of images.
 PICTURES = TASKS["image-folder"].reads
@@ -242,22 +239,6 @@ def _load_client(folder: Path, client: str, setup: Setup, schema: ImageSchema) -
         as_targets(labels, Target(schema.classes)),
         split(np.arange(len(files)), setup, client),
     )
-
-
-def remark_on_dark(largest: Mapping[str, float]) -> Iterator[dict[str, str]]:
-    """Yield a remark for each client with pixels far below the others'.
-
-    `largest` has the largest pixel of each client, from 0 to 1.
-    """
-    for client, most in largest.items():
-        usual = np.median([each for name, each in largest.items() if name != client] or [most])
-        if DARK * most < usual:
-            yield {
-                "column": "pixels",
-                "client": client,
-                "remark": f"its largest pixel is {most:.3g}, and {usual:.3g} elsewhere: has it"
-                " fewer bits?",
-            }
 
 
 # Pixels -------------------------------------------------------------------------------------------

@@ -16,14 +16,12 @@ from fairbloom.protocol.attacks import LABEL_FLIP, attackers_of
 from fairbloom.protocol.names import DEPLOYED, RECORDED_SCHEMA
 from fairbloom.protocol.scores import GroupScore, Score
 from fairbloom.protocol.settings import RunSettings, Setup, Value, split_names
-from fairbloom.tables.preprocessing import IMAGES
 from fairbloom.tables.reasons import MAX_FAULTS
 from fairbloom.tables.sizes import summarise_clients
 from fairbloom.text import join_first, plural, text_if
 
 from .catalogue import TASKS
 from .datasets.store import digest_files, digest_of
-from .inputs import tensors_of
 from .partition import draw_held_out
 from .task import Described, Examples, Splits, Task, model_loss
 from .task_info import TaskInfo
@@ -231,8 +229,6 @@ def describe_data(settings: RunSettings, every: bool = True) -> Described:
     if task.describe is not None:
         return task.describe(every)
     clients: list[dict[str, str | int]] = []
-    are_pictures = task.preprocessing is not None and task.preprocessing("").form == IMAGES
-    largest = {}
     for client in task.clients:
         try:
             train, test = task.splits(client)
@@ -246,14 +242,7 @@ def describe_data(settings: RunSettings, every: bool = True) -> Described:
             clients[-1]["target"] = ", ".join(
                 [f"{name}: {counts[place]}" for place, name in enumerate(task.class_names)]
             )
-        if are_pictures and isinstance(train, Examples):
-            largest[client] = max(float(tensor.max()) for tensor in tensors_of(train.inputs))
-    described = {"clients": clients if every else summarise_clients(clients)}
-    if not largest:
-        return described
-    from .images import remark_on_dark  # imported late: it needs PyTorch
-
-    return {**described, "remarks": [*remark_on_dark(largest)]}
+    return {"clients": clients if every else summarise_clients(clients)}
 
 
 def forget_tasks() -> None:

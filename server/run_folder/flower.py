@@ -32,7 +32,6 @@ from fairbloom.strategies.strategy import (
     Recording,
     ShouldStop,
     Timeout,
-    check_newer,
     layers,
     plain_values,
 )
@@ -139,7 +138,6 @@ class RunFolder:
         should_stop: ShouldStop | None = None,
         *,
         on_round: Callable[[Round], None] | None = None,
-        **newer: object,
     ) -> Result:
         """Run, continue or extend the strategy's run.
 
@@ -168,7 +166,6 @@ class RunFolder:
             to a run with another strategy, other options or other code of the strategy, or clients
             that evaluate do not reply the scores, the loss or `best_model`.
         """
-        check_newer(type(self), newer)
         with name_app_option("RunFolder(path)", at_once=is_simulated(grid)):
             optional = {
                 "train_config": train_config,

@@ -180,10 +180,10 @@ def test_a_chart_is_saved_as_svg_with_its_colours(
 ) -> None:
     opened = Opened(browser, reports["few"], **SHOWN["desktop"])
     with opened.page.expect_download() as waiting:
-        opened.page.locator(".save[data-chart=front]").click()
-    waiting.value.save_as(tmp_path / "front.svg")
-    svg = (tmp_path / "front.svg").read_text(encoding="utf-8")
-    assert waiting.value.suggested_filename == "front.svg"
+        opened.page.locator(".save[data-chart=clients]").click()
+    waiting.value.save_as(tmp_path / "clients.svg")
+    svg = (tmp_path / "clients.svg").read_text(encoding="utf-8")
+    assert waiting.value.suggested_filename == "clients.svg"
     assert "QFedAvg" in svg
     assert "var(" not in svg
 

@@ -158,8 +158,7 @@ def added(
 
 def after(stored: Updates, *coefficients: float) -> dict[str, np.ndarray]:
     n = np.ones(len(coefficients))
-    after, _ = stored.model_after(np.array(coefficients), stored.vectors, n / n.sum(), n)
-    return after
+    return stored.model_after(np.array(coefficients), stored.vectors, n / n.sum(), n)
 
 
 def drawn(seed: int, m: int, d: int, dtype: str = "float32") -> np.ndarray:

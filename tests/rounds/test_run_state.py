@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 
 from fairbloom.checks.report import bits
 from fairbloom.rounds.cohort import Cohort, Decision, Kept, Past
-from fairbloom.rounds.method import HOOKS, DeclarationError, FrozenMethodError
+from fairbloom.rounds.method import FrozenMethodError
 from fairbloom.rounds.run_state import decode, encode
 from fairbloom.strategies import FairStrategy, FedAvg
 from tests.checkout import BESIDE, ROOT
@@ -142,30 +142,6 @@ def test_memory_that_is_changed_in_weigh_is_refused() -> None:
 
     with pytest.raises(TypeError, match="does not support item assignment"):
         run(Changing(), rounds=1)
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("remember", "belongs in the Decision that weigh returns"),
-        ("rememberr", "belongs in the Decision that weigh returns"),
-        ("chose", "write choose"),
-        ("send", "write sends"),
-        ("own_metric", "write own_metrics"),
-    ],
-)
-def test_a_method_with_a_misspelt_hook_is_refused(name: str, words: str) -> None:
-    with pytest.raises(DeclarationError, match=rf"Typo.{name} is no hook, .*{words}"):
-        type("Typo", (FairStrategy,), {name: lambda self, *given: None})
-
-
-@pytest.mark.parametrize("name", ["weights", "_weighs", "recall_of", "total", "help"])
-def test_a_method_may_have_functions_of_its_own(name: str) -> None:
-    assert issubclass(type("Own", (FairStrategy,), {name: lambda self: None}), FairStrategy)
-
-
-def test_hooks_are_those_of_a_strategy() -> None:
-    assert {name for name in HOOKS if not hasattr(FairStrategy, name)} == {"remember"}
 
 
 def test_rows_beyond_all_numbers_skip_the_round_and_end_no_run() -> None:

@@ -372,20 +372,6 @@ def test_a_run_that_continues_knows_the_losses_of_its_last_round(tmp_path: Path)
     assert not Outcome.of(run(tmp_path / "grown", num_rounds=4, **changes)).differences(whole)
 
 
-@pytest.mark.parametrize("engine", ["loop", "stacked", "workers"])
-def test_an_engine_says_how_many_clients_have_trained(tmp_path: Path, engine: str) -> None:
-    said: list[tuple[int, int]] = []
-    settings = small(tmp_path / engine, engine=engine, fraction=0.8, num_rounds=3)
-    simulate(settings, on_trained=lambda done, of, said=said: said.append((done, of)))  # type: ignore[misc]
-    assert {of for _, of in said} == {4}
-    assert all(0 <= done <= 4 for done, _ in said)
-    ends = [place for place in range(1, len(said)) if said[place][0] < said[place - 1][0]]
-    # within a round it never falls; an engine that trains all at once says little
-    assert len(ends) in (0, 2)
-    if engine != "stacked":
-        assert len({done for done, _ in said}) >= 2
-
-
 T = TypeVar("T")
 
 MLP = {"method": "fedavg", "model": "mlp", "batch_size": 16}

@@ -1,4 +1,4 @@
-"""`start` has the arguments of Flower's, newer ones too, and ends a run when it is asked to."""
+"""`start` has the arguments of Flower's, and ends a run when it is asked to."""
 
 import inspect
 from collections.abc import Callable
@@ -16,7 +16,6 @@ from flwr.serverapp.strategy import (
 
 import fairbloom
 from fairbloom import RunFolder
-from fairbloom.errors import FairbloomError
 from fairbloom.rounds.round import Round, StopRun
 from fairbloom.strategies import SCAFFOLD, FairStrategy, FedAvg, FedAvgN, FedFV
 from tests.federation import (
@@ -84,7 +83,7 @@ def differences(theirs: Start, ours: Start) -> dict[str, str]:
     there = list(inspect.signature(theirs).parameters.values())
     here = [each for each in inspect.signature(ours).parameters.values() if each.name != "strategy"]
     positional = [each.name for each in here if each.kind is each.POSITIONAL_OR_KEYWORD]
-    named = {each.name: each for each in here if each.kind is not each.VAR_KEYWORD}
+    named = {each.name: each for each in here}
     found = dict[str, str]()
     for place, each in enumerate(there):
         own = named.get(each.name)
@@ -116,41 +115,6 @@ def test_a_newer_argument_is_found_by_its_name(ours: Callable[..., object]) -> N
     assert differences(start_of_1_43, ours) == {}
     assert differences(start_of_later, ours) == new
     assert set(differences(moved, ours)) == {"num_rounds", "initial_arrays"}
-
-
-def begin(strategy: FairStrategy, folder: Path | None, **arguments: Any) -> Result:
-    """Run one round over a grid, in a run folder if there is one."""
-    grid = MemoryGrid(quadratics(3))
-    arguments = {"initial_arrays": record(initial_model()), "num_rounds": 1} | arguments
-    if folder is None:
-        return strategy.start(grid, **arguments)
-    return RunFolder(folder, wait=False).start(strategy, grid, **arguments)
-
-
-@pytest.mark.parametrize("in_folder", [False, True])
-def test_newer_arguments_are_accepted_at_their_defaults(
-    base: str, in_folder: bool, tmp_path: Path, subtests: pytest.Subtests
-) -> None:
-    folder = tmp_path / "run" if in_folder else None
-    whose = "RunFolder" if in_folder else "FedAvg"
-    unknown = f"{whose}.start.. got an unexpected keyword argument"
-    for given in ({"checkpoint_every": 0, "labels": None}, {"labels": None}):
-        with subtests.test(given=given):
-            if base == "later":
-                assert begin(FedAvg(buffers=BUFFERS), folder, **given).arrays
-                continue
-            with pytest.raises(TypeError, match=f"{unknown} '{next(iter(given))}'"):
-                begin(FedAvg(), folder, **given)
-    for given in ({"checkpoint_every": 2}, {"labels": np.zeros(2)}, {"labels": False}):
-        name = next(iter(given))
-        with subtests.test(given=given):
-            error, words = TypeError, f"{unknown} '{name}'"
-            if base == "later":
-                error, words = FairbloomError, rf"{name} = .*{whose}.start does not support yet"
-            with pytest.raises(error, match=words):
-                begin(FedAvg(), folder, **given)
-    with pytest.raises(TypeError, match=f"{unknown} 'evaluate_fm'"):
-        begin(FedAvg(), folder, evaluate_fm=None)
 
 
 # An end that is asked for -------------------------------------------------------------------------

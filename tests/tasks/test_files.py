@@ -278,18 +278,6 @@ def test_an_image_is_scaled_by_the_range_that_its_depth_has(
                 image_inputs([tmp_path / "other.tif"], (1, 8, 8))
 
 
-def test_pixels_far_below_those_of_others_are_remarked(tmp_path: Path) -> None:
-    for client, most in {"a": 2**16, "b": 2**12, "c": 2**15}.items():
-        for name in ("cat", "dog"):
-            (tmp_path / client / name).mkdir(parents=True)
-            for k in range(5):
-                Image.fromarray(np.full((4, 4), most - 1, np.uint16)).save(
-                    tmp_path / client / name / f"{k}.png"
-                )
-    (remark,) = describe_data(RunSettings.of(config(tmp_path)))["remarks"]
-    assert (remark["client"], "0.0625, and 0.75 elsewhere" in str(remark)) == ("b", True)
-
-
 @pytest.mark.parametrize(("orientation", "turn"), {1: 0, 3: 2, 6: 1, 8: 3}.items())
 def test_photos_are_turned_as_their_camera_says(
     tmp_path: Path, orientation: int, turn: int

@@ -8,12 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.protocol.scores import Score
-from fairbloom.server.run_folder.csv_rows import IMPROVED, TRAIN_LOSS_OF_GLOBAL_MODEL
 from fairbloom.text import text_if
 
 from ..render.theme import Series
 from ..results.run import Run
-from ..results.tables import LARGEST_SHOWN, is_shown
+from ..results.tables import is_shown
 from .charts import series_of, short, thin
 
 # So many rounds a curve has at most.
@@ -110,29 +109,16 @@ def curves(lines: Iterable[Line], measure: str) -> list[dict[str, Any]]:
 
 def _by_round(run: Run, line: Line, measure: str) -> dict[int, float]:
     """Return a measure after each evaluated round; {} without numbers."""
-    if measure == "train_loss":
-        honest = run.clients[~run.clients["client"].isin(run.attackers)]
-        # of a run that does not record it, the column is empty
-        losses = honest.reindex(columns=["round", TRAIN_LOSS_OF_GLOBAL_MODEL]).set_index("round")
-        found = (
-            losses.where(losses.abs() <= LARGEST_SHOWN).groupby("round").mean().squeeze("columns")
-        )
-    else:
-        column = IMPROVED if measure == "improved" else f"{run.score.column(line.model)}_{measure}"
-        found = run.rounds.set_index("round").get(column, {})
+    found = run.rounds.set_index("round").get(f"{run.score.column(line.model)}_{measure}", {})
     return {number: value for number, value in found.items() if is_shown(value)}
 
 
-def mean_and_range(values: Sequence[float], of: str = "") -> dict[str, Any]:
-    """Return the mean of values as `value`, the lowest as `low`, and the highest as `high`.
-
-    They are `mean`, `mean_low` and `mean_high`, for example, `of` "mean".
-    """
-    begin = text_if(of, f"{of}_")
+def mean_and_range(values: Sequence[float]) -> dict[str, Any]:
+    """Return the mean of values as `value`, the lowest as `low`, and the highest as `high`."""
     return {
-        of or "value": short(float(np.mean(values))),
-        f"{begin}low": short(min(values)),
-        f"{begin}high": short(max(values)),
+        "value": short(float(np.mean(values))),
+        "low": short(min(values)),
+        "high": short(max(values)),
     }
 
 

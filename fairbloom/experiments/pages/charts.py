@@ -53,28 +53,28 @@ def clients_by_method(
     series: Sequence[Series],
     clients: Sequence[str],
     axis: str,
-    *,
-    of: str = "client",
 ) -> Spec:
-    """Return a row for each client, or what else `of` names, with a point for each method.
+    """Return a row for each client, with a point for each method; a line spans the seeds.
 
-    A line spans the seeds.
-
-    The rows have a field of that name, `method`, `value`, `low` and `high`. The points of a row
-    lie below each other if there is room.
+    The rows have `client`, `method`, `value`, `low` and `high`. The points of a client lie below
+    each other if there is room.
     """
     apart = len(series) * len(clients) <= 90
     offset = (
         {"yOffset": {"field": "method", "sort": [look.label for look in series]}} if apart else {}
     )
     common = {
-        "y": {**_names(of, clients), "axis": {**NAMES, "grid": True, "tickBand": "extent"}},
+        "y": {**_names("client", clients), "axis": {**NAMES, "grid": True, "tickBand": "extent"}},
         **offset,
         **_method(series),
         "opacity": EMPHASIS,
     }
     tooltip = _tooltip(
-        (of, of), ("method", "method"), ("value", axis), ("low", "lowest"), ("high", "highest")
+        ("client", "client"),
+        ("method", "method"),
+        ("value", axis),
+        ("low", "lowest"),
+        ("high", "highest"),
     )
     spans = _layer(
         "rule",
@@ -193,54 +193,6 @@ def shares(rows: Sequence[Row], sites: Sequence[str], axis: str) -> Spec:
 CLEAR = {"better": "better", "worse": "worse", "not clear": "same", "not tested": "same"}
 
 
-def mean_against_worst(
-    rows: Sequence[Row],
-    front: Sequence[str],
-    series: Sequence[Series],
-    axes: tuple[str, str],
-    *,
-    lower: bool = False,
-) -> Spec:
-    """Return the methods by mean (x) and worst-served clients (y), with their Pareto front.
-
-    The rows have `method`, `mean`, `worst`, and the bounds `mean_low`, `mean_high`, `worst_low` and
-    `worst_high`. Where lower is better, the axes are turned, so that better stays to the right and
-    above.
-    """
-    scale = {"zero": False, "nice": True, "padding": 18, "reverse": lower}
-    x, y = (
-        _quantity(field, axis) | {"scale": scale}
-        for field, axis in zip(("mean", "worst"), axes, strict=True)
-    )
-    better = sorted(
-        (row for row in rows if row["method"] in front), key=lambda row: float(row["mean"])
-    )
-    line = _layer(
-        "line",
-        {"x": x, "y": y, "order": {"field": "mean"}},
-        data={"values": [{"mean": row["mean"], "worst": row["worst"]} for row in better]},
-        color=colour("muted"),
-        strokeDash=[4, 3],
-        strokeWidth=1.2,
-    )
-    common = {**_method(series), "opacity": EMPHASIS}
-    across = {"x": {**x, "field": "mean_low"}, "x2": {"field": "mean_high"}, "y": y, **common}
-    upward = {"x": x, "y": {**y, "field": "worst_low"}, "y2": {"field": "worst_high"}, **common}
-    tooltip = _tooltip(("method", "method"), ("mean", axes[0]), ("worst", axes[1]))
-    points = {"x": x, "y": y, "shape": _shape(series), **common, "tooltip": tooltip}
-    layers = [
-        line,
-        _layer("rule", across, strokeOpacity=0.45),
-        _layer("rule", upward, strokeOpacity=0.45),
-        _layer("point", points, size=110),
-    ]
-    return {**_spec(rows, layers), "height": 340}
-
-
-# How numbers of a reproduction look.
-PRINTED_AND_MEASURED = (Series("printed", "series-0", "square"), Series("measured", "series-1"))
-
-
 # An axis of names.
 NAMES: Spec = {"domain": False, "ticks": False, "labelPadding": 8}
 
@@ -351,7 +303,7 @@ def _quantity(field: str, title: str, among: Sequence[Row] = ()) -> Spec:
 
 
 def _tooltip(*fields: tuple[str, str]) -> list[Spec]:
-    numbers = ("value", "low", "high", "mean", "worst", "rank")
+    numbers = ("value", "low", "high", "mean", "rank")
     return [
         {"field": f, "title": title, **({"format": ".4~g"} if f in numbers else {})}
         for f, title in fields

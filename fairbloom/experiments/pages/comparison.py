@@ -20,13 +20,12 @@ from ..results.subject import Subject
 from . import charts
 from .about import about_section, words_section
 from .cells import CLEAR, NONE, Digits, about_worst, mark_significant, tone_of
-from .chart_rows import Line, Scene, mean_and_range, shown_of, worst_first
+from .chart_rows import Line, Scene, shown_of, worst_first
 from .group_sections import gaps_table, subgroups_section, without_gaps
 from .sections import (
     LIMITS,
     about_reference,
     absences_section,
-    all_settings_section,
     files_of,
     named_charts,
     next_section,
@@ -190,7 +189,6 @@ def detailed_sections(
         *found,
         words_section([*brief, *found], [line.runs[0] for line in scene.trained]),
         settings_section(scene.trained),
-        all_settings_section(scene.trained),
     ]
 
 
@@ -231,7 +229,7 @@ def _series(comparison: Comparison) -> list[Series]:
 
 
 def _methods_section(comparison: Comparison) -> Section:
-    """Return the methods by mean and worst, their Pareto front, and all measures."""
+    """Return all measures of the methods, and which of them are on the Pareto front."""
     worst = find_measure("worst_10").title(comparison.client_count)
     means = {
         method: {key: comparison.spread(method, key)[0] for key in SHOWN}
@@ -245,27 +243,11 @@ def _methods_section(comparison: Comparison) -> Section:
     }
     beaten = {other for (_, other), gained in gains.items() if min(gained) >= 0.0 < max(gained)}
     front = [method for method in means if method not in beaten]
-    rows = [
-        {"method": method}
-        | mean_and_range([seed["mean"] for seed in comparison.measures(method)], "mean")
-        | mean_and_range([seed["worst_10"] for seed in comparison.measures(method)], "worst")
-        for method in means
-    ]
-    axes = (f"mean over clients: {score.title}", f"{worst}: {score.title}")
-    series = _series(comparison)
-    spec = charts.mean_against_worst(rows, front, series, axes, lower=not score.higher_is_better)
-    what = (
-        f"Methods by their mean over clients and their {worst}. On the Pareto front:"
+    intro = (
+        f"On the Pareto front, where no other method is better in the mean and in the {worst}:"
         f" {', '.join(front)}."
     )
-    intro = (
-        "Up and to the right is better. On the Pareto front, where no other method is better in"
-        f" both: {', '.join(front)}."
-        f"{text_if(len(comparison.seeds) > 1, ' Lines span the seeds.')}"
-        f"{about_worst(worst, len(comparison.seeds))}"
-    )
-    drawn = Charts([Chart("front", f"Mean against {worst}", what, spec)], series)
-    return Section("methods", "Methods", intro, [drawn, method_table(comparison)])
+    return Section("methods", "Methods", intro, [method_table(comparison)])
 
 
 def method_table(comparison: Comparison) -> Table:

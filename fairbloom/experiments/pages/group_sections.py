@@ -8,13 +8,12 @@ from dataclasses import replace
 from fairbloom.protocol.scores import GroupScore
 from fairbloom.text import join_first, text_if
 
-from ..render.page import Block, Cell, Chart, Charts, Note, Section, Table, slug
+from ..render.page import Block, Cell, Note, Section, Table
 from ..results.caveats import join_ends
 from ..results.differences import mean_and_deviation
 from ..results.group_scores import ALL, Group, GroupReport
-from . import charts
 from .cells import Digits
-from .chart_rows import Scene, mean_and_range
+from .chart_rows import Scene
 
 # Marks a score over all clients that some of them leave out.
 LEFT_OUT = " †"
@@ -35,10 +34,6 @@ def subgroups_section(scene: Scene, reports: Reports, *more: Table) -> Section |
     if not reports:
         return None
     first = next(iter(reports.values()))[0]
-    blocks: list[Block] = [
-        _group_charts(scene, reports, grouping, first.scores, f"groups-{place}")
-        for place, grouping in enumerate(first.grouped.groupings, 1)
-    ]
     scores = [score.title for score in first.scores]
     cells = [
         row
@@ -50,7 +45,7 @@ def subgroups_section(scene: Scene, reports: Reports, *more: Table) -> Section |
         " some client does."
     )
     note += _describe_lacking(reports)
-    blocks.append(
+    blocks: list[Block] = [
         Table(
             "groups",
             "Groups over all clients",
@@ -59,9 +54,9 @@ def subgroups_section(scene: Scene, reports: Reports, *more: Table) -> Section |
             note,
             folded=len(cells) > 12,
             keys=3,
-        )
-    )
-    blocks += more
+        ),
+        *more,
+    ]
     inside = [
         row
         for label, by_seed in reports.items()
@@ -82,39 +77,9 @@ def subgroups_section(scene: Scene, reports: Reports, *more: Table) -> Section |
     blocks.append(Note([_left_out(of_first, grouping) for grouping in first.grouped.groupings]))
     intro = "Scores of groups of the clients' test examples under the final models." + text_if(
         any(len(report) > 1 for report in reports.values()),
-        " Means over the seeds; lines span them from the lowest to the highest.",
+        " Means over the seeds.",
     )
     return Section("groups", "Subgroups", intro, blocks)
-
-
-def _group_charts(
-    scene: Scene, reports: Reports, grouping: str, scores: Sequence[GroupScore], name: str
-) -> Charts:
-    """Return a chart, named `name` + score, of each score by group and method."""
-    drawn = []
-    for score in scores:
-        rows: list[charts.Row] = [
-            {"client": name, "method": label, **mean_and_range(values)}
-            for label, by_seed in reports.items()
-            for name, groups in _by_name(by_seed, ALL, grouping).items()
-            if (
-                values := [
-                    group.values[score.name] for group in groups if score.name in group.values
-                ]
-            )
-        ]
-        if not rows:
-            continue
-        series = [look for look in scene.series if look.label in reports]
-        spec = charts.clients_by_method(
-            rows, series, list(dict.fromkeys(row["client"] for row in rows)), score.title
-        )
-        said = "; ".join(
-            f"{row['client']} under {row['method']} {score.written(row['value'])}" for row in rows
-        )
-        title = f"{score.words[0].upper()}{score.words[1:]} by {grouping}, over all clients"
-        drawn.append(Chart(f"{name}-{slug(score.name)}", title, f"{title}: {said}.", spec))
-    return Charts(drawn, scene.series)
 
 
 def _by_name(by_seed: Sequence[GroupReport], client: str, grouping: str) -> dict[str, list[Group]]:

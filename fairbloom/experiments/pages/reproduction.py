@@ -1,19 +1,16 @@
 """The page of a reproduction: measured numbers next to the printed ones."""
 
 from collections.abc import Mapping
-from functools import partial
 
 from fairbloom.text import plural, text_if
 
 from ..recipe import CLAIM
-from ..render.page import Cell, Chart, Charts, Note, Page, Section, Table, Tone, slug
+from ..render.page import Cell, Note, Page, Section, Table, Tone
 from ..results.differences import Difference
 from ..results.measures import find_measure
 from ..results.presentation import page_of
 from ..results.reproduction import Reproduction
-from . import charts
 from .cells import NONE, Digits, about_worst
-from .chart_rows import Line, curves
 from .sections import files_of, in_seconds
 
 # The tone of a measured number by whether it agrees with the printed one; None: not judged.
@@ -33,18 +30,15 @@ def page_of_reproduction(done: Reproduction) -> Page:
     ]
     facts += [(key, str(value)) for key, value in done.study.overrides.items() if key != "data-dir"]
     written = done.whole and (folder / "results.csv").exists()
-    files = files_of(folder, "table, figure and runs" if written else "runs")
+    files = files_of(folder, "tables and runs" if written else "runs")
     said = [line for line in (recipe.what, recipe.source) if line]
     intro = text_if(
-        len(done.study.seeds) > 1 or done.printed,
-        "Lines and ± are standard deviations over the seeds. ",
-    ) + text_if(
         done.printed and done.comparable,
         "A row agrees where it is within two combined standard errors of what was printed, or one"
         " point where no ± is printed.",
     )
     shown = "Printed and measured" if done.printed else "What was measured"
-    sections = [Section("rows", shown, intro, [_rows_table(done), _rows_charts(done)])]
+    sections = [Section("rows", shown, intro, [_rows_table(done)])]
     if claims := [f"{claim}: {_holds(claim, found)}." for claim, found in done.claims.items()]:
         sections.append(Section("claims", "What the source claims", "", [Note(claims)]))
     faults = [f"{outcome.name}: {outcome.fault}" for outcome in done.outcomes if outcome.fault]
@@ -62,16 +56,7 @@ def page_of_reproduction(done: Reproduction) -> Page:
             f"Rows finished: {finished} of {len(done.outcomes)}; runs missing: {len(unfinished)}."
             f" The same command runs them. {verdict}"
         ).strip()
-
-    return Page(
-        recipe.title,
-        verdict,
-        said,
-        facts,
-        sections,
-        files=files,
-        figure=partial(_rows_charts, done),
-    )
+    return Page(recipe.title, verdict, said, facts, sections, files=files)
 
 
 def _holds(claim: str, found: Difference | None) -> str:
@@ -102,63 +87,6 @@ def _agreement(done: Reproduction) -> str:
     )
     verb = plural(len(judged), "agrees", "agree")
     return f"{sum(judged)} of {len(judged)} rows {verb} with what was printed: within {within}."
-
-
-def _rows_charts(done: Reproduction) -> Charts:
-    """Return what was printed and what was measured, a chart a measure."""
-    if done.recipe.x == "round":
-        return _rounds_charts(done)
-    names = [outcome.name for outcome in done.outcomes]
-    panels = []
-    for measure in done.recipe.measures:
-        rows: list[charts.Row] = []
-        for outcome in done.outcomes:
-            printed = outcome.published.get(measure)
-            found = outcome.measured.get(measure)
-            numbers = {"printed": (printed.mean, printed.spread or 0.0)} if printed else {}
-            numbers |= {"measured": found} if found else {}
-            rows += [
-                {
-                    "row": outcome.name,
-                    "method": kind,
-                    "value": charts.short(mean),
-                    "low": charts.short(mean - spread),
-                    "high": charts.short(mean + spread),
-                }
-                for kind, (mean, spread) in numbers.items()
-            ]
-        if rows:
-            title = find_measure(measure).title()
-            said = (
-                f"{title} of {len(names)} rows, as printed and as measured; the table has the"
-                " numbers."
-            )
-            spec = charts.clients_by_method(
-                rows, charts.PRINTED_AND_MEASURED, names, title, of="row"
-            )
-            panels.append(Chart(f"rows-{slug(measure)}", title.capitalize(), said, spec))
-    return Charts(
-        panels, charts.PRINTED_AND_MEASURED if done.printed else charts.PRINTED_AND_MEASURED[1:]
-    )
-
-
-def _rounds_charts(done: Reproduction) -> Charts:
-    """Return the measures over the rounds, with a line for each row that has runs."""
-    lines = [
-        Line(outcome.name, [*outcome.runs.values()], outcome.row.evaluated)
-        for outcome in done.outcomes
-        if outcome.runs
-    ]
-    names = [line.label for line in lines]
-    series = charts.series_of(names, next(iter(names), ""), [])
-    panels = []
-    for measure in done.recipe.measures:
-        if rows := curves(lines, measure):
-            title = find_measure(measure).title()
-            said = f"{title} of {len(names)} rows over the rounds; the table has the last."
-            spec = charts.over_rounds(rows, series, title)
-            panels.append(Chart(f"rounds-{slug(measure)}", title.capitalize(), said, spec))
-    return Charts(panels, series)
 
 
 def _rows_table(done: Reproduction) -> Table:

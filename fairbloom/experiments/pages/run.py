@@ -5,7 +5,6 @@ from functools import partial
 
 from fairbloom.errors import MAX_LISTED
 from fairbloom.server.run_folder.csv_rows import PERSONAL_ROUND
-from fairbloom.server.run_folder.participation import CONTRIBUTION
 from fairbloom.text import join_first, text_if
 
 from ..render.page import Cell, Page, Section, Table
@@ -21,11 +20,9 @@ from .cells import NONE, Digits
 from .chart_rows import NAMED, Line, Scene, shown_of, worst_first
 from .group_sections import gaps_table, subgroups_section
 from .sections import (
-    ABOUT_CONTRIBUTION,
     LIMITS,
     about_reference,
     absences_section,
-    all_settings_section,
     describe_engine,
     files_of,
     named_charts,
@@ -106,8 +103,7 @@ def page_of_run(run: Run) -> Page:
 
     def details() -> list[Section]:
         found = present([rounds_section_of_run(run)])
-        words = words_section([*present(sections), *found], [run])
-        return [*found, words, all_settings_section(lines[:1])]
+        return [*found, words_section([*present(sections), *found], [run])]
 
     return Page(
         f"{run.label}{subject.title}",
@@ -173,9 +169,6 @@ def _clients_section(scene: Scene, columns: Mapping[str, Values]) -> Section | N
     shown["test examples"] = (Digits(0), run.test_examples())
     references = Subject.of(run).references(run.score)
     shown |= reference_column(run.score, references)
-    if contributions := run.column(CONTRIBUTION):
-        shown[CONTRIBUTION] = (Digits(2), contributions)
-        intro += f" {ABOUT_CONTRIBUTION}"
     trained = run.column(PERSONAL_ROUND)
     if 0 in trained.values():
         intro += (

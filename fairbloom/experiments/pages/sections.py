@@ -6,13 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fairbloom.errors import MAX_LISTED
 from fairbloom.protocol.private import SIMULATED_NOISE
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.csv_rows import ABSENT, parse_refusals
-from fairbloom.server.run_folder.files import CLIENTS, ENVIRONMENT, ROUNDS
+from fairbloom.server.run_folder.files import CLIENTS, ROUNDS
 from fairbloom.strategies.named import format_value
 from fairbloom.text import join_first, text_if
 
@@ -21,9 +19,8 @@ from ..render.theme import Series, Spec
 from ..results.measures import find_measure
 from ..results.run import REPORT, Run
 from ..results.subject import REFERENCES
-from ..results.tables import is_shown, mean_of
 from . import charts
-from .cells import NONE, Digits
+from .cells import Digits
 from .chart_rows import (
     Line,
     Scene,
@@ -39,13 +36,6 @@ TOGETHER = 6
 
 # The most rows of a table of absences or refusals.
 ABSENCES_SHOWN = 40
-
-# What a client's contribution is, and what it does not say.
-ABOUT_CONTRIBUTION = (
-    "Contribution is the mean cosine between a client's updates and the steps, from −1 to 1: how"
-    " far the steps went its way. It does not say how good or useful its data are: a client that is"
-    " unlike the others has a low one, and a high weight raises its own."
-)
 
 # The title of what a reader should know before trusting the numbers.
 LIMITS = "What limits these numbers"
@@ -376,76 +366,8 @@ def describe_engine(run: Run) -> str | None:
 
 
 def settings_section(lines: Sequence[Line]) -> Section:
-    """Return the settings that are not at their defaults."""
-    table = _settings_table(
-        "settings",
-        "Settings other than the defaults",
-        {line.label: line.runs[0].differing() for line in lines},
-    )
-    return Section("settings", "Settings", "", [table])
-
-
-def _describe_cost(lines: Sequence[Line]) -> list[str]:
-    """Return how long the rounds took to compute, and how many bytes were sent and received."""
-    over = text_if(any(len(line.runs) > 1 for line in lines), ", mean over the seeds")
-    first = lines[0].runs[0]
-    engine = text_if(
-        first.engine,
-        f" Clients were computed by the engine {describe_engine(first)}:"
-        f" {(first.engine or {}).get('reason')}.",
-    )
-    seconds = _total(lines, "seconds", in_seconds)
-    sent = _total(lines, "bytes_sent", in_bytes)
-    received = _total(lines, "bytes_received", in_bytes)
-    return [
-        f"Time of a run's rounds with their evaluation{over}: {seconds}."
-        f" Concurrent runs share the machine.{engine}",
-        f"Sent to clients in a run{over}: {sent}. Received from them: {received}.",
-    ]
-
-
-def _total(lines: Sequence[Line], column: str, in_words: Callable[[float], str]) -> str:
-    """Return the sum of a column over the rounds of each line, the mean over its runs."""
-    totals = {
-        line.label: mean_of(float(np.nansum(run.rounds.get(column, ()))) for run in line.runs)
-        for line in lines
-    }
-    written = {
-        label: in_words(total) if is_shown(total) else NONE.text for label, total in totals.items()
-    }
-    if len(written) == 1:
-        return written[lines[0].label]
-    return ", ".join(f"{label} {words}" for label, words in written.items())
-
-
-def all_settings_section(lines: Sequence[Line]) -> Section:
-    """Return all settings, what the rounds cost with them, and the versions of what computed."""
-    tables: list[Table | Note] = [
-        _settings_table(
-            "all-settings", "All settings", {line.label: line.runs[0].settings for line in lines}
-        )
-    ]
-    tables.append(Note(_describe_cost(lines)))
-    environments = [ENVIRONMENT.read(run.folder) for line in lines for run in line.runs]
-    if versions := [[Cell(key), Cell(str(value))] for key, value in environments[0].items()]:
-        differ = any(environment != environments[0] for environment in environments)
-        tables.append(
-            Table(
-                "versions",
-                "Versions and machine of the first run",
-                ["what", "version"],
-                versions,
-                text_if(differ, f"Not all runs had the same: see {ENVIRONMENT.name}."),
-                folded=True,
-            )
-        )
-    return Section("everything", "All settings and versions", "", tables)
-
-
-def _settings_table(
-    name: str, caption: str, by_method: Mapping[str, Mapping[str, object]]
-) -> Table:
-    """Return settings of each method; a row has the methods that share a value."""
+    """Return the settings that are not at their defaults; a row has the methods that share one."""
+    by_method = {line.label: line.runs[0].differing() for line in lines}
     headings = ["setting", "value", *(["of"] if len(by_method) > 1 else [])]
     rows = []
     for key in dict.fromkeys(
@@ -459,7 +381,8 @@ def _settings_table(
         for said, labels in methods.items():
             of = "all methods" if len(labels) == len(by_method) else ", ".join(labels)
             rows.append([Cell(key), Cell(said), Cell(of)][: len(headings)])
-    return Table(name, caption, headings, rows, folded=name == "all-settings")
+    table = Table("settings", "Settings other than the defaults", headings, rows)
+    return Section("settings", "Settings", "", [table])
 
 
 def notes_section(name: str, title: str, sentences: Sequence[str]) -> Section | None:
@@ -483,18 +406,9 @@ def next_section(run: Run) -> Section | None:
 
 def in_seconds(seconds: float) -> str:
     """Return a time in words: "3.4 min", "12 ms"."""
-    return _in_units(seconds, {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3})
-
-
-def in_bytes(count: float) -> str:
-    """Return a number of bytes in words: "3.4 MB"."""
-    return _in_units(count, {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0})
-
-
-def _in_units(value: float, units: Mapping[str, float]) -> str:
-    """Return a number in the largest unit of which it has one, or in the smallest."""
-    unit = next((unit for unit, size in units.items() if value >= size), [*units][-1])
-    return f"{value / units[unit]:.3g} {unit}"
+    units = {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3}
+    unit = next((unit for unit, size in units.items() if seconds >= size), "ms")
+    return f"{seconds / units[unit]:.3g} {unit}"
 
 
 def files_of(folder: Path, what: str, *more: tuple[str, str]) -> list[tuple[str, str]]:

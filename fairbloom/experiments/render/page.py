@@ -123,7 +123,7 @@ class Page:
     def make_figure(self) -> Charts:
         """Return the charts of the figure; raise FairbloomError where there is nothing to draw."""
         if self.figure is None:
-            raise FairbloomError(f"{self.title}: there is nothing to draw yet")
+            raise FairbloomError(f"{self.title}: there is nothing to draw")
         return self.figure()
 
 

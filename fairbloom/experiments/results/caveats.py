@@ -11,7 +11,7 @@ from fairbloom.protocol.private import SIMULATED_NOISE
 from fairbloom.protocol.scores import Score
 from fairbloom.rounds.screening import LARGEST_COUNT
 from fairbloom.server.run_folder.csv_rows import SHARE_OF_LARGER_CLASS
-from fairbloom.server.run_folder.files import EXAMPLES, MODEL, SCHEMA
+from fairbloom.server.run_folder.files import EXAMPLES, SCHEMA
 from fairbloom.tables.schema import parse_schema
 from fairbloom.tasks import TaskInfo
 from fairbloom.text import join_first, plural, text_if
@@ -100,24 +100,13 @@ def caveats_of_run(run: Run) -> list[str]:
     ]
 
 
-def caveats_of_comparison(runs: Mapping[str, Sequence[Run]], baseline: str) -> list[str]:
+def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
     """Return the limits of a comparison; `runs` has one run a seed, by the methods' labels.
 
     The verdict names the methods that equal the baseline, and how few test examples clients have.
     """
     every = [run for by_seed in runs.values() for run in by_seed]
     found = _single(every, "no method had anything")
-    models = dict[tuple[str, ...], list[str]]()
-    for label, by_seed in runs.items():
-        # Methods with personal models have another's common model by construction.
-        if by_seed[0].serves == "global" and not by_seed[0].final(model="personal"):
-            digests = tuple(str(MODEL.read_about(run.folder)["blake3"]) for run in by_seed)
-            models.setdefault(digests, []).append(label)
-    found += [
-        f"{join_all(labels)} ended with the same models to the bit, so their numbers are equal."
-        for labels in models.values()
-        if len(labels) > 1 and baseline not in labels
-    ]
     worse = {label: _worse_than_the_mean(by_seed) for label, by_seed in runs.items()}
     spans = [
         f"{label} after {join_ends(sorted(run.rounds_done for run in by_seed))}"

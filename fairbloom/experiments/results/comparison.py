@@ -79,7 +79,7 @@ def read_comparison(folder: Path, study: Study, score: str = "") -> "Comparison"
         plan.baseline,
         of_baseline[0].scores,
         folder,
-        (*caveats_of_comparison(compared, plan.baseline), *reasons, *study.left_out),
+        (*caveats_of_comparison(compared), *reasons, *study.left_out),
         SharedData.of(of_baseline),
         by_group,
         failed | lacking,

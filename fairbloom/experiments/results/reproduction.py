@@ -90,7 +90,7 @@ class Reproduction(Shown):
     outcomes
         The results, row by row.
     folder
-        The folder of table, figure and runs.
+        The folder of table and runs.
     """
 
     recipe: Recipe

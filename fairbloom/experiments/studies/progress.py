@@ -65,16 +65,14 @@ def progress(*, shown: bool = True) -> Iterator[Bars]:
 
 
 class RunBar:
-    """The bar of a run: its rounds, the last scores, and the progress within a long round."""
+    """The bar of a run: its rounds, and the last scores."""
 
     def __init__(self, bar: Bars, title: str, num_rounds: int) -> None:
         self._bar = bar
         bar.add_task(title, total=num_rounds, measured="")
         self._task = bar.tasks[-1]
-        self._rounds = 0
         self._measured = ""
-        self._began = time.monotonic()
-        self._printed = self._began
+        self._printed = time.monotonic()
 
     def count(self, recorded: RecordedRound, score: Score) -> None:
         """Count a recorded round."""
@@ -84,20 +82,8 @@ class RunBar:
             self._measured = (
                 f"mean {mean}, {find_measure('worst_10').title(len(recorded.scores))} {worst}"
             )
-        self._rounds = recorded.number
-        self._began = time.monotonic()
         self._bar.update(self._task.id, completed=recorded.number, measured=self._measured)
         self._print_sometimes(f"round {recorded.number} of {self._task.total}")
-
-    def show_within(self, done: int, of: int) -> None:
-        """Show how many of a round's clients have trained, if the round takes long."""
-        if time.monotonic() - self._began >= 2.0:  # seconds
-            words = f"{self._measured}  {done} of {of} clients trained".strip()
-            completed = self._rounds + done / (of + 1)
-            self._bar.update(self._task.id, completed=completed, measured=words)
-            self._print_sometimes(
-                f"round {self._rounds + 1} of {self._task.total}: {done} of {of} clients trained"
-            )
 
     def _print_sometimes(self, text: str) -> None:
         """Without a progress bar, print a line from time to time."""

@@ -19,7 +19,7 @@ from fairbloom.text import text_if
 from ..arms import Arm
 from ..options import merge_settings
 from ..recipe import Recipe, Row, load_recipe
-from ..results.presentation import write_figure, write_report
+from ..results.presentation import write_report
 from ..results.reproduction import Reproduction, choose_arm, read_reproduction, seeds_of
 from ..results.run import REPORT, OpenedRuns
 from ..study import STUDY, Study, find_study
@@ -45,7 +45,7 @@ def reproduce(
 ) -> Reproduction:
     """Repeat a published experiment, and print its numbers next to the published ones.
 
-    The same call continues an interrupted one. Table and figure are written unless rows are left
+    The same call continues an interrupted one. The table is written unless rows are left
     out. The other parameters are as in `compare`.
 
     Parameters
@@ -66,7 +66,7 @@ def reproduce(
     data_dir
         The folder of the data.
     out
-        The folder of the table, the figure and the runs; by default runs/reproduce/NAME.
+        The folder of the table and the runs; by default runs/reproduce/NAME.
 
     Raises
     ------
@@ -278,7 +278,6 @@ def _carry_out(recipe: Recipe, study: Study, out: Path, jobs: int, bar: StudyBar
             raise FairbloomError(f"row {study.arms[0].row!r}: {reproduction.outcomes[0].fault}")
         if reproduction.whole:
             write_tables(out, {"results.csv": reproduction.rows()})
-            write_figure(reproduction, out / "figure.png", out / "figure.svg")
             write_report(reproduction, out / REPORT)
         return reproduction
 

@@ -192,7 +192,6 @@ class StackedClients(LocalClients):
         training = _RoundTraining(self, received, terms, work, trained, vectors)
         try:
             for block in self._blocks(names, terms, work, trained.refused):
-                self.on_trained(len(training.replies), len(names))
                 self._train_block(training, block)
         except UnstackableError as reason:
             self._falls_back(f"the model cannot be stacked: {reason}")

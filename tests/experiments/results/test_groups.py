@@ -375,9 +375,7 @@ def test_regression_that_is_worse_than_the_mean_says_so(
     assert f"For {worse} of 3 clients the global model is worse than to predict the mean" in printed
     assert f"far {values['far']:.3g}" in printed
     run = api.load(tmp_path / "run")
-    (line,) = (
-        each for each in caveats_of_comparison({"A": [run], "Other": [run]}, "A") if "r2" in each
-    )
+    (line,) = (each for each in caveats_of_comparison({"A": [run], "Other": [run]}) if "r2" in each)
     assert line.startswith("Under A and Other")
 
 

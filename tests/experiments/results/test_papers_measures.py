@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy import stats
-from scipy.optimize import minimize
 
 from fairbloom import compare
 from fairbloom.experiments.pages.comparison import brief_sections
@@ -31,7 +30,6 @@ from fairbloom.experiments.results.verdict import find_contradictions
 from fairbloom.protocol.scores import ACCURACY, F1, LOSS_SCORE, GroupScore, Score
 from fairbloom.server.fairness import against_baseline
 from fairbloom.server.run_folder.group_rows import Grouped
-from fairbloom.strategies.simplex import measure_conflicts
 from fairbloom.tasks.measures import AUC, BALANCED_ACCURACY
 from tests.originals import needs
 from tests.simulation.helpers import table
@@ -97,13 +95,6 @@ def test_shares_of_suffering_clients_are_counted_by_hand(compared_measures: Comp
     assert found["suffering_share"]["better"] == ""
 
 
-def test_methods_with_inner_products_record_conflicts(compared_measures: Comparison) -> None:
-    fedavg, fedmgda = (of_seeds[0].rounds for of_seeds in compared_measures.runs.values())
-    assert "conflicts" not in fedavg
-    assert fedmgda["conflicts"].between(0.0, 1.0).all()
-    assert fedmgda["stationarity"].between(0.0, 1.0).all()
-
-
 @pytest.mark.parametrize("lower", [False, True])
 def test_changes_against_a_baseline_by_hand(lower: bool) -> None:
     sign = -1.0 if lower else 1.0
@@ -125,38 +116,6 @@ def test_equally_served_clients_do_not_suffer() -> None:
     found = against_baseline({"a": 1.0, "b": 1.0}, {"a": 0.1, "b": 0.1})
     assert np.isnan(found["suffering_share"])
     assert found["well_performing_change"] == pytest.approx(0.9)
-
-
-@pytest.mark.parametrize("m", [2, 3, 6])
-def test_conflicts_and_stationarity_by_a_general_solver(m: int) -> None:
-    updates = np.random.default_rng(3).normal(size=(m, 8))
-    found = measure_conflicts(updates @ updates.T)
-    assert found["conflicts"] == pytest.approx(
-        np.mean([a @ b < 0 for a, b in itertools.combinations(updates, 2)])
-    )
-    solved = minimize(
-        lambda x, updates=updates: float(np.sum((x @ updates) ** 2)),
-        np.full(m, 1 / m),
-        bounds=[(0, 1)] * m,
-        constraints={"type": "eq", "fun": lambda x: x.sum() - 1},
-        tol=1e-14,
-    )
-    assert found["stationarity"] == pytest.approx(
-        np.sqrt(solved.fun) / np.linalg.norm(updates, axis=1).mean(), abs=1e-5
-    )
-
-
-@pytest.mark.parametrize(
-    ("gram", "expected"),
-    [
-        ([[1.0, -1.0], [-1.0, 1.0]], {"conflicts": 1.0, "stationarity": 0.0}),
-        ([[1.0]], {}),
-    ],
-)
-def test_opposite_updates_are_stationary_one_has_no_conflicts(
-    gram: list[list[float]], expected: dict[str, float]
-) -> None:
-    assert measure_conflicts(np.array(gram)) == pytest.approx(expected, abs=1e-6)
 
 
 def test_table_2_compares_with_the_first_row() -> None:

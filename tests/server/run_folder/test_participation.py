@@ -1,4 +1,4 @@
-"""Who was asked, answered and counted, and how far it pointed along the steps.
+"""Who was asked, answered and counted.
 
 A user's app chooses its best model, and stops early, by a metric of validation examples.
 """
@@ -19,7 +19,7 @@ import fairbloom
 from fairbloom import RunFolder, Score, load
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.run import Run
-from fairbloom.rounds.round import Contribution, Round, StopRun
+from fairbloom.rounds.round import Round, StopRun
 from fairbloom.server.run_folder.files import BEST
 from fairbloom.server.run_folder.participation import COLUMNS, Participations
 from fairbloom.server.run_folder.recorder import RunRecorder
@@ -30,17 +30,14 @@ from fairbloom.strategies import FairStrategy, FedAvg, from_config
 from tests.simulation.helpers import StoppedError, stop_after, table, without_seconds
 
 
-def round_of(number: int, missing: tuple[str, ...] = (), **contributions: float) -> Round:
-    """Return a round of a, b and c; those with a contribution were used."""
+def round_of(number: int, missing: tuple[str, ...] = (), *, used: str) -> Round:
+    """Return a round of a, b and c, some of which were used."""
     return Round(
         number=number,
         participants=("a", "b", "c"),
         refused={},
         missing=missing,
-        coefficients=dict.fromkeys(contributions, 0.5),
-        contributions={
-            name: Contribution(cosine, 10.0 * cosine) for name, cosine in contributions.items()
-        },
+        coefficients=dict.fromkeys(used, 0.5),
         arrays={},
         metrics={},
         train_metrics={},
@@ -55,35 +52,30 @@ def rows(found: Participations) -> dict[str, list[object]]:
     return dict(zip(names, map(list, zip(*found.cells(names), strict=True)), strict=True))
 
 
-def test_rounds_are_counted_and_cosines_averaged() -> None:
+def test_rounds_are_counted() -> None:
     found = Participations()
-    found.add(round_of(1, a=1.0, b=-0.5))  # c is refused
-    found.add(round_of(2, missing=("b",), a=0.5))
-    assert [*COLUMNS][:3] == ["rounds_asked", "rounds_answered", "rounds_counted"]
-    assert rows(found) == {
-        "a": [2, 2, 2, 0.75, 7.5],
-        "b": [2, 1, 1, -0.5, -5.0],
-        "c": [2, 2, 0, None, None],
-        "d": [0, 0, 0, None, None],
-    }
+    found.add(round_of(1, used="ab"))  # c is refused
+    found.add(round_of(2, missing=("b",), used="a"))
+    assert COLUMNS == ("rounds_asked", "rounds_answered", "rounds_counted")
+    assert rows(found) == {"a": [2, 2, 2], "b": [2, 1, 1], "c": [2, 2, 0], "d": [0, 0, 0]}
 
 
 def test_a_round_that_nobody_answers_was_asked_for() -> None:
     """Such a round has no participants."""
     found = Participations()
-    found.add(replace(round_of(1, missing=("a", "b")), participants=()))
-    assert [row[:3] for row in rows(found).values()] == [[1, 0, 0], [1, 0, 0], [0] * 3, [0] * 3]
+    found.add(replace(round_of(1, missing=("a", "b"), used=""), participants=()))
+    assert [*rows(found).values()] == [[1, 0, 0], [1, 0, 0], [0] * 3, [0] * 3]
 
 
 def test_the_state_continues_to_the_same_numbers() -> None:
     whole = Participations()
     begun = Participations()
     for number in (1, 2, 3):
-        whole.add(round_of(number, a=0.1 * number, b=1.0 / 3.0))
+        whole.add(round_of(number, used="ab"[:number]))
         if number < 3:
-            begun.add(round_of(number, a=0.1 * number, b=1.0 / 3.0))
+            begun.add(round_of(number, used="ab"[:number]))
     continued = Participations(json.loads(json.dumps(begun.state_dict())))
-    continued.add(round_of(3, a=0.1 * 3, b=1.0 / 3.0))
+    continued.add(round_of(3, used="ab"))
     assert rows(continued) == rows(whole)
 
 
@@ -102,10 +94,6 @@ def test_the_table_has_the_rounds_of_each_client(drawn: Run) -> None:
         for column in ("rounds_asked", "rounds_answered", "rounds_counted")
         if last[column].to_dict() != taken.to_dict()
     ] == []
-    trained = last[last["rounds_counted"] > 0]
-    assert trained["contribution"].between(-1.0, 1.0).all()
-    assert last["contribution"].isna().equals(last["rounds_counted"] == 0)
-    assert np.isfinite(trained["product_with_others_step"]).all()
 
 
 # The clients' mean validation accuracy after each round: best of the first seven after round 4.
