@@ -588,7 +588,7 @@ def _is_plain(kind: Any) -> bool:
 
     if types.is_dictionary(kind):
         kind = kind.value_type
-    return (
+    return bool(
         types.is_primitive(kind)
         or types.is_null(kind)
         or types.is_decimal(kind)

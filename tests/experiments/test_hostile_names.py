@@ -200,17 +200,14 @@ def modules(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return here
 
 
-@pytest.mark.parametrize(
-    "command", [("predict", "cmp", "new.csv", "--out", "p.csv"), ("export", "cmp")]
-)
 def test_predicting_with_a_comparison_names_one_of_its_runs(
-    modules: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+    modules: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = Path("cmp", "runs", "fedavg-seed0")
     runs.mkdir(parents=True)
     (runs / "config.toml").write_text("")
     Study("compare", [], []).write(Path("cmp"))
-    words = refusal(capsys, *command)
+    words = refusal(capsys, "predict", "cmp", "new.csv", "--out", "p.csv")
     assert f"{runs.parent}: {runs.name}" in words
     assert "load_" not in words
 
