@@ -588,14 +588,15 @@ def _is_plain(kind: Any) -> bool:
 
     if types.is_dictionary(kind):
         kind = kind.value_type
-    return bool(
-        types.is_primitive(kind)
-        or types.is_null(kind)
-        or types.is_decimal(kind)
-        or types.is_string(kind)
-        or types.is_large_string(kind)
-        or types.is_string_view(kind)
+    kinds = (
+        types.is_primitive,
+        types.is_null,
+        types.is_decimal,
+        types.is_string,
+        types.is_large_string,
+        types.is_string_view,
     )
+    return any(is_kind(kind) for is_kind in kinds)
 
 
 def _to_numbers_or_texts(values: Values, decimal: Decimal) -> Values:

@@ -14,6 +14,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
+from fairbloom.tables.cells import FileColumn
 from fairbloom.tables.encoding import read_columns
 from fairbloom.tables.identifiers import DATE, IDENTIFIER, are_dates, nearly_all_differ
 from fairbloom.tables.reading import read
@@ -85,6 +86,7 @@ def with_column(name: str, cells: list[str], rows: int = 30, seed: int = 0) -> s
         (["4E1", "5E3", "4E2"], True),
         (["4e1", "5e3", "12E10"], True),
         (["4E1", "12", "7", "5E3"], True),
+        (["4E1", "5E3", "None"], True),
         ([f"{k}E{k % 7}" for k in range(1, 15)], True),
         (["4E1", "5E3", "1.5E2"], False),
         (["4E1", "5E3", "1E+02"], False),
@@ -105,6 +107,12 @@ def test_exponents_without_point_and_sign_are_codes(
     by_hand = f'{SCHEMA}[fields.x]\ntype = "number"\n'
     values = load(folder(a=number, b=number), by_hand).preprocessing("a").columns  # type: ignore[union-attr]
     assert next(each.center for each in values if each.name == "x") == pytest.approx(21.0, abs=4)
+
+
+def test_a_code_is_no_number_of_its_column() -> None:
+    column = FileColumn.of(pa.chunked_array([["4E1", "2", "1e", "NA"]]), SchemaFile())
+    assert np.isnan(column.numbers).tolist() == [True, False, True, True, True]
+    assert column.is_wrong.tolist() == [True, False, True, False, False]
 
 
 def test_a_code_among_many_numbers_is_asked_about(folder: Folder) -> None:

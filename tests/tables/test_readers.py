@@ -363,11 +363,12 @@ def test_names_of_rows_that_r_writes_are_not_read(site: Path, names: tuple[str, 
         [*ROWS, "4,70"],
         [*ROWS, "4,70,well,0"],
         [*ROWS, ",70,well"],
+        ["a,34,well", ",80,ill", "b,60,well"],
         [*ROWS, "four,70,well"],
         ["1,34,", "2,80,", "3,60,"],
         ["patient,age,outcome", "1,34,well", "2,80,ill"],
     ],
-    ids=["twice", "shorter", "longer", "empty", "mixed", "ended", "note"],
+    ids=["twice", "shorter", "longer", "empty", "unnamed", "mixed", "ended", "note"],
 )
 def test_rows_without_names_of_their_own_are_faults(site: Path, rows: list[str]) -> None:
     error = refusal(site, "\n".join(["age,outcome", *rows]).encode())
