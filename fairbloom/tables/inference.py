@@ -484,7 +484,7 @@ def _draft_column(draft: Draft, name: str, is_target: bool, kind: str) -> None:
         else:
             texts = column.text_counts
             odd = {fold_cell(text) for text in column.odd_counts if not is_gap(text)}
-            if odd <= BOOLEANS and len(column.number_counts()[0]):  # True may mean 1
+            if odd <= BOOLEANS and len(column.number_counts[0]):  # True may mean 1
                 texts = _usual_texts(
                     dict(zip(sites, column.texts_of_sites(), strict=True)), "categories", comments
                 )
@@ -562,7 +562,7 @@ def _is_number(name: str, column: Column) -> bool:
     odd = {text: count for text, count in column.odd_counts.items() if not is_gap(text)}
     if not odd:
         return bool((~np.isnan(column.numbers) & (column.counts > 0)).any())
-    numbers, counts = column.number_counts()
+    numbers, counts = column.number_counts
     are_written = are_numbers(odd, len(numbers)) or _find_flags(column)
     if are_written and not NAMED.fullmatch(name):
         return True
@@ -609,7 +609,7 @@ def _number_lines(column: Column) -> list[str]:
     units = Counter(_unit_of(text) for text in column.odd_counts if not is_gap(text))
     if flags := _find_flags(column):
         lines.append(f"flags = {quote(flags)}  # left out: is each a flag, and no unit?")
-    elif units and "" not in units and not len(column.number_counts()[0]):
+    elif units and "" not in units and not len(column.number_counts[0]):
         lines.append(f"unit = {quote(units.most_common(1)[0][0])}")
     return [*lines, *_gap_lines(column)]
 
@@ -618,8 +618,10 @@ def _find_flags(column: Column) -> list[str]:
     """Return the letters after numbers, as in 5.1 H and 3.0 L; [] of one, or of units."""
     texts = [text for text in column.odd_counts if not is_gap(text)]
     flags = [found["flag"] for text in texts if (found := FLAGGED.fullmatch(text))]
+    if not flags:
+        return []
     letters = {*"".join(flags).casefold()}
-    are_many = len(texts) + len(column.number_counts()[0]) > FEW_VALUES
+    are_many = len(texts) + len(column.number_counts[0]) > FEW_VALUES
     are_units = any(letters <= {*units} for units in UNIT_LETTERS)
     are_flags = are_many and not are_units and len(flags) >= NEARLY_ALL * len(texts)
     return sorted({*flags}) if are_flags and 1 < len({*flags}) <= MAX_FLAGS else []
@@ -630,7 +632,7 @@ def _code_lines(name: str, column: Column) -> list[str]:
     is_whole = np.isnan(column.numbers) | (column.numbers == np.round(column.numbers))
     if column.odd_counts or NEVER.fullmatch(name) or not is_whole.all():
         return []
-    numbers, counts = column.number_counts()
+    numbers, counts = column.number_counts
     if len(numbers) < 2 or numbers[0] < 0.0:
         return []
     is_few = len(numbers) <= MAX_FEW
@@ -693,7 +695,7 @@ def _draft_target(
         raise DataError(
             f"the target, column {name!r}, has no value: name the right column by csv.target"
         )
-    numbers = column.number_counts()[0]
+    numbers = column.number_counts[0]
     is_quantity = is_number and (
         len(numbers) > MAX_NUMBERED_CLASSES
         or bool((numbers != np.round(numbers)).any())

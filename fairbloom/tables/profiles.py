@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import combinations
 
 import numpy as np
@@ -136,11 +137,13 @@ class Cells:
         """Return the cells of a column that is encoded by a schema; faulty ones count for none."""
         gone = int(is_missing(values).sum())
         missing = {"": gone} if gone else {}
+        # What is the same in all rows takes no memory.
         if about.categories:
-            nothing = np.full(len(values), np.nan)
+            nothing = np.broadcast_to(np.nan, len(values))
             return cls(nothing, np.maximum(values, -1), about.categories, missing)
-        numbers = np.where(np.isfinite(values), values, np.nan)
-        return cls(numbers, np.full(len(values), -1), (), missing)
+        is_number = np.isfinite(values)
+        numbers = values if is_number.all() else np.where(is_number, values, np.nan)
+        return cls(numbers, np.broadcast_to(-1, len(values)), (), missing)
 
     @classmethod
     def of_column(cls, column: Column, rows: slice) -> "Cells":
@@ -157,6 +160,12 @@ class Cells:
         for entry, count in zip(entries.tolist(), counts.tolist(), strict=True):
             missing[column.words.get(entry, "")] += count
         return cls(column.numbers[codes], places[codes], texts, missing)
+
+    @cached_property
+    def known(self) -> NDArray[np.float64]:
+        """The numbers of the rows that have one."""
+        has_none = np.isnan(self.numbers)
+        return self.numbers[~has_none] if has_none.any() else self.numbers
 
     @property
     def is_filled(self) -> NDArray[np.bool_]:
@@ -179,8 +188,7 @@ def profile(columns: Mapping[str, Cells], floor: int = 1) -> dict[str, ColumnPro
         found[name].append(Found("exclusive", rows, column=other))
     categories = [cells.codes for cells in columns.values() if len(cells.texts)]
     for name, cells in columns.items():
-        numbers = cells.numbers[~np.isnan(cells.numbers)]
-        found[name] += _find_codes(numbers)
+        found[name] += _find_codes(cells.known)
         if two := find_two_units(cells.numbers, categories):
             found[name].append(Found("two-units", two.rows, round(two.ratio, 4)))
     return {
@@ -197,9 +205,11 @@ def _round_down(found: Found, floor: int) -> Found:
 
 def _profile_column(cells: Cells, floor: int, found: Sequence[Found]) -> ColumnProfile:
     codes = [each.number for each in found if each.kind in CODES]
-    numbers = cells.numbers[~np.isnan(cells.numbers)]
-    texts = np.bincount(cells.codes[cells.codes >= 0], minlength=len(cells.texts))
-    counts = {text: int(count) for text, count in zip(cells.texts, texts, strict=True) if count}
+    numbers = cells.known
+    counts: dict[str, int] = {}
+    if len(cells.texts):
+        texts = np.bincount(cells.codes[cells.codes >= 0], minlength=len(cells.texts)).tolist()
+        counts = {text: count for text, count in zip(cells.texts, texts, strict=True) if count}
     quantiles: tuple[float | None, ...] = ()
     if are_few(numbers):
         different, rows = np.unique(numbers, return_counts=True)

@@ -307,7 +307,8 @@ def _read_text(path: Path, file: SchemaFile) -> ReadTable:
     content, encoding, remarks = _read_content(path, file)
     # Lines that are not read become blank ones, so that the others keep their numbers.
     above = file.headerRows[0] - 1
-    content = b"\n".join([b""] * above + content.split(b"\n", above)[above:])
+    if above:  # each step over the content takes a part of the time of reading
+        content = b"\n".join([b""] * above + content.split(b"\n", above)[above:])
     if file.commentChar:
         mark = re.escape(file.commentChar.encode())
         content = re.sub(rb"^%b.*" % mark, b"", content, flags=re.MULTILINE)
@@ -323,7 +324,7 @@ def _read_text(path: Path, file: SchemaFile) -> ReadTable:
             f" columns by comma, semicolon, tab or |; {HEADER.format(lines[0] + 1, file.key)}",
             "one-column",
         )
-    if b'" ' in content or b' "' in content:
+    if b'"' in content and (b'" ' in content or b' "' in content):
         # Spaces between quotation marks and separators: a, "b" is a,"b". Quoted values match first.
         around = re.escape(delimiter.encode())
         spaces = rb'("[^"]*")|(?<![^%b\n]) +(?=")|(?<=") +(?=[%b\n]|\Z)' % (around, around)
@@ -369,7 +370,9 @@ def _read_content(path: Path, file: SchemaFile) -> tuple[bytes, str, list[Remark
     if not content.isascii() or b"\0" in content:
         text, encoding, remarks = _decode(path, content, file)
         content = text.encode(errors="replace")
-    return content.replace(b"\r\n", b"\n").replace(b"\r", b"\n"), encoding, remarks
+    if b"\r" in content:
+        content = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    return content, encoding, remarks
 
 
 def _decode(path: Path, content: bytes, file: SchemaFile) -> tuple[str, str, list[Remark]]:

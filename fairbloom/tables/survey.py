@@ -185,8 +185,9 @@ class Column:
                 counts[self.texts[entry]] += rows
         return counts
 
+    @cached_property
     def number_counts(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return the different numbers, ascending, and the number of rows of each."""
+        """The different numbers, ascending, and the number of rows of each."""
         used = np.flatnonzero(~np.isnan(self.numbers) & (self.counts > 0))
         numbers, places = np.unique(self.numbers[used], return_inverse=True)
         counts = np.bincount(places, weights=self.counts[used], minlength=len(numbers))

@@ -48,7 +48,7 @@ def find_two_units(
     positive = np.flatnonzero(numbers > 0.0)
     times = max(1.0, len(positive) / SAMPLE)
     if times > 1.0:  # drawn, as every second row may be in another unit
-        positive = np.random.default_rng(0).choice(positive, SAMPLE, replace=False)
+        positive = positive[np.random.default_rng(0).integers(0, len(positive), SAMPLE)]
     if len(positive) < 2 * FEWEST_OF_UNIT:
         return None
     logs = np.log(numbers[positive])
