@@ -14,11 +14,18 @@ from fairbloom.tables.schema import Field
 
 from .test_profiles import numbers_of, texts_of
 
-RANDOM = np.random.default_rng(1)
+
+@pytest.fixture(autouse=True)
+def _drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.random", np.random.default_rng(1))
+
+
+random = np.random.default_rng(1)
 
 
 def normal(center: float, spread: float, rows: int = 200) -> NDArray[np.float64]:
-    return RANDOM.normal(center, spread, rows)
+    """Return numbers that are others at each call, and the same in each run of a test."""
+    return random.normal(center, spread, rows)
 
 
 def profiles(cells: Mapping[str, Cells], floor: int = 1) -> dict[str, ColumnProfile]:
@@ -198,7 +205,7 @@ def test_a_column_of_another_name_is_matched_once() -> None:
         "dose": profiles({site: numbers_of(doses[site]) for site in "abc"}),
         "ward": profiles(dict.fromkeys("abc", HALVES)),
     }
-    own = {"edad": ages["d"], "dosis": doses["d"], "edad2": ages["d"] + 1}
+    own = {"edad": ages["d"], "dosis": doses["d"], "edad2": ages["d"] + 6}
     columns = profile({name: numbers_of(each) for name, each in own.items()})
     columns |= profile({"sala": HALVES, "otro": texts_of(["y", "z"] * 40)})
     matched = {each.field: each.words for each in match_names(fields, {"d": columns})}
