@@ -1,4 +1,4 @@
-"""How often `compare` is right: findings in federations as they are, and of faults that are planted.
+"""How often `compare` is right: what it finds in federations as they are, and of planted faults.
 
 A row is of a kind of finding, a number of sites, a floor k and rows a site: the findings in a
 federation as it is, on average; how many of the planted faults were found, and how many had the
@@ -86,13 +86,13 @@ def draw(table: pd.DataFrame, client: str, sites: int, rows: int, random: Genera
 def findings_of(sites: Sites, floor: int) -> tuple[list[Finding], int]:
     """Return the findings on sites, and the number of fields."""
     fields: dict[str, dict[str, ColumnProfile]] = defaultdict(dict)
-    for site, columns in sites.items():
-        for name, each in profile(columns, floor).items():
+    for site, cells in sites.items():
+        for name, each in profile(cells, floor).items():
             fields[name][site] = each
-    shared = {name: columns for name, columns in fields.items() if len(columns) > 1}
+    shared = {name: profiles for name, profiles in fields.items() if len(profiles) > 1}
     own: dict[str, dict[str, ColumnProfile]] = defaultdict(dict)
-    for name, columns in fields.items():
-        for site, each in columns.items() if len(columns) == 1 else ():
+    for name, profiles in fields.items():
+        for site, each in profiles.items() if len(profiles) == 1 else ():
             own[site][name] = each
     return [*match_names(shared, own), *compare(shared)], len(shared)
 
@@ -243,8 +243,8 @@ def measure(
         fields += known
         seen.update(each.kind for each in findings)
         for kind, field, site, faulty in plant_faults(sites, random):
-            found = [each for each in findings_of(faulty, floor)[0]]
-            found = [each for each in found if is_hit(each, kind, field, site)]
+            after, _ = findings_of(faulty, floor)
+            found = [each for each in after if is_hit(each, kind, field, site)]
             planted[kind] += known if kind == "name" else 1
             hits[kind] += len(found) if kind == "name" else bool(found)
             cures[kind] += any(each.explained_by for each in found)

@@ -461,6 +461,9 @@ def _draft_column(draft: Draft, name: str, is_target: bool, kind: str) -> None:
             f"only at {join_first(having, SHOWN)}" if having else "lists, bytes or other values"
         )
         return
+    if not is_target and _names_sites(column):
+        draft.ignored[name] = "it says only which site a row is of"
+        return
     is_number = _is_number(name, column)
     without = [sites[place] for place in np.flatnonzero(~is_there).tolist()]
     comments = [f"not at {join_first(without, SHOWN)}"] if without else []
@@ -528,6 +531,14 @@ def _comment(draft: Draft, files: Mapping[str, str]) -> None:
             drafted = draft.fields[finding.field]
             advice = say_and_propose(finding, drafted.about, files)
             drafted.comments.append(f"{join_first(finding.sites, SHOWN)}: {advice}")
+
+
+def _names_sites(column: Column) -> bool:
+    """Return whether each of several sites has one text, or number, which no other one has."""
+    if np.count_nonzero(column.counts) > 1 + len(column.sites.names):
+        return False
+    held = [*filter(None, column.texts_of_sites())]
+    return len(held) > 1 and len(set().union(*held)) == sum(map(len, held)) == len(held)
 
 
 def _propose_units(draft: Draft, target: str) -> None:

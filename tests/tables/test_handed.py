@@ -146,3 +146,15 @@ def test_a_column_renamed_within_a_file_is_seen(tmp_path: Path) -> None:
     (there / "west.csv").write_text("\n".join([f"{head},miles", *half]) + "\n")
     draft = inferred(there, target="outcome")
     assert "# west: it is never filled where 'miles' is: they may be one column" in draft
+
+
+@pytest.mark.parametrize("names", [("north", "south", "west"), ("1", "2", "3"), ("a", "a", "b")])
+def test_a_column_that_says_only_the_site_is_no_input(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    there = write_sites(
+        tmp_path, "place", lambda site, _: [names[NAMES.index(site)]] * 60, first=True
+    )
+    says_only_the_site = len({*names}) == 3
+    line = '"place",  # it says only which site a row is of'
+    assert (line in inferred(there, target="outcome")) == says_only_the_site
