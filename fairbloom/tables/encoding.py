@@ -30,6 +30,9 @@ from .schema import MAX_TEXT, Decimal, Field, Schema, client_of, fold, normalise
 # that is not a number is inf.
 UNKNOWN = -2
 
+# Columns that a file lacks, each of which is a fault; more of them are one, if it has others.
+MAX_LACKING = 3
+
 # The indices of rows without a unit start here, beyond those of units.
 NO_UNIT = 2**32
 
@@ -92,6 +95,15 @@ def read_columns(
                 f" fields.{name}"
             )
             of_columns.append(CellError(table, name, problem, remedy, "no-column"))
+    if len(lacking) > MAX_LACKING and unread and of_columns:
+        own = join_first([*unread.values()])
+        problem = f"has no column {join_first(lacking, MAX_LACKING)}"
+        remedy = (
+            f"its own are {own}: say each one's fields.NAME = {{name = OWN}} under"
+            f" [files.{table.file.key!r}] in the schema; a draft proposes those that look alike"
+        )
+        others = [each for each in of_columns if each.why != "no-column"]
+        of_columns = [CellError(table, lacking[0], problem, remedy, "no-column"), *others]
     if names is None and schema.unit and table.find(table.column_name(schema.unit)) is None:
         problem = f"has no column {schema.unit!r}, the schema's unit"
         of_columns.append(CellError(table, schema.unit, problem, "add it", "no-column"))
@@ -113,7 +125,7 @@ def read_columns(
                 f" {[*table.file.names_of(own), name]} under [files.{table.file.key!r}], or its"
                 f" name, unit, factor and offset under [files.{this!r}]; else ",
             )
-            + f"{did_you_mean(name, schema.fields)}add it to ignore, or to fields",
+            + f"{did_you_mean(name, schema.fields)}add it to fields, or to ignore",
             "strange-columns",
             columns=len(strange),
         )
