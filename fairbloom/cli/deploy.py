@@ -183,6 +183,45 @@ def status(
         show(found)
 
 
+@app.command(epilog="Example: fairbloom deploy profiles --write-schema schemas --target outcome")
+def profiles(
+    letters: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="[LETTER]...",
+            help="Files of fairbloom client profile --out, in place of sent ones.",
+        ),
+    ] = [],  # noqa: B006
+    write_schema: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Write the common schema and each client's lines for its owner.toml.",
+        ),
+    ] = None,
+    target: Annotated[str, typer.Option(help="The column to predict.")] = "",
+    settings: Annotated[
+        list[str],
+        typer.Option("--set", metavar="KEY=VALUE", help="csv.target, csv.missing or csv.kind."),
+    ] = [],  # noqa: B006
+    federation: FederationOption = HERE,
+) -> None:
+    """Compare the clients' profiles: show who stands out, and draft the schema of all.
+
+    No data meet: each device's owner sends a profile by fairbloom client profile.
+    """
+    from fairbloom.deploy.operator import profiles as of_clients
+    from fairbloom.protocol.settings import parse_assignments
+
+    found = of_clients.read_letters(federation, letters)
+    findings = of_clients.compare_letters(found)
+    print("\n".join(of_clients.describe_findings(findings)) or "no client stands out")
+    if write_schema is not None:
+        given = {**parse_assignments(settings), **({"csv.target": target} if target else {})}
+        wanted = {key.removeprefix("csv."): value for key, value in given.items()}
+        print("\n".join(of_clients.write_schema(found, findings, write_schema, wanted)))
+
+
 @app.command(
     epilog="Example: fairbloom deploy submit --set method=fedfv --set clients=4 --set num-rounds=50"
 )

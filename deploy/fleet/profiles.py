@@ -1,0 +1,56 @@
+"""What owners of devices tell the operator, in the federation's folder `profiles`, by client.
+
+Each client has a folder: its letters by the day on which they came, and `accepts`, its last answer
+on a schema. A file is there whole or not at all.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from fairbloom.logs import log
+from fairbloom.system.files import make_folder, write_private
+
+from .members import timestamp
+from .wire_pb2 import Told
+
+# The folder in a federation's folder, the letters in that of a client, and its answer there.
+FOLDER = "profiles"
+LETTER = "*.json"
+ANSWER = "accepts"
+
+
+def keep(folder: Path, name: str, told: Told) -> None:
+    """Keep what a client tells; raise ValueError if it is not what a device of this name sends."""
+    from fairbloom.tables.letters import decode_letter  # late: a server needs no tables before
+
+    kind = told.WhichOneof("content")
+    file = folder / name / ANSWER
+    content = b"yes" if told.accepts else b"no"
+    if kind == "profile":
+        letter = decode_letter(told.profile)
+        if letter.client != name:
+            raise ValueError(
+                f"the profile is of client {letter.client!r}, and client {name!r} sent it"
+            )
+        file = folder / name / f"{timestamp()[:10]}.json"
+        content = told.profile
+    elif kind is None:
+        raise ValueError("the call has neither a profile nor an answer")
+    make_folder(file.parent)
+    write_private(file, content)
+    log.info("client %s: %s is kept", name, file.name)
+
+
+def find_letter(folder: Path, name: str) -> Path | None:
+    """Return the newest letter of a client, None if it has sent none."""
+    return max((folder / name).glob(LETTER), default=None)
+
+
+def describe_told(folder: Path, name: str) -> dict[str, Any]:
+    """Return the day of a client's newest letter, and whether it has accepted a schema."""
+    letter = find_letter(folder, name)
+    answer = folder / name / ANSWER
+    return {
+        "profile": letter and letter.stem,
+        "accepts": answer.read_bytes() == b"yes" if answer.exists() else None,
+    }

@@ -1,0 +1,159 @@
+"""The profiles of hospitals whose data never meet: who stands out, and the schema of all."""
+
+import tomllib
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fairbloom.logs import escape_unprintable
+from fairbloom.system.files import read_small, write_whole
+from fairbloom.tables.comparison import Finding, compare
+from fairbloom.tables.inference import draft, squash
+from fairbloom.tables.letters import (
+    ROW,
+    Format,
+    Letter,
+    decode_letter,
+    describe,
+    join_columns,
+    stand_in,
+)
+from fairbloom.tables.schema import EVERY_FILE, SCHEMA_NAME, Schema, fold, parse_schema
+from fairbloom.tables.toml import quote, write_key
+from fairbloom.tasks.targets import POSITIVE_WORDS
+from fairbloom.text import join_first
+
+from ..errors import DeployError
+from ..fleet.federation import Federation
+from ..fleet.profiles import find_letter
+from ..pki import NAME, NAME_RULE
+
+# Findings that are printed.
+MOST = 10
+
+# A file that is written so needs no line that says it.
+USUAL = Format("utf-8", ".", "")
+
+
+def read_letters(federation: Federation, files: Sequence[Path]) -> dict[str, Letter]:
+    """Return the newest letter of each enrolled client, or the one in `files`, by client.
+
+    Raise DeployError if there is none, or one cannot be used.
+    """
+    newest = [find_letter(federation.profiles, each.name) for each in federation.enrolled()]
+    letters = dict[str, Letter]()
+    for path in [*filter(None, newest), *files]:
+        try:
+            letter = decode_letter(read_small(path).encode())
+        except (OSError, ValueError) as error:
+            raise DeployError(
+                f"{path} cannot be used: {error}. Delete it, and ask its client's owner for another"
+            ) from error
+        if not NAME.fullmatch(letter.client):
+            raise DeployError(f"{path} is of a client {letter.client!r}: {NAME_RULE}")
+        letters[letter.client] = letter
+    if not letters:
+        raise DeployError(
+            "no client has sent a profile: its owner sends one by fairbloom client profile"
+            " client.toml, or writes it by --out FILE, for you to name"
+        )
+    return letters
+
+
+def compare_letters(letters: Mapping[str, Letter]) -> list[Finding]:
+    """Return what stands out among sites, the farthest first."""
+    return compare(join_columns(letters.values()))
+
+
+def describe_findings(findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield the findings that stand out most, with lines to paste, and what cannot be told."""
+    told = [each for each in findings if each.kind != "untold"]
+    yield from map(escape_unprintable, describe(told[:MOST], EVERY_FILE))
+    if len(told) > MOST:
+        yield f"and {len(told) - MOST} more, which --page shows"
+    untold: dict[str, list[str]] = {}
+    for each in findings:
+        for site in each.sites if each.kind == "untold" else ():
+            untold.setdefault(site, []).append(each.field)
+    for site, fields in untold.items():
+        yield escape_unprintable(f"{site}: too few rows, cannot be told: {join_first(fields)}")
+
+
+def write_schema(
+    letters: Mapping[str, Letter],
+    findings: Sequence[Finding],
+    folder: Path,
+    wanted: Mapping[str, Any],
+) -> Iterator[str]:
+    """Write the schema of all, and each client's block for its owner.toml; yield what is done.
+
+    `wanted` are arguments of `draft`. A schema that is there is only extended, and a block that is
+    there stays.
+    """
+    units = Counter(letter.unit for letter in letters.values())
+    unit = "" if ROW in units else units.most_common(1)[0][0]
+    tables = [stand_in(letter, unit) for letter in letters.values() if letter.rows]
+    lines, _, ignored = draft(
+        {table.path: table for table in tables},
+        {table.path: table.path.stem for table in tables},
+        positive_words=POSITIVE_WORDS,
+        unit=unit,
+        **wanted,
+    )
+    (folder / "clients").mkdir(parents=True, exist_ok=True)
+    file = folder / SCHEMA_NAME
+    before = file.read_text() if file.exists() else ""
+    text = _extend(before, lines) if before else "\n".join(lines) + "\n"
+    schema = parse_schema(text, str(file))
+    if text != before:
+        write_whole(file, text.encode())
+        yield f"{file} is {'extended' if before else 'written'}: read it and correct it"
+    if unknown := [name for name in ignored if before and not _knows(schema, name)]:
+        yield f"{file} does not name {join_first(unknown)}: extend ignore by {quote(unknown)}"
+    for client, letter in letters.items():
+        block = folder / "clients" / f"{client}.toml"
+        if not block.exists():
+            own = [each for each in findings if client in each.sites and each.kind != "untold"]
+            write_whole(block, "\n".join(_block_of(letter, schema, own)).encode())
+            yield f"{block} is written: lines for the owner.toml of {client}"
+
+
+def _extend(text: str, lines: Collection[str]) -> str:
+    """Return a schema with the fields of a draft that it does not have, at its end."""
+    schema = parse_schema(text)
+    sections = "\n".join(lines).split("\n\n")[1:]
+    new = [
+        each for each in sections if not _knows(schema, next(iter(tomllib.loads(each)["fields"])))
+    ]
+    return "\n\n".join([text.rstrip("\n"), *new]) + "\n" if new else text
+
+
+def _knows(schema: Schema, name: str) -> bool:
+    known = (*schema.fields, *schema.ignore, schema.unit, schema.client)
+    return squash(name) in map(squash, known)
+
+
+def _block_of(letter: Letter, schema: Schema, findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield the lines that say in a client's owner.toml how its files have the schema's columns."""
+    yield f'[files."{EVERY_FILE}"]'
+    ways = [[*filter(None, _lines_of(each))] for each in letter.formats]
+    if len(ways) > 1:
+        yield "# the files are written in several ways: say of each which one, under its own name"
+    for way in ways:
+        yield from (f"{'# ' if len(ways) > 1 else ''}{line}" for line in way)
+    fields = {squash(name): name for name in schema.fields}
+    for name in letter.columns:
+        field = schema.unit if fold(name) == fold(letter.unit) else fields.get(squash(name), "")
+        if field and fold(field) != fold(name):
+            yield f"fields.{write_key(field)} = {{name = {quote(name)}}}"
+    yield from (f"# {escape_unprintable(line)}" for line in describe(findings, EVERY_FILE))
+    yield ""
+
+
+def _lines_of(way: Format) -> Iterator[str]:
+    keys = {"encoding": way.encoding, "decimalChar": way.decimal, "groupChar": way.group}
+    usual = (USUAL.encoding, USUAL.decimal, USUAL.group)
+    for (key, value), other in zip(keys.items(), usual, strict=True):
+        if value != other:
+            yield f"{key} = {quote(value)}"
