@@ -23,6 +23,8 @@ from fairbloom.system.versions import read_sealed, write_sealed
 from fairbloom.tables.comparison import compare
 from fairbloom.tables.encoding import encode_files
 from fairbloom.tables.folders import files_in, place_of
+from fairbloom.tables.identifiers import rows_of_units
+from fairbloom.tables.inference import survey_files
 from fairbloom.tables.letters import (
     IDENTIFIES,
     MIN_FLOOR,
@@ -63,8 +65,10 @@ class SentLetter:
 def read_site(client: ClientSettings) -> SiteTables:
     """Return the tables of a device, as its owner's `files` describe them."""
     formats = Schema(target="", fields={}, files=client.files)
-    paths = _paths_of(client)
-    return SiteTables.of({path: read(path, formats.file(path.name, client.name)) for path in paths})
+    marked, parts, _ = survey_files(
+        {path: read(path, formats.file(path.name, client.name)) for path in _paths_of(client)}
+    )
+    return SiteTables([*marked.values()], parts)
 
 
 def _paths_of(client: ClientSettings) -> list[Path]:
@@ -84,7 +88,8 @@ def show_site(client: ClientSettings, site: SiteTables) -> Iterator[str]:
         yield from (
             f'{name}: several rows have the same value: if it names a person, write unit = "{name}"'
             " at the top of owner.toml"
-            for name in site.may_name_persons()
+            for name, column in site.columns.items()
+            if rows_of_units(name, column)
         )
 
 

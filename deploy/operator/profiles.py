@@ -8,32 +8,27 @@ from typing import Any
 
 from fairbloom.logs import escape_unprintable
 from fairbloom.system.files import read_small, write_whole
-from fairbloom.tables.comparison import Finding, compare
+from fairbloom.tables.comparison import Finding
 from fairbloom.tables.inference import draft, squash
 from fairbloom.tables.letters import (
     ROW,
-    Format,
+    USUAL,
     Letter,
     decode_letter,
     describe,
-    join_columns,
     stand_in,
 )
 from fairbloom.tables.schema import EVERY_FILE, SCHEMA_NAME, Schema, fold, parse_schema
 from fairbloom.tables.toml import quote, write_key
 from fairbloom.tasks.targets import POSITIVE_WORDS
-from fairbloom.text import join_first
+from fairbloom.text import join_first, text_if
 
 from ..errors import DeployError
 from ..fleet.federation import Federation
 from ..fleet.profiles import find_letter
-from ..pki import NAME, NAME_RULE
 
 # Findings that are printed.
 MOST = 10
-
-# A file that is written so needs no line that says it.
-USUAL = Format("utf-8", ".", "")
 
 
 def read_letters(federation: Federation, files: Sequence[Path]) -> dict[str, Letter]:
@@ -50,8 +45,6 @@ def read_letters(federation: Federation, files: Sequence[Path]) -> dict[str, Let
             raise DeployError(
                 f"{path} cannot be used: {error}. Delete it, and ask its client's owner for another"
             ) from error
-        if not NAME.fullmatch(letter.client):
-            raise DeployError(f"{path} is of a client {letter.client!r}: {NAME_RULE}")
         letters[letter.client] = letter
     if not letters:
         raise DeployError(
@@ -59,11 +52,6 @@ def read_letters(federation: Federation, files: Sequence[Path]) -> dict[str, Let
             " client.toml, or writes it by --out FILE, for you to name"
         )
     return letters
-
-
-def compare_letters(letters: Mapping[str, Letter]) -> list[Finding]:
-    """Return what stands out among sites, the farthest first."""
-    return compare(join_columns(letters.values()))
 
 
 def describe_findings(findings: Sequence[Finding]) -> Iterator[str]:
@@ -137,11 +125,11 @@ def _knows(schema: Schema, name: str) -> bool:
 def _block_of(letter: Letter, schema: Schema, findings: Sequence[Finding]) -> Iterator[str]:
     """Yield the lines that say in a client's owner.toml how its files have the schema's columns."""
     yield f'[files."{EVERY_FILE}"]'
-    ways = [[*filter(None, _lines_of(each))] for each in letter.formats]
-    if len(ways) > 1:
-        yield "# the files are written in several ways: say of each which one, under its own name"
-    for way in ways:
-        yield from (f"{'# ' if len(ways) > 1 else ''}{line}" for line in way)
+    several = text_if(len(letter.formats) > 1, "# of some files only: ")
+    for way in letter.formats:
+        yield from (
+            f"{several}{key} = {quote(way[key])}" for key in USUAL if way[key] != USUAL[key]
+        )
     fields = {squash(name): name for name in schema.fields}
     for name in letter.columns:
         field = schema.unit if fold(name) == fold(letter.unit) else fields.get(squash(name), "")
@@ -149,11 +137,3 @@ def _block_of(letter: Letter, schema: Schema, findings: Sequence[Finding]) -> It
             yield f"fields.{write_key(field)} = {{name = {quote(name)}}}"
     yield from (f"# {escape_unprintable(line)}" for line in describe(findings, EVERY_FILE))
     yield ""
-
-
-def _lines_of(way: Format) -> Iterator[str]:
-    keys = {"encoding": way.encoding, "decimalChar": way.decimal, "groupChar": way.group}
-    usual = (USUAL.encoding, USUAL.decimal, USUAL.group)
-    for (key, value), other in zip(keys.items(), usual, strict=True):
-        if value != other:
-            yield f"{key} = {quote(value)}"

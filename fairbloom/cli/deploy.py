@@ -212,9 +212,11 @@ def profiles(
     """
     from fairbloom.deploy.operator import profiles as of_clients
     from fairbloom.protocol.settings import parse_assignments
+    from fairbloom.tables.comparison import compare
+    from fairbloom.tables.letters import join_columns
 
     found = of_clients.read_letters(federation, letters)
-    findings = of_clients.compare_letters(found)
+    findings = compare(join_columns(found.values()))
     print("\n".join(of_clients.describe_findings(findings)) or "no client stands out")
     if write_schema is not None:
         given = {**parse_assignments(settings), **({"csv.target": target} if target else {})}

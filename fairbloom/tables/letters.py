@@ -8,8 +8,9 @@ compares files, and drafts a schema from a table that stands for each of them.
 import itertools
 import json
 import math
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from functools import cached_property
@@ -26,8 +27,8 @@ from fairbloom.text import join_first
 from .advice import propose, say
 from .cells import MISSING, FileColumn, parse_number
 from .comparison import Finding
-from .identifiers import DATE, find_units, judge_numbers, judge_texts, rows_of_units
-from .inference import squash, survey_files
+from .identifiers import DATE, find_units, judge_numbers, judge_texts
+from .inference import squash
 from .profiles import (
     MAX_LISTED,
     MAX_PATTERN,
@@ -38,7 +39,7 @@ from .profiles import (
 )
 from .reading import ReadTable
 from .reasons import DataError
-from .schema import MAX_TEXT, Decimal, GroupMark, SchemaFile, fold, normalise
+from .schema import MAX_TEXT, SchemaFile, fold, normalise
 from .survey import Column, Sites
 
 # The unit of a site each of whose rows is another person.
@@ -54,28 +55,15 @@ IDENTIFIES = "it seems to name persons, rows or dates"
 # The kinds of what only rows show; see `Found`.
 KINDS = ("far", "negative", "zero", "two-units", "exclusive")
 
-# Bytes of the digest of a row.
+# How a file is written that needs no line in a schema, by the keys of `SchemaFile`.
+USUAL = {"encoding": "utf-8", "decimalChar": ".", "groupChar": ""}
+
+# Bytes of the digest of a row, or of a cell.
 DIGEST_BYTES = 8
 
-# The most rows that a letter may count.
-MAX_COUNTED = 10**12
-
-# Rows of the table that stands for a letter, and its seed.
+# Rows of the table that stands for a letter, and the seed of their order.
 MAX_ROWS = 10_000
 SEED = 0
-
-
-class LetterError(FairbloomError):
-    """A letter that is refused; the message says what is wrong with it."""
-
-
-@dataclass(frozen=True)
-class Format:
-    """How files are written: `group` separates thousands, "" if nothing does."""
-
-    encoding: str
-    decimal: Decimal
-    group: GroupMark
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +81,7 @@ class Letter:
     unit
         The column of each row's person, or ROW if each row is another one.
     formats
-        How the site's files are written, each way once.
+        How the site's files are written, by the keys of USUAL, each way once.
     rows
         The number of rows, one of each person, rounded down to a multiple of the floor.
     columns
@@ -104,7 +92,7 @@ class Letter:
     date: str
     floor: int
     unit: str
-    formats: tuple[Format, ...]
+    formats: tuple[Mapping[str, str], ...]
     rows: int
     columns: Mapping[str, ColumnProfile]
 
@@ -115,81 +103,65 @@ def encode_letter(letter: Letter) -> bytes:
 
 
 def decode_letter(content: bytes) -> Letter:
-    """Return the letter in JSON; raise LetterError unless all that it says is in its range."""
-    if len(content) > MAX_BYTES:
-        raise LetterError(
-            f"the profile has {len(content):,} bytes, and {MAX_BYTES:,} are the most: leave columns"
-            " out of the files"
-        )
+    """Return the letter in JSON; raise FairbloomError unless all that it says is in its range."""
     try:
+        if len(content) > MAX_BYTES:
+            raise ValueError(f"{len(content):,} bytes, and {MAX_BYTES:,} are the most")
         letter = decode_as(Letter, json.loads(content))
-        date.fromisoformat(letter.date)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise LetterError(f"it is no profile: {str(error)[:MAX_TEXT]}") from error
-    faults = [law for law, holds in _laws(letter) if not holds]
-    for name, column in letter.columns.items():
-        faults += [
-            f"{name[:MAX_TEXT]!r}: {law}" for law, holds in _laws_of(column, letter) if not holds
-        ]
-    if faults:
-        raise LetterError(f"the profile is not as a device makes it: {join_first(faults, 3)}")
+        broken = [law for law, holds in _check(letter).items() if not holds]
+        if broken:
+            raise ValueError(join_first(broken, 3))
+    except (ValueError, KeyError, RecursionError) as error:
+        raise FairbloomError(
+            f"it is no profile as a device makes it: {str(error)[:MAX_TEXT]}"
+        ) from error
     return letter
 
 
-def _laws(letter: Letter) -> Iterator[tuple[str, bool]]:
-    """Yield what holds for each letter, and whether it holds for this one."""
-    texts = (letter.client, letter.unit, *(each.encoding for each in letter.formats))
-    texts += tuple(letter.columns)
-    yield "the date has ten characters", len(letter.date) == 10
-    yield f"the floor is at least {MIN_FLOOR}", letter.floor >= MIN_FLOOR
-    yield f"it has at most {MAX_COUNTED} rows", letter.rows <= MAX_COUNTED
-    yield f"names have 1 to {MAX_TEXT} characters", all(0 < len(each) <= MAX_TEXT for each in texts)
-
-
-def _laws_of(column: ColumnProfile, letter: Letter) -> Iterator[tuple[str, bool]]:
-    """Yield what holds for each column of a letter, and whether it holds for this one."""
+def _check(letter: Letter) -> dict[str, bool]:
+    """Return what holds for each letter, and whether it holds for this one."""
     floor = max(letter.floor, 1)
+    names = (letter.client, letter.unit, *letter.columns)
+    formats = [each for each in letter.formats if SchemaFile.model_validate(each)]
+    return {
+        f"the floor is at least {MIN_FLOOR}": letter.floor >= MIN_FLOOR,
+        "it has columns and at most 10^12 rows": len(letter.columns) > 0 and letter.rows <= 10**12,
+        "its date is a day": str(date.fromisoformat(letter.date)) == letter.date,
+        "its client is no path": not re.search(r"[/\\]|^\.", letter.client),
+        "names have 1 to 200 characters": all(0 < len(each) <= MAX_TEXT for each in names),
+        "formats have their keys": all(each.keys() == USUAL.keys() for each in formats),
+    } | {
+        f"{name[:MAX_TEXT]!r}: {law}": holds
+        for name, column in letter.columns.items()
+        for law, holds in _check_column(column, letter.rows, floor).items()
+    }
+
+
+def _check_column(column: ColumnProfile, rows: int, floor: int) -> dict[str, bool]:
+    """Return what holds for each column of a letter, and whether it holds for this one."""
     tables = (column.missing, column.values, column.patterns)
-    listed = [count for table in tables for count in table.values()]
-    listed += [each.rows for each in column.found]
+    counts = [count for table in tables for count in table.values()]
+    counts += [each.rows for each in column.found]
+    texts = (*column.missing, *column.values, *(each.column for each in column.found))
     named = sum(column.missing.values()) + sum(column.values.values()) + column.others
     given = [each for each in column.quantiles if each is not None]
-    only = ColumnProfile(letter.rows, {}, floor=floor, identifier=IDENTIFIES)
-    yield (
-        "it has the rows and the floor of the letter",
-        (column.rows, column.floor) == (letter.rows, floor),
-    )
-    yield (
-        "a count is a multiple of the floor",
-        all(
-            count >= floor and count % floor == 0
-            for count in (*listed, column.rows + floor, column.others + floor)
+    hidden = ColumnProfile(rows, {}, floor=floor, identifier=IDENTIFIES)
+    return {
+        "rows and floor are the letter's": (column.rows, column.floor) == (rows, floor),
+        "a count is at least the floor": min(counts, default=floor) >= floor,
+        "a count is a multiple of the floor": not any(
+            count % floor for count in (*counts, rows, column.others)
         ),
-    )
-    yield "counts add up to at most the rows", named <= column.rows
-    yield f"it lists at most {MAX_LISTED} values", all(len(each) <= MAX_LISTED for each in tables)
-    yield (
-        f"texts have at most {MAX_TEXT} characters",
-        all(
-            len(text) <= most
-            for table, most in zip(tables, (MAX_TEXT, MAX_TEXT, MAX_PATTERN), strict=True)
-            for text in table
-        ),
-    )
-    yield (
-        "it has seven ascending quantiles of three digits and no values, or none",
-        (
-            not column.quantiles
-            or (len(column.quantiles) == len(PROBABILITIES) and not column.values)
-        )
-        and given == sorted(float(f"{each:.3g}") for each in given),
-    )
-    yield (
-        "what rows show is of a known kind",
-        len(column.found) <= MAX_LISTED
-        and all(each.kind in KINDS and len(each.column) <= MAX_TEXT for each in column.found),
-    )
-    yield "an identifier has nothing else", column == only or not column.identifier
+        "counts add up to at most the rows": 0 <= column.others <= named <= rows,
+        "it lists at most 100": max(*map(len, tables), len(column.found)) <= MAX_LISTED,
+        "texts have at most 200 characters": max(map(len, texts), default=0) <= MAX_TEXT,
+        "patterns are short": max(map(len, column.patterns), default=0) <= MAX_PATTERN,
+        "there are seven quantiles, or none": len(column.quantiles) in (0, len(PROBABILITIES)),
+        "it has no quantiles beside values": not (column.quantiles and column.values),
+        "quantiles ascend, with three digits": given == sorted(float(f"{q:.3g}") for q in given),
+        "what rows show is of a kind": all(each.kind in KINDS for each in column.found),
+        "an identifier has nothing else": column == hidden or not column.identifier,
+    }
 
 
 # A site -------------------------------------------------------------------------------------------
@@ -201,12 +173,6 @@ class SiteTables:
 
     tables: Sequence[ReadTable]
     parts: Sequence[Mapping[str, FileColumn]]
-
-    @classmethod
-    def of(cls, tables: Mapping[Path, ReadTable]) -> "SiteTables":
-        """Return tables, with the marks of their numbers."""
-        marked, parts, _ = survey_files(tables)
-        return cls([*marked.values()], parts)
 
     @cached_property
     def columns(self) -> dict[str, Column]:
@@ -242,12 +208,10 @@ class SiteTables:
                     f' {join_first([*table.columns])} in owner.toml, or write unit = "{ROW}" if'
                     " each row is another person"
                 )
-        units = find_units(self.columns[self._name_of(unit)])
+        (name,) = (each for each in self.columns if fold(each) == fold(unit))
+        units = find_units(self.columns[name])
         having = np.flatnonzero(units >= 0)
         return np.sort(having[np.unique(units[having], return_index=True)[1]])
-
-    def _name_of(self, name: str) -> str:
-        return next(each for each in self.columns if fold(each) == fold(name))
 
     def check_names(self) -> None:
         """Raise DataError if the names of columns look like data: they may be a first row.
@@ -285,36 +249,28 @@ class SiteTables:
         hidden = ColumnProfile(count, {}, floor=floor, identifier=IDENTIFIES)
         return dict.fromkeys(columns, hidden) | profile(cells, floor)
 
-    def may_name_persons(self) -> list[str]:
-        """Return the columns whose values, like those of persons, have several rows each."""
-        return [name for name, column in self.columns.items() if rows_of_units(name, column)]
-
     def digest(self, rows: NDArray[np.intp], secret: bytes) -> NDArray[np.uint64]:
-        """Return the digests of these rows under a secret of 32 bytes, in ascending order."""
-        found = []
-        for _table, part in zip(self.tables, self.parts, strict=True):
-            cells = [
-                np.array([_digest(text.encode()) for text in column.texts], np.uint64)[column.codes]
-                if len(column.texts)
-                else column.numbers.view(np.uint64)
-                for column in part.values()
-            ]
-            found.append(np.stack(cells, axis=1))
-        digests = [_digest(row.tobytes(), key=secret) for row in np.concatenate(found)[rows]]
-        return np.sort(np.array(digests, np.uint64))
+        """Return the digests of these rows under a secret of 32 bytes."""
+        digests = []
+        for part in self.parts:
+            cells = [_digest_cells(column) for column in part.values()]
+            content = (row.tobytes() for row in np.stack(cells, axis=1))
+            digests += [blake3(row, key=secret).digest(DIGEST_BYTES) for row in content]
+        return np.frombuffer(b"".join(digests), np.uint64)[rows]
 
 
-def _digest(content: bytes, key: bytes | None = None) -> int:
-    return int.from_bytes(blake3(content, key=key).digest(DIGEST_BYTES), "big")
+def _digest_cells(column: FileColumn) -> NDArray[np.uint64]:
+    """Return what stands for each row's cell: the bits of a number, or a digest of a text."""
+    if not len(column.texts):
+        return column.numbers.view(np.uint64)
+    digests = [blake3(text.encode()).digest(DIGEST_BYTES) for text in column.texts]
+    return np.frombuffer(b"".join(digests), np.uint64)[column.codes]
 
 
 def count_changed(before: NDArray[np.uint64], after: NDArray[np.uint64]) -> int:
     """Return how many rows, by their digests, were added, or taken away if those are more."""
-    values, places = np.unique(np.concatenate([before, after]), return_inverse=True)
-    more = np.bincount(places[len(before) :], minlength=len(values))
-    fewer = np.bincount(places[: len(before)], minlength=len(values))
-    change = more - fewer
-    return int(max(change[change > 0].sum(), -change[change < 0].sum()))
+    earlier, later = (Counter(each.tolist()) for each in (before, after))
+    return max((later - earlier).total(), (earlier - later).total())
 
 
 def letter_of(site: SiteTables, client: str, day: str, floor: int, unit: str) -> Letter:
@@ -325,16 +281,16 @@ def letter_of(site: SiteTables, client: str, day: str, floor: int, unit: str) ->
     """
     site.check_names()
     columns = site.profile(unit, floor)
-    formats = dict.fromkeys(
-        Format(table.file.encoding, table.decimal, table.file.groupChar) for table in site.tables
+    ways = dict.fromkeys(
+        (table.file.encoding, table.decimal, table.file.groupChar) for table in site.tables
     )
     return Letter(
         client=client,
         date=day,
         floor=floor,
         unit=unit,
-        formats=tuple(formats),
-        rows=max((each.rows for each in columns.values()), default=0),
+        formats=tuple(dict(zip(USUAL, way, strict=True)) for way in ways),
+        rows=next(iter(columns.values())).rows,
         columns=columns,
     )
 
@@ -351,32 +307,23 @@ def is_identifier(name: str, column: Column) -> bool:
 # Many sites ---------------------------------------------------------------------------------------
 
 
-def join_columns(letters: Iterable[Letter]) -> dict[str, dict[str, ColumnProfile]]:
+def join_columns(letters: Collection[Letter]) -> dict[str, dict[str, ColumnProfile]]:
     """Return the profiles of each field by site, under the most frequent of its names.
 
     At a site that lacks a column which most have, all rows are without a value.
     """
-    letters = [*letters]
-    names: dict[str, Counter[str]] = {}
+    spelled: dict[str, Counter[str]] = {}
+    fields: dict[str, dict[str, ColumnProfile]] = {}
     for letter in letters:
-        for name in letter.columns:
-            names.setdefault(squash(name), Counter())[normalise(name)] += 1
-    fields = {}
-    for key, spelled in names.items():
-        sites = {
-            letter.client: column
-            for letter in letters
-            for name, column in letter.columns.items()
-            if squash(name) == key
-        }
+        for name, column in letter.columns.items():
+            spelled.setdefault(squash(name), Counter())[normalise(name)] += 1
+            fields.setdefault(squash(name), {})[letter.client] = column
+    for sites in fields.values():
         if 2 * len(sites) > len(letters):
-            lacking = [letter for letter in letters if letter.client not in sites]
-            sites |= {
-                each.client: ColumnProfile(each.rows, {"": each.rows}, floor=each.floor)
-                for each in lacking
-            }
-        fields[spelled.most_common(1)[0][0]] = sites
-    return fields
+            for each in letters:
+                lacking = ColumnProfile(each.rows, {"": each.rows}, floor=each.floor)
+                sites.setdefault(each.client, lacking)
+    return {spelled[key].most_common(1)[0][0]: sites for key, sites in fields.items()}
 
 
 def describe(findings: Sequence[Finding], file: str) -> Iterator[str]:
