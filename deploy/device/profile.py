@@ -46,6 +46,7 @@ from ..errors import DeployError
 from ..fleet.client import tell
 from ..fleet.wire_pb2 import Told
 from .client import ClientSettings
+from .connectivity import connection_fault
 
 # The folder in a state folder of what has left, and the files of both kinds.
 FOLDER = "profiles"
@@ -153,6 +154,8 @@ def send(client: ClientSettings, chosen: SentLetter, out: Path | None) -> None:
 
     It counts as one that has left before it leaves.
     """
+    if out is None:
+        _check_connection(client)
     number = _count_sent(client)
     content = encode_letter(chosen.letter)
     secret = secret_of(Path(client.state_dir))
@@ -170,6 +173,7 @@ def send_answer(client: ClientSettings, accepts: bool) -> None:
 
     Raise FairbloomError if nothing may leave, or the server cannot be told.
     """
+    _check_connection(client)
     number = _count_sent(client)
     write_private(_folder_of(client) / f"{number:04}.answer", b"")
     _note(client, "answer", "yes" if accepts else "no")
@@ -204,6 +208,11 @@ def describe_sent(client: ClientSettings) -> str:
         f"{len(sent)} profiles of the tables have left before, the last of {sent[-1].letter.date}:"
         " the account does not count what they say"
     )
+
+
+def _check_connection(client: ClientSettings) -> None:
+    if fault := connection_fault(client):
+        raise DeployError(fault)
 
 
 def _count_sent(client: ClientSettings) -> int:

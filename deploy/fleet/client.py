@@ -82,9 +82,7 @@ def _credentials_of(client: ClientSettings) -> grpc.ChannelCredentials:
 
 
 def tell(client: ClientSettings, told: Told) -> None:
-    """Tell the server once; raise DeployError with its reason, or why it cannot be reached."""
-    if fault := connection_fault(client):
-        raise DeployError(fault)
+    """Tell the server once; raise DeployError with its reason if it refuses."""
     with grpc.secure_channel(client.server, _credentials_of(client), options=OPTIONS) as channel:
         call = channel.unary_unary(f"/{SERVICE}/Tell", Told.SerializeToString, Kept.FromString)
         try:

@@ -340,7 +340,7 @@ def stand_in(letter: Letter, unit: str) -> ReadTable:
     """Return a table that a letter may be of: values as often as counted, in an order by chance.
 
     Each column is shuffled by itself, so that none determines another. The column of persons is
-    called `unit`; numbers are drawn along the quantiles.
+    called `unit` unless that is ""; numbers are drawn along the quantiles.
     """
     import pyarrow as pa  # imported late: a server reads no tables
 
@@ -349,7 +349,7 @@ def stand_in(letter: Letter, unit: str) -> ReadTable:
     columns = {}
     for name, column in letter.columns.items():
         cells = _cells_of(column, count)
-        shown = unit if fold(name) == fold(letter.unit) else name
+        shown = unit if unit and fold(name) == fold(letter.unit) else name
         columns[shown] = pa.chunked_array(
             [random.permutation(cells).astype(object).tolist()], pa.string()
         )
