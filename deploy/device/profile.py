@@ -82,8 +82,8 @@ def _paths_of(client: ClientSettings) -> list[Path]:
 def show_site(client: ClientSettings, site: SiteTables) -> Iterator[str]:
     """Yield lines on what the tables hold and may have wrong, for their owner's eyes only."""
     profiles = site.profile()
-    alone = {name: {client.name: each} for name, each in profiles.items()}
-    yield from describe(compare(alone), EVERY_FILE)
+    own = {name: {client.name: each} for name, each in profiles.items()}
+    yield from describe(compare(own), EVERY_FILE)
     yield from (f"{name}: {each.identifier}" for name, each in profiles.items() if each.identifier)
     if client.unit in ("", ROW):
         yield from (
@@ -127,7 +127,7 @@ def choose_letter(client: ClientSettings, site: SiteTables, day: str) -> SentLet
             f"Only {changed} rows changed since the profile of {before.date}, and the difference"
             " would show them: that one goes again."
         )
-        return replace(earlier, note=note)
+        return replace(earlier, letter=replace(before, client=client.name), note=note)
     return made
 
 
@@ -171,7 +171,7 @@ def send(client: ClientSettings, chosen: SentLetter, out: Path | None) -> None:
 def send_answer(client: ClientSettings, accepts: bool) -> None:
     """Tell the server whether the owner has accepted a schema, and nothing more.
 
-    Raise FairbloomError if nothing may leave, or the server cannot be told.
+    Raise FairbloomError if nothing may leave, or the server does not take it.
     """
     _check_connection(client)
     number = _count_sent(client)

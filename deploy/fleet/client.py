@@ -81,12 +81,12 @@ def _credentials_of(client: ClientSettings) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(*(Path(part).read_bytes() for part in parts))
 
 
-def tell(client: ClientSettings, told: Told) -> None:
+def tell(client: ClientSettings, message: Told) -> None:
     """Tell the server once; raise DeployError with its reason if it refuses."""
     with grpc.secure_channel(client.server, _credentials_of(client), options=OPTIONS) as channel:
         call = channel.unary_unary(f"/{SERVICE}/Tell", Told.SerializeToString, Kept.FromString)
         try:
-            call(told, timeout=CHUNK_SECONDS)
+            call(message, timeout=CHUNK_SECONDS)
         except grpc.RpcError as error:
             raise DeployError(f"{client.server} refuses it: {reason_of(error)}") from None
 

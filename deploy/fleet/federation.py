@@ -41,7 +41,7 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-# The folder of what owners of devices have told.
+# The folder of what owners of devices tell.
 PROFILES = "profiles"
 
 # The file in the state folder that the server writes once a second, and the age in seconds up to
@@ -165,7 +165,7 @@ class Federation:
 
     @property
     def profiles(self) -> Path:
-        """The folder of what owners of devices have told."""
+        """The folder of what owners of devices tell."""
         return self.path / PROFILES
 
     @property

@@ -349,10 +349,10 @@ class Port:
     async def tell(self, sent: AsyncIterator[bytes], context: Any) -> bytes:
         """Keep a device's profile, or its owner's answer on a schema; refuse another one."""
         async with self.admission.admit(context) as call:
-            told = await receive(sent, Told, CHUNK_SECONDS)
+            message = await receive(sent, Told, CHUNK_SECONDS)
             folder = self._members.folder.with_name("profiles")
             try:
-                await asyncio.to_thread(keep, folder, call.name, told)  # it is checked and synced
+                await asyncio.to_thread(keep, folder, call.name, message)  # it blocks
             except ValueError as error:
                 raise CallRefusedError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
         return bytes(Kept().SerializeToString())

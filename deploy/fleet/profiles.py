@@ -18,22 +18,25 @@ FOLDER = "profiles"
 LETTER = "*.json"
 ANSWER = "accepts"
 
+# The content of an answer.
+ANSWERS = {True: b"yes", False: b"no"}
 
-def keep(folder: Path, name: str, told: Told) -> None:
+
+def keep(folder: Path, name: str, message: Told) -> None:
     """Keep what a client tells; raise ValueError if it is not what a device of this name sends."""
     from fairbloom.tables.letters import decode_letter  # late: a server needs no tables before
 
-    kind = told.WhichOneof("content")
+    kind = message.WhichOneof("content")
     file = folder / name / ANSWER
-    content = b"yes" if told.accepts else b"no"
+    content = ANSWERS[message.accepts]
     if kind == "profile":
-        letter = decode_letter(told.profile)
+        letter = decode_letter(message.profile)
         if letter.client != name:
             raise ValueError(
                 f"the profile is of client {letter.client!r}, and client {name!r} sent it"
             )
         file = folder / name / f"{timestamp()[:10]}.json"
-        content = told.profile
+        content = message.profile
     elif kind is None:
         raise ValueError("the call has neither a profile nor an answer")
     make_folder(file.parent)
@@ -50,7 +53,7 @@ def describe_told(folder: Path, name: str) -> dict[str, Any]:
     """Return the day of a client's newest letter, and whether it has accepted a schema."""
     letter = find_letter(folder, name)
     answer = folder / name / ANSWER
-    return {
-        "profile": letter and letter.stem,
-        "accepts": answer.read_bytes() == b"yes" if answer.exists() else None,
-    }
+    about = {"profile": letter and letter.stem, "accepts": None}
+    if answer.exists():
+        about["accepts"] = answer.read_bytes() == ANSWERS[True]
+    return about

@@ -1,4 +1,4 @@
-"""The profiles of hospitals whose data never meet: who stands out, and the schema of all."""
+"""Compare the profiles of clients, and draft the schema of all: no data meet."""
 
 import tomllib
 from collections import Counter
@@ -34,7 +34,7 @@ MOST = 10
 def read_letters(federation: Federation, files: Sequence[Path]) -> dict[str, Letter]:
     """Return the newest letter of each enrolled client, or the one in `files`, by client.
 
-    Raise DeployError if there is none, or one cannot be used.
+    Raise DeployError without a letter, or if one cannot be used.
     """
     newest = [find_letter(federation.profiles, each.name) for each in federation.enrolled()]
     letters = dict[str, Letter]()
@@ -55,17 +55,19 @@ def read_letters(federation: Federation, files: Sequence[Path]) -> dict[str, Let
 
 
 def describe_findings(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield the findings that stand out most, with lines to paste, and what cannot be told."""
-    told = [each for each in findings if each.kind != "untold"]
-    yield from map(escape_unprintable, describe(told[:MOST], EVERY_FILE))
-    if len(told) > MOST:
-        yield f"and {len(told) - MOST} more, which --page shows"
+    """Yield the findings that stand out most, with lines to paste, and sites with too few rows."""
+    known = [each for each in findings if each.kind != "untold"]
+    yield from map(escape_unprintable, describe(known[:MOST], EVERY_FILE))
+    if len(known) > MOST:
+        yield f"and {len(known) - MOST} more, which --page shows"
     untold: dict[str, list[str]] = {}
     for each in findings:
         for site in each.sites if each.kind == "untold" else ():
             untold.setdefault(site, []).append(each.field)
     for site, fields in untold.items():
-        yield escape_unprintable(f"{site}: too few rows, cannot be told: {join_first(fields)}")
+        yield escape_unprintable(
+            f"{site} cannot be compared, for too few rows, in {join_first(fields)}"
+        )
 
 
 def write_schema(

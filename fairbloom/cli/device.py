@@ -27,10 +27,7 @@ class WithDefault(TyperGroup):
 client = typer.Typer(
     suggest_commands=False,
     cls=WithDefault,
-    help=(
-        "Run a client of a federation, create its key, profile its tables, accept a schema, or read"
-        " its log."
-    ),
+    help=("Run a client of a federation, profile its tables, accept a schema, or read its log."),
 )
 
 
@@ -177,7 +174,7 @@ def accept(
         try:
             send_answer(settings, accepts)
         except FairbloomError as error:
-            print(f"the server is not told: {error}", file=sys.stderr)
+            print(f"the server does not learn it: {error}", file=sys.stderr)
 
 
 @client.command("schemas", epilog="Example: fairbloom client schemas client.toml")
@@ -235,8 +232,8 @@ def profile(
 ) -> None:
     """Show what the device's tables have wrong; then what would leave, which it asks about.
 
-    A profile has counts and quantiles of no fewer rows, or persons, than limits.rows: by those of
-    all sites, the operator finds who stands out and writes the common schema.
+    A profile has counts and quantiles of no fewer rows, or persons, than limits.rows. The operator
+    compares the profiles of all sites and writes the common schema.
     """
     from fairbloom.deploy.device import profile as profiles
     from fairbloom.tables.letters import encode_letter

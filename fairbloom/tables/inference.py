@@ -147,7 +147,7 @@ def survey_files(
 ) -> tuple[dict[Path, ReadTable], list[dict[str, FileColumn]], list[str]]:
     """Return tables with the marks of their numbers, their columns by folded name, and notes.
 
-    A note asks for the marks of a file whose numbers can be read in two ways.
+    A note asks for a file's marks if its numbers can be read in two ways.
     """
     marked: dict[Path, ReadTable] = {}
     parts: list[dict[str, FileColumn]] = []
@@ -183,7 +183,7 @@ def draft(
     kind: str = "auto",
     without: Collection[str] = (),
 ) -> tuple[list[str], list[str], dict[str, str]]:
-    """Return the lines of a schema, those of its files, and why columns are left out, by name.
+    """Return the lines of a schema, of its files' formats, and why columns are left out, by name.
 
     A column is "" if it is to be found, or there is none. Raise DataError if there is no target, or
     nothing to learn from.

@@ -42,14 +42,14 @@ from .reasons import DataError
 from .schema import MAX_TEXT, SchemaFile, fold, normalise
 from .survey import Column, Sites
 
-# The unit of a site each of whose rows is another person.
+# The unit of a site where each row is another person.
 ROW = "row"
 
 # Bytes of a letter, and its lowest floor.
 MAX_BYTES = 2**20
 MIN_FLOOR = 5
 
-# All that a letter says of a column by which a person, a row or a day could be found.
+# All that a letter says of a column that may identify a person, a row or a day.
 IDENTIFIES = "it seems to name persons, rows or dates"
 
 # The kinds of what only rows show; see `Found`.
@@ -157,7 +157,7 @@ def _check_column(column: ColumnProfile, rows: int, floor: int) -> dict[str, boo
         "texts have at most 200 characters": max(map(len, texts), default=0) <= MAX_TEXT,
         "patterns are short": max(map(len, column.patterns), default=0) <= MAX_PATTERN,
         "there are seven quantiles, or none": len(column.quantiles) in (0, len(PROBABILITIES)),
-        "it has no quantiles beside values": not (column.quantiles and column.values),
+        "it has quantiles or values": not (column.quantiles and column.values),
         "quantiles ascend, with three digits": given == sorted(float(f"{q:.3g}") for q in given),
         "what rows show is of a kind": all(each.kind in KINDS for each in column.found),
         "an identifier has nothing else": column == hidden or not column.identifier,

@@ -484,7 +484,7 @@ def test_the_page_says_who_stands_out_and_who_cannot_be_told(
     assert "west: age: median" in lines
     assert "months and years" in lines
     assert '    [files."*"]\n    fields.age = {factor = 0.0833333}' in lines
-    assert "east: too few rows, cannot be told: age" in lines
+    assert "east cannot be compared, for too few rows, in age" in lines
     many = [*describe_findings([findings[0]] * 12)]
     assert many[-1] == "and 2 more, which --page shows"
     assert "more" not in "".join(describe_findings([findings[0]] * 10))
@@ -629,5 +629,5 @@ def test_the_way_by_commands(
     config = made / "bundles" / "west" / "client.toml"
     printed = captured(capsys, "client", "accept", config, "--schema", "out/schema.toml", "--yes")
     assert "accepted" in printed.out
-    assert "the server is not told: fl.example.org:9092" in printed.err
+    assert "the server does not learn it: fl.example.org:9092" in printed.err
     assert json.loads(files[0].read_text())["client"] == "north"
