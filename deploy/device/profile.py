@@ -23,7 +23,7 @@ from fairbloom.system.versions import read_sealed, write_sealed
 from fairbloom.tables.comparison import compare
 from fairbloom.tables.encoding import encode_files
 from fairbloom.tables.folders import files_in, place_of
-from fairbloom.tables.identifiers import rows_of_units
+from fairbloom.tables.identifiers import NAMED, rows_of_units
 from fairbloom.tables.inference import survey_files
 from fairbloom.tables.letters import (
     IDENTIFIES,
@@ -90,7 +90,7 @@ def show_site(client: ClientSettings, site: SiteTables) -> Iterator[str]:
             f'{name}: several rows have the same value: if it names a person, write unit = "{name}"'
             " at the top of owner.toml"
             for name, column in site.columns.items()
-            if rows_of_units(name, column)
+            if rows_of_units(name, column) and (profiles[name].identifier or NAMED.fullmatch(name))
         )
 
 

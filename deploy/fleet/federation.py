@@ -41,9 +41,6 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-# The folder of what owners of devices tell.
-PROFILES = "profiles"
-
 # The file in the state folder that the server writes once a second, and the age in seconds up to
 # which it shows that a server runs.
 NOW = "now.json"
@@ -162,11 +159,6 @@ class Federation:
     def runs(self) -> Path:
         """The folder of the runs' orders and logs."""
         return self.state / "runs"
-
-    @property
-    def profiles(self) -> Path:
-        """The folder of what owners of devices tell."""
-        return self.path / PROFILES
 
     @property
     def authority(self) -> tuple[Path, Path]:

@@ -350,7 +350,7 @@ class Port:
         """Keep a device's profile, or its owner's answer on a schema; refuse another one."""
         async with self.admission.admit(context) as call:
             message = await receive(sent, Told, CHUNK_SECONDS)
-            folder = self._members.folder.with_name("profiles")
+            folder = self._members.folder.parent
             try:
                 await asyncio.to_thread(keep, folder, call.name, message)  # it blocks
             except ValueError as error:

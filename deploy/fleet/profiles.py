@@ -23,11 +23,15 @@ ANSWERS = {True: b"yes", False: b"no"}
 
 
 def keep(folder: Path, name: str, message: Told) -> None:
-    """Keep what a client tells; raise ValueError if it is not what a device of this name sends."""
+    """Keep a client's message in a federation's folder.
+
+    Raise ValueError if no device of this name sends it.
+    """
     from fairbloom.tables.letters import decode_letter  # late: a server needs no tables before
 
     kind = message.WhichOneof("content")
-    file = folder / name / ANSWER
+    place = folder / FOLDER / name
+    file = place / ANSWER
     content = ANSWERS[message.accepts]
     if kind == "profile":
         letter = decode_letter(message.profile)
@@ -35,24 +39,24 @@ def keep(folder: Path, name: str, message: Told) -> None:
             raise ValueError(
                 f"the profile is of client {letter.client!r}, and client {name!r} sent it"
             )
-        file = folder / name / f"{timestamp()[:10]}.json"
+        file = place / f"{timestamp()[:10]}.json"
         content = message.profile
     elif kind is None:
         raise ValueError("the call has neither a profile nor an answer")
-    make_folder(file.parent)
+    make_folder(place)
     write_private(file, content)
     log.info("client %s: %s is kept", name, file.name)
 
 
 def find_letter(folder: Path, name: str) -> Path | None:
     """Return the newest letter of a client, None if it has sent none."""
-    return max((folder / name).glob(LETTER), default=None)
+    return max((folder / FOLDER / name).glob(LETTER), default=None)
 
 
 def describe_told(folder: Path, name: str) -> dict[str, Any]:
     """Return the day of a client's newest letter, and whether it has accepted a schema."""
     letter = find_letter(folder, name)
-    answer = folder / name / ANSWER
+    answer = folder / FOLDER / name / ANSWER
     about = {"profile": letter and letter.stem, "accepts": None}
     if answer.exists():
         about["accepts"] = answer.read_bytes() == ANSWERS[True]

@@ -8,6 +8,7 @@ from typing import Any
 
 from fairbloom.logs import escape_unprintable
 from fairbloom.system.files import read_small, write_whole
+from fairbloom.tables.advice import propose, say
 from fairbloom.tables.comparison import Finding
 from fairbloom.tables.inference import draft, squash
 from fairbloom.tables.letters import (
@@ -27,6 +28,9 @@ from ..errors import DeployError
 from ..fleet.federation import Federation
 from ..fleet.profiles import find_letter
 
+# The heading of what owner.toml says of all files of a device.
+FILES = f'[files."{EVERY_FILE}"]'
+
 # Findings that are printed.
 MOST = 10
 
@@ -36,7 +40,7 @@ def read_letters(federation: Federation, files: Sequence[Path]) -> dict[str, Let
 
     Raise DeployError without a letter, or if one cannot be used.
     """
-    newest = [find_letter(federation.profiles, each.name) for each in federation.enrolled()]
+    newest = [find_letter(federation.path, each.name) for each in federation.enrolled()]
     letters = dict[str, Letter]()
     for path in [*filter(None, newest), *files]:
         try:
@@ -76,7 +80,7 @@ def write_schema(
     folder: Path,
     wanted: Mapping[str, Any],
 ) -> Iterator[str]:
-    """Write the schema of all, and each client's block for its owner.toml; yield what is done.
+    """Write the schema of all, and each client's block for its owner.toml; yield lines on it.
 
     `wanted` are arguments of `draft`. A schema that is there is only extended, and a block that is
     there stays.
@@ -126,7 +130,7 @@ def _knows(schema: Schema, name: str) -> bool:
 
 def _block_of(letter: Letter, schema: Schema, findings: Sequence[Finding]) -> Iterator[str]:
     """Yield the lines that say in a client's owner.toml how its files have the schema's columns."""
-    yield f'[files."{EVERY_FILE}"]'
+    yield FILES
     several = text_if(len(letter.formats) > 1, "# of some files only: ")
     for way in letter.formats:
         yield from (
@@ -137,5 +141,9 @@ def _block_of(letter: Letter, schema: Schema, findings: Sequence[Finding]) -> It
         field = schema.unit if fold(name) == fold(letter.unit) else fields.get(squash(name), "")
         if field and fold(field) != fold(name):
             yield f"fields.{write_key(field)} = {{name = {quote(name)}}}"
-    yield from (f"# {escape_unprintable(line)}" for line in describe(findings, EVERY_FILE))
+    for finding in findings:
+        heading, line = propose(finding, EVERY_FILE)
+        if heading == FILES:
+            yield f"# {escape_unprintable(f'{finding.field}: {say(finding)}')}"
+            yield f"# {line}"
     yield ""

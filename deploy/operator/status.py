@@ -56,7 +56,7 @@ def survey(federation: Federation) -> dict[str, Any]:
             "version": now.versions.get(name),
             "last-reason": now.reasons.get(name),
             "revoked": member.revoked or None,
-            **describe_told(federation.profiles, name),
+            **describe_told(federation.path, name),
         }
     runs_with_status = [(run, run.status) for run in list_runs(federation.runs)]
     ended = [(run, status) for run, status in runs_with_status if status is not None]

@@ -364,11 +364,14 @@ def _cells_of(column: ColumnProfile, count: int) -> NDArray[np.str_]:
     listed = Counter(column.missing) + Counter(column.values) + Counter(column.patterns)
     cells = [text for text, rows in listed.items() for _ in range(math.ceil(rows * share))]
     if column.identifier or column.others > column.present / 2:
-        cells = [f"id-{place:06}" for place in range(count)]
+        cells += [f"rare-{place:06}" for place in range(count - len(cells))]
     elif column.quantiles:
-        given = [each is not None for each in column.quantiles]
-        known = [each for each in column.quantiles if each is not None] or [0.25, 0.75]
+        pairs = zip(PROBABILITIES.tolist(), column.quantiles, strict=True)
+        known = {share: each for share, each in pairs if each is not None} or {
+            0.25: 0.25,
+            0.75: 0.75,
+        }
         grid = (np.arange(count - len(cells)) + 0.5) / max(count - len(cells), 1)
-        at = PROBABILITIES[given] if any(given) else PROBABILITIES[[2, 4]]
-        cells += [f"{number:.6g}" for number in np.interp(grid, at, known).tolist()]
+        numbers = np.interp(grid, [*known], [*known.values()])
+        cells += [f"{number:.6g}" for number in numbers.tolist()]
     return np.resize(np.array(cells or [""]), count)

@@ -350,13 +350,13 @@ def letter(folder: Path, client: str, rows: Rows, **asked: Any) -> bytes:
 def test_the_server_keeps_letters_and_answers(served: Served, tmp_path: Path) -> None:
     profiles = served.place / "profiles"
     first, second = (letter(tmp_path / "data", "a", hospital(count)) for count in (130, 160))
-    assert describe_told(profiles, "a") == {"profile": None, "accepts": None}
+    assert describe_told(served.place, "a") == {"profile": None, "accepts": None}
     for content in (first, second):
         assert told(served, Told(profile=content))[0] == grpc.StatusCode.OK
     for accepts in (True, False):
         assert told(served, Told(accepts=accepts))[0] == grpc.StatusCode.OK
-        assert describe_told(profiles, "a")["accepts"] is accepts
-    day = describe_told(profiles, "a")["profile"]
+        assert describe_told(served.place, "a")["accepts"] is accepts
+    day = describe_told(served.place, "a")["profile"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", day)
     assert (profiles / "a" / f"{day}.json").read_bytes() == second
     assert sorted(path.name for path in (profiles / "a").iterdir()) == [f"{day}.json", "accepts"]
@@ -412,7 +412,7 @@ def test_a_device_sends_by_its_certificate(served: Served, tmp_path: Path) -> No
     assert not (Path(client.state_dir) / "profiles").exists()  # nothing has left
     send(client, choose_letter(client, read_site(client), DAY), None)
     send_answer(client, accepts=True)
-    assert describe_told(served.place / "profiles", "a")["accepts"] is True
+    assert describe_told(served.place, "a")["accepts"] is True
     assert len(list((Path(client.state_dir) / "profiles").glob("[0-9]*"))) == 2
 
 
@@ -430,7 +430,7 @@ def test_a_letter_lies_there_whole_or_not_at_all(
     from fairbloom.system import files
 
     first, second = (letter(tmp_path / "data", "a", hospital(n)) for n in (130, 160))
-    keep(tmp_path / "profiles", "a", Told(profile=first))
+    keep(tmp_path, "a", Told(profile=first))
 
     def kill(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -438,7 +438,7 @@ def test_a_letter_lies_there_whole_or_not_at_all(
     with monkeypatch.context() as patch:
         patch.setattr(files.os, "fsync", kill)
         with pytest.raises(KeyboardInterrupt):
-            keep(tmp_path / "profiles", "a", Told(profile=second))
+            keep(tmp_path, "a", Told(profile=second))
     (tmp_path / "profiles" / "a" / ".9999-01-01.json.draft").write_bytes(second[:100])
     (file,) = (tmp_path / "profiles" / "a").glob("*.json")
     assert file.read_bytes() == first
@@ -503,7 +503,7 @@ def test_the_draft_reads_every_hospital_by_its_block(
     west = (tmp_path / "out" / "clients" / "west.toml").read_text()
     assert 'fields.patient = {name = "PID"}' in west
     assert 'fields.sex = {name = "SEX_"}' in west
-    assert "#     fields.age = {factor = 0.0833333}" in west
+    assert "# fields.age = {factor = 0.0833333}" in west
     for name, rows in hospitals.items():
         bundle = enroll(Federation.init(tmp_path / f"of-{name}", ["localhost"], 1), name)
         write(bundle / "data", rows)
@@ -588,7 +588,7 @@ def test_letters_are_of_enrolled_clients_or_named(tmp_path: Path) -> None:
         read_letters(federation, [])
     for name in ("north", "south"):
         enroll(federation, name)
-        keep(federation.profiles, name, Told(profile=letter(tmp_path / "d", name, hospital())))
+        keep(federation.path, name, Told(profile=letter(tmp_path / "d", name, hospital())))
     revoke(federation, "south")
     assert [*read_letters(federation, [])] == ["north"]
     named = tmp_path / "named.json"
