@@ -110,10 +110,12 @@ def choose_letter(client: ClientSettings, site: SiteTables, day: str) -> SentLet
     letter = letter_of(site, client.name, day, floor, client.unit)
     decode_letter(encode_letter(letter))  # what the server would refuse does not leave
     secret = secret_of(Path(client.state_dir))
-    made = SentLetter(letter, site.digest(site.rows_of(client.unit), secret))
+    rows = site.rows_of(client.unit)
+    made = SentLetter(letter, site.digest(rows, secret, letter.columns))
     for earlier in reversed([*_read_sent(client, secret)]):
-        changed = count_changed(earlier.digests, made.digests)
         before = earlier.letter
+        # in the earlier columns: a new one would make all rows new
+        changed = count_changed(earlier.digests, site.digest(rows, secret, before.columns))
         is_other = (before.floor, before.unit) != (floor, client.unit)
         if changed >= max(floor, before.floor) or (changed == 0 and not is_other):
             continue

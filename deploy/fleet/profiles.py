@@ -57,7 +57,7 @@ def describe_told(folder: Path, name: str) -> dict[str, Any]:
     """Return the day of a client's newest letter, and whether it has accepted a schema."""
     letter = find_letter(folder, name)
     answer = folder / FOLDER / name / ANSWER
-    about = {"profile": letter and letter.stem, "accepts": None}
+    about: dict[str, Any] = {"profile": letter and letter.stem, "accepts": None}
     if answer.exists():
         about["accepts"] = answer.read_bytes() == ANSWERS[True]
     return about

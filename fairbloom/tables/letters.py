@@ -249,12 +249,15 @@ class SiteTables:
         hidden = ColumnProfile(count, {}, floor=floor, identifier=IDENTIFIES)
         return dict.fromkeys(columns, hidden) | profile(cells, floor)
 
-    def digest(self, rows: NDArray[np.intp], secret: bytes) -> NDArray[np.uint64]:
-        """Return the digests of these rows under a secret of 32 bytes."""
+    def digest(
+        self, rows: NDArray[np.intp], secret: bytes, names: Collection[str]
+    ) -> NDArray[np.uint64]:
+        """Return the digests of these rows, in these columns, under a secret of 32 bytes."""
         digests = []
-        for part in self.parts:
-            cells = [_digest_cells(column) for column in part.values()]
-            content = (row.tobytes() for row in np.stack(cells, axis=1))
+        for table, part in zip(self.tables, self.parts, strict=True):
+            cells = [_digest_cells(part[fold(name)]) for name in names if fold(name) in part]
+            widths = np.full(len(table), len(cells), np.uint64)
+            content = (row.tobytes() for row in np.stack([widths, *cells], axis=1))
             digests += [blake3(row, key=secret).digest(DIGEST_BYTES) for row in content]
         return np.frombuffer(b"".join(digests), np.uint64)[rows]
 

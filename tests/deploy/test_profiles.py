@@ -48,7 +48,7 @@ from fairbloom.tables.schema import parse_schema, with_files
 from tests.deploy.served import Caller, Served, code_of
 from tests.experiments.helpers import captured, fairbloom
 from tests.tables.helpers import refused_with
-from tests.tables.test_letters import Rows, hospital, site_of, with_cells
+from tests.tables.test_letters import Rows, hospital, renamed, site_of, with_cells
 
 DAY = "2025-01-31"
 
@@ -155,6 +155,8 @@ def test_profiles_of_nearly_the_same_rows_are_one(
             f"Only {count} rows changed"
             in choose_letter(owner.client, read_site(owner.client), DAY).note
         )
+    wider = [row | {"more": str(k % 2)} for k, row in enumerate(changed(1))]
+    assert owner.send(wider) == first  # a new column makes no row new
     assert owner.send(changed(floor)) != first
     assert choose_letter(owner.client, read_site(owner.client), DAY).note == ""
 
@@ -445,10 +447,6 @@ def test_a_letter_lies_there_whole_or_not_at_all(
 
 
 # The operator -------------------------------------------------------------------------------------
-
-
-def renamed(rows: Rows, **names: str) -> Rows:
-    return [{names.get(key, key): row[key] for key in row} for row in rows]
 
 
 def scaled(rows: Rows, factor: float) -> Rows:

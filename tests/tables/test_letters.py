@@ -75,6 +75,10 @@ def with_cells(rows: Rows, column: str, *cells: str) -> Rows:
     return changed + rows[len(cells) :]
 
 
+def renamed(rows: Rows, **names: str) -> Rows:
+    return [{names.get(key, key): row[key] for key in row} for row in rows]
+
+
 def numbers_in(value: Any) -> Iterator[int]:
     """Yield all whole numbers in parsed JSON."""
     if isinstance(value, dict):
@@ -190,6 +194,15 @@ def test_what_is_no_letter_is_refused_in_words(content: bytes) -> None:
         decode_letter(content)
 
 
+def test_a_letter_at_its_bounds_is_taken(tmp_path: Path) -> None:
+    written = json.loads(encode_letter(letter(tmp_path, hospital())))
+    change(*SEX, "values", to={"m" * 200: 130})(written)
+    change(*AGE, "patterns", to={"9" * 12: 5})(written)
+    change("client", to="n" * 200)(written)
+    change(*AGE, "quantiles", to=[None] * 5 + [1.0, 1.0])(written)
+    assert decode_letter(json.dumps(written).encode()).columns["sex"].values == {"m" * 200: 130}
+
+
 # Attacks ------------------------------------------------------------------------------------------
 
 
@@ -232,6 +245,14 @@ def test_a_patient_with_six_visits_counts_once(tmp_path: Path) -> None:
     assert "divers" not in made.columns["sex"].values
     assert made == letter(tmp_path, often[:1] + rows, unit="patient")
     assert made.rows == 130
+
+
+def test_persons_of_any_name_are_not_listed(tmp_path: Path) -> None:
+    rows = [row | {"ward": "abcdefghij"[k % 10]} for k, row in enumerate(hospital(200))]
+    assert letter(tmp_path, rows).columns["ward"].values["a"] == 20
+    made = letter(tmp_path, rows, unit="ward")
+    assert (made.rows, made.columns["ward"].identifier) == (10, IDENTIFIES)
+    assert made.columns["ward"].values == {}
 
 
 def test_rows_without_a_person_are_left_out(tmp_path: Path) -> None:
@@ -313,7 +334,10 @@ def test_columns_that_name_somebody_say_nothing_else(tmp_path: Path, asked: dict
     ("change", "changed"),
     [
         (lambda rows: rows[::-1], 0),
-        (lambda rows: [dict(zip("abcdef", row.values(), strict=True)) for row in rows], 0),
+        (lambda rows: [dict(reversed(row.items())) for row in rows], 0),
+        (lambda rows: [row | {"more": str(k)} for k, row in enumerate(rows)], 0),
+        (lambda rows: renamed(rows, age="AGE"), 0),
+        (lambda rows: renamed(rows, age="years"), 130),
         (lambda rows: rows[1:], 1),
         (lambda rows: with_cells(rows, "age", "17.0", "18.0"), 2),
         (lambda rows: with_cells(rows, "sex", "x", "x", "x"), 3),
@@ -325,7 +349,7 @@ def test_changed_rows_are_counted(
     tmp_path: Path, change: Callable[[Rows], Rows], changed: int
 ) -> None:
     before, after = (
-        site_of(tmp_path, each).digest(np.arange(len(each)), SECRET)
+        site_of(tmp_path, each).digest(np.arange(len(each)), SECRET, [*hospital(1)[0]])
         for each in (hospital(), change(hospital()))
     )
     assert count_changed(before, after) == changed == count_changed(after, before)
@@ -333,12 +357,15 @@ def test_changed_rows_are_counted(
 
 def test_digests_need_the_secret_and_join_files(tmp_path: Path) -> None:
     rows = hospital()
-    one = site_of(tmp_path, rows).digest(np.arange(130), SECRET)
-    assert count_changed(one, site_of(tmp_path, rows).digest(np.arange(130), b"t" * 32)) == 130
-    two = site_of(tmp_path, rows[:60], rows[60:]).digest(np.arange(130), SECRET)
+    every = np.arange(130)
+    names = [*rows[0]]
+    one = site_of(tmp_path, rows).digest(every, SECRET, names)
+    assert count_changed(one, site_of(tmp_path, rows).digest(every, b"t" * 32, names)) == 130
+    two = site_of(tmp_path, rows[:60], rows[60:]).digest(every, SECRET, names)
     assert count_changed(one, two) == 0
     wider = site_of(tmp_path, rows[:60], [row | {"more": "x"} for row in rows[60:]])
-    assert count_changed(one, wider.digest(np.arange(130), SECRET)) == 70
+    assert count_changed(one, wider.digest(every, SECRET, [*names, "more"])) == 70
+    assert count_changed(one, wider.digest(every, SECRET, ["no such"])) == 130
 
 
 # The table that stands for a letter ---------------------------------------------------------------
@@ -383,7 +410,7 @@ def test_columns_are_joined_by_name_and_lacking_ones_are_said(tmp_path: Path) ->
     names = {"north": "age", "south": "Age", "west": "years", "east": "age"}
     letters = []
     for client, name in names.items():
-        rows = [{(name if key == "age" else key): row[key] for key in row} for row in hospital()]
+        rows = renamed(hospital(), age=name)
         letters.append(letter_of(site_of(tmp_path, rows), client, "2025-01-31", 5, ROW))
     fields = join_columns(letters)
     assert [*fields["age"]] == ["north", "south", "east", "west"]
