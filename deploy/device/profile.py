@@ -15,7 +15,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from fairbloom.client.guard.limits import Limits
-from fairbloom.client.guard.log_files import AuditLog
+from fairbloom.client.guard.log_files import open_log
 from fairbloom.client.guard.order import secret_of
 from fairbloom.client.private.account import accounts_of
 from fairbloom.system.files import make_folder, write_private
@@ -48,10 +48,9 @@ from ..fleet.wire_pb2 import Told
 from .client import ClientSettings
 from .connectivity import connection_fault
 
-# The folder in a state folder of what has left, and the files of both kinds.
+# The folder in a state folder of what has left, and the letters in it; the others are answers.
 FOLDER = "profiles"
 LETTER = "*.letter"
-ANSWER = "*.answer"
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,14 +155,13 @@ def send(client: ClientSettings, chosen: SentLetter, out: Path | None) -> None:
 
     It counts as one that has left before it leaves.
     """
-    if out is None:
-        _check_connection(client)
-    number = _count_sent(client)
+    number = _count_sent(client, by_wire=out is None)
     content = encode_letter(chosen.letter)
     secret = secret_of(Path(client.state_dir))
     head = b"\n".join([_check_of(secret), content, chosen.digests.tobytes()])
     write_sealed(_folder_of(client) / f"{number:04}.letter", head, b"")
-    _note(client, "profile", f"{len(chosen.letter.columns)} columns, {out or client.server}")
+    sent = {"profile": f"{len(chosen.letter.columns)} columns, {out or client.server}"}
+    open_log(Path(client.state_dir)).note({"run": 0, "asked": "profile", "sent": sent}, {})
     if out is None:
         tell(client, Told(profile=content))
     else:
@@ -175,10 +173,11 @@ def send_answer(client: ClientSettings, accepts: bool) -> None:
 
     Raise FairbloomError if nothing may leave, or the server does not take it.
     """
-    _check_connection(client)
-    number = _count_sent(client)
+    number = _count_sent(client, by_wire=True)
     write_private(_folder_of(client) / f"{number:04}.answer", b"")
-    _note(client, "answer", "yes" if accepts else "no")
+    open_log(Path(client.state_dir)).note(
+        {"run": 0, "asked": "answer", "sent": {"accepts": str(accepts)}}, {}
+    )
     tell(client, Told(accepts=accepts))
 
 
@@ -212,13 +211,10 @@ def describe_sent(client: ClientSettings) -> str:
     )
 
 
-def _check_connection(client: ClientSettings) -> None:
-    if fault := connection_fault(client):
+def _count_sent(client: ClientSettings, *, by_wire: bool = False) -> int:
+    """Return how many letters and answers have left; raise DeployError if no more may, or can."""
+    if by_wire and (fault := connection_fault(client)):
         raise DeployError(fault)
-
-
-def _count_sent(client: ClientSettings) -> int:
-    """Return how many letters and answers have left; raise DeployError if no more may."""
     if client.data_dir and accounts_of(client.data_dir, client.limits.get("privacy", {})):
         raise DeployError(
             "a privacy account is open for these data, and it counts all that leaves: no profile"
@@ -226,7 +222,7 @@ def _count_sent(client: ClientSettings) -> int:
         )
     folder = _folder_of(client)
     make_folder(folder)
-    number = len([*folder.glob(LETTER), *folder.glob(ANSWER)])
+    number = len([*folder.glob("[0-9]*")])
     if number >= (most := Limits.of(client.limits).profiles):
         raise DeployError(
             f"{number} profiles and answers have left this device, and limits.profiles = {most} is"
@@ -255,8 +251,3 @@ def _read_sent(client: ClientSettings, secret: bytes) -> Iterator[SentLetter]:
 
 def _check_of(secret: bytes) -> bytes:
     return blake3(b"profiles", key=secret).hexdigest().encode()
-
-
-def _note(client: ClientSettings, asked: str, sent: str) -> None:
-    log = AuditLog(Path(client.state_dir))
-    log.note({"run": 0, "asked": asked, "sent": {asked: sent}}, {})
