@@ -84,9 +84,9 @@ def _credentials_of(client: ClientSettings) -> grpc.ChannelCredentials:
 def tell(client: ClientSettings, message: Told) -> None:
     """Tell the server once; raise DeployError with its reason if it refuses."""
     with grpc.secure_channel(client.server, _credentials_of(client), options=OPTIONS) as channel:
-        call = channel.unary_unary(f"/{SERVICE}/Tell", Told.SerializeToString, Kept.FromString)
+        call = channel.stream_unary(f"/{SERVICE}/Tell", Told.SerializeToString, Kept.FromString)
         try:
-            call(message, timeout=CHUNK_SECONDS)
+            call(iter([Told(), message]), timeout=CHUNK_SECONDS)
         except grpc.RpcError as error:
             raise DeployError(f"{client.server} refuses it: {reason_of(error)}") from None
 

@@ -349,6 +349,7 @@ class Port:
     async def tell(self, sent: AsyncIterator[bytes], context: Any) -> bytes:
         """Keep a device's profile, or its owner's answer on a schema; refuse another one."""
         async with self.admission.admit(context) as call:
+            await receive(sent, Told, FIRST_CHUNK_SECONDS)  # empty: a profile may come slowly
             message = await receive(sent, Told, CHUNK_SECONDS)
             folder = self._members.folder.parent
             try:

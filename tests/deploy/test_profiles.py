@@ -328,7 +328,7 @@ def test_one_file_overrides_what_owner_toml_says_of_all(owner: Owner) -> None:
 
 
 def told(served: Served, content: Told, name: str = "a") -> Any:
-    call = Caller(served, name).call("Tell", content.SerializeToString(), silent=False)
+    call = Caller(served, name).call("Tell", b"", content.SerializeToString(), silent=False)
     return code_of(call), call.details()
 
 
