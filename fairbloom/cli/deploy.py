@@ -212,14 +212,18 @@ def profiles(
     """
     from fairbloom.deploy.operator import profiles as of_clients
     from fairbloom.protocol.settings import parse_assignments
+    from fairbloom.server.settings import Settings
     from fairbloom.tables.comparison import compare
     from fairbloom.tables.letters import join_columns
 
+    given = {**parse_assignments(settings), **({"csv.target": target} if target else {})}
+    if other := [*given.keys() - {"csv.target", "csv.missing", "csv.kind"}]:
+        raise DeployError(f"--set {other[0]}: write csv.target, csv.missing or csv.kind")
+    Settings.of({"task": "csv", **given})  # raises an error for an impossible value
     found = of_clients.read_letters(federation, letters)
     findings = compare(join_columns(found.values()))
     print("\n".join(of_clients.describe_findings(findings)) or "no client stands out")
     if write_schema is not None:
-        given = {**parse_assignments(settings), **({"csv.target": target} if target else {})}
         wanted = {key.removeprefix("csv."): value for key, value in given.items()}
         print("\n".join(of_clients.write_schema(found, findings, write_schema, wanted)))
 

@@ -27,7 +27,7 @@ class WithDefault(TyperGroup):
 client = typer.Typer(
     suggest_commands=False,
     cls=WithDefault,
-    help=("Run a client of a federation, profile its tables, accept a schema, or read its log."),
+    help="Run a client of a federation, profile its tables, accept a schema, or read its log.",
 )
 
 

@@ -25,7 +25,7 @@ from fairbloom.system.values import decode_as
 from fairbloom.text import join_first
 
 from .advice import propose, say
-from .cells import MISSING, FileColumn, parse_number
+from .cells import MISSING, FileColumn, different_cells, parse_number
 from .comparison import Finding
 from .identifiers import DATE, find_units, judge_numbers, judge_texts
 from .inference import squash
@@ -37,7 +37,7 @@ from .profiles import (
     ColumnProfile,
     profile,
 )
-from .reading import ReadTable
+from .reading import ReadTable, Values
 from .reasons import DataError
 from .schema import MAX_TEXT, SchemaFile, fold, normalise
 from .survey import Column, Sites
@@ -254,20 +254,20 @@ class SiteTables:
     ) -> NDArray[np.uint64]:
         """Return the digests of these rows, in these columns, under a secret of 32 bytes."""
         digests = []
-        for table, part in zip(self.tables, self.parts, strict=True):
-            cells = [_digest_cells(part[fold(name)]) for name in names if fold(name) in part]
-            widths = np.full(len(table), len(cells), np.uint64)
-            content = (row.tobytes() for row in np.stack([widths, *cells], axis=1))
+        for table in self.tables:
+            columns = [values for name in names if (values := table.find(name)) is not None]
+            widths = np.full(len(table), len(columns), np.uint64)
+            cells = [widths, *map(_digest_cells, columns)]
+            content = (row.tobytes() for row in np.stack(cells, axis=1))
             digests += [blake3(row, key=secret).digest(DIGEST_BYTES) for row in content]
         return np.frombuffer(b"".join(digests), np.uint64)[rows]
 
 
-def _digest_cells(column: FileColumn) -> NDArray[np.uint64]:
-    """Return what stands for each row's cell: the bits of a number, or a digest of a text."""
-    if not len(column.texts):
-        return column.numbers.view(np.uint64)
-    digests = [blake3(text.encode()).digest(DIGEST_BYTES) for text in column.texts]
-    return np.frombuffer(b"".join(digests), np.uint64)[column.codes]
+def _digest_cells(values: Values) -> NDArray[np.uint64]:
+    """Return a digest of each cell as it is written: how it is read may change with other rows."""
+    texts, codes = different_cells(values)
+    digests = [blake3(text.encode()).digest(DIGEST_BYTES) for text in texts]
+    return np.frombuffer(b"".join(digests), np.uint64)[codes]
 
 
 def count_changed(before: NDArray[np.uint64], after: NDArray[np.uint64]) -> int:

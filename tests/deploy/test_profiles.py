@@ -46,7 +46,7 @@ from fairbloom.tables.letters import (
 )
 from fairbloom.tables.schema import parse_schema, with_files
 from tests.deploy.served import Caller, Served, code_of
-from tests.experiments.helpers import captured, fairbloom
+from tests.experiments.helpers import captured, fairbloom, refusal
 from tests.tables.helpers import refused_with
 from tests.tables.test_letters import Rows, hospital, renamed, site_of, with_cells
 
@@ -311,6 +311,15 @@ def test_faults_by_a_schema_are_shown_to_the_owner(owner: Owner) -> None:
     owner.say('[files."*"]\nfields.person = {name = "patient"}')
     found = find_faults(owner.client, SCHEMA)
     assert [each for each in found if "line 2, column 'sex' holds 'x'" in each]
+
+
+def test_no_unreadable_file_and_no_images_hinder_an_answer(owner: Owner) -> None:
+    owner.say()
+    (found,) = find_faults(owner.client, SCHEMA)
+    assert "this machine has no such folder" in found
+    assert find_faults(owner.client, 'classes = ["a", "b"]\nsize = [8, 8]\n') == ()
+    with refused_with("is not valid TOML"):
+        find_faults(owner.client, "no [ toml")
 
 
 def test_one_file_overrides_what_owner_toml_says_of_all(owner: Owner) -> None:
@@ -622,6 +631,8 @@ def test_the_way_by_commands(
     ).out
     assert "west: age: median" in shown
     assert "out/schema.toml is written" in shown
+    for option, words in (("task=csv", "write csv.target"), ("csv.missing=x", "csv.missing")):
+        assert words in refusal(capsys, "deploy", "profiles", *files, "--set", option)
     with (made / "bundles" / "west" / "owner.toml").open("a") as file:
         file.write(Path("out/clients/west.toml").read_text())
     config = made / "bundles" / "west" / "client.toml"

@@ -355,6 +355,16 @@ def test_changed_rows_are_counted(
     assert count_changed(before, after) == changed == count_changed(after, before)
 
 
+@pytest.mark.parametrize("cell", ["<5", "1.234,5", "NA", ""])
+def test_a_cell_that_changes_how_all_are_read_is_one(tmp_path: Path, cell: str) -> None:
+    rows = [{"a": f"{k / 7:.4f}" if k % 9 else "", "b": str(k % 3)} for k in range(1_500)]
+    before, after = (
+        site_of(tmp_path, each).digest(np.arange(1_500), SECRET, ["a", "b"])
+        for each in (rows, with_cells(rows[::-1], "a", f'"{cell}"')[::-1])
+    )
+    assert count_changed(before, after) == 1
+
+
 def test_digests_need_the_secret_and_join_files(tmp_path: Path) -> None:
     rows = hospital()
     every = np.arange(130)
