@@ -34,6 +34,7 @@ KEYS = {
     "questions-a-run": "questions_a_run",
     "round-seconds": "round_seconds",
     "memory": "memory",
+    "profiles": "profiles",
     "privacy": "privacy",
 }
 
@@ -79,6 +80,8 @@ class Limits:
         Seconds after which the device drops its work on a message of a round; 0: never.
     memory
         Gigabytes that one message of a run may have; 0: half of the machine's memory.
+    profiles
+        Most profiles of the tables, and answers on schemas, that leave the device in all.
     privacy
         The budget of the account that `fairbloom client account open` opens, {} for none: epsilon;
         delta, at most 1/(10 n); training steps, 90 by default; test reports, 1; and ledger, a
@@ -94,6 +97,7 @@ class Limits:
     questions_a_run: Annotated[int, Ge(1)] | None = None
     round_seconds: Annotated[float, Interval(ge=0.0, lt=TIMEOUT_MAX)] = 0.0
     memory: Annotated[float, Interval(ge=0.0, lt=math.inf)] = 0.0
+    profiles: Annotated[int, Ge(0)] = 12
     privacy: dict[str, Any] = field(default_factory=dict)
 
     @field_validator("privacy")

@@ -3,6 +3,7 @@
 A server that knew which rows each step has could solve the rounds of a run for its rows.
 """
 
+import math
 from pathlib import Path
 from secrets import token_bytes, token_hex
 
@@ -19,22 +20,29 @@ NAME = "order-secret"
 SIZE = 32
 
 
-def secret_order(settings: RunSettings, until: float) -> str:
-    """Return the seed of the order by the secret in the state folder, which is made if needed.
+def secret_of(folder: Path, until: float = -math.inf) -> bytes:
+    """Return the secret in a state folder, of SIZE bytes; it is made if needed.
 
-    It is the same for the same settings of a run; without a state folder, it is a new one. A write
-    is tried again until the moment `until`; see `write_until`.
+    A write is tried again until the moment `until`; see `write_until`.
     """
-    if not settings.state_dir:
-        return token_hex()
-    folder = Path(settings.state_dir)
     path = folder / NAME
 
     def make() -> None:
         make_folder(folder)
         write_private(path, token_bytes(SIZE))
 
+    if not path.exists() or path.stat().st_size != SIZE:
+        write_until(make, until, folder)
+    return path.read_bytes()
+
+
+def secret_order(settings: RunSettings, until: float) -> str:
+    """Return the seed of the order by the secret in the state folder, which is made if needed.
+
+    It is the same for the same settings of a run; without a state folder, it is a new one. For
+    `until` see `secret_of`.
+    """
+    if not settings.state_dir:
+        return token_hex()
     with explain_disk_errors("written to"):
-        if not path.exists() or path.stat().st_size != SIZE:
-            write_until(make, until, folder)
-        return f"{path.read_bytes().hex()} {fingerprint_of(settings)}"
+        return f"{secret_of(Path(settings.state_dir), until).hex()} {fingerprint_of(settings)}"

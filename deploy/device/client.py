@@ -28,7 +28,7 @@ PATHS = ("ca", "key", "certificate", "data-dir", "state-dir")
 
 # The types of all settings in TOML.
 KINDS: Mapping[str, type] = {
-    **dict.fromkeys((*NEEDED, "data-dir", "app"), str),
+    **dict.fromkeys((*NEEDED, "data-dir", "app", "unit"), str),
     "partition-id": int,
     "allow": list,
     **dict.fromkeys(("limits", "files", "node-config"), dict),
@@ -50,8 +50,9 @@ class ClientSettings:
     """Settings of one client; client.toml and owner.toml have them with hyphens.
 
     `name` is the name in the certificate. `data_dir` is "" without a folder of data; a run can set
-    neither `data_dir` nor `state_dir`. `limits`: see `client.guard.limits.Limits`. `files` are the
-    tables of a schema that describe the format of the device's files.
+    neither `data_dir` nor `state_dir`. `unit` is the column of each row's person, "row" if each row
+    is another one, "" if the owner has not said so. `limits`: see `client.guard.limits.Limits`.
+    `files` are the tables of a schema that describe the format of the device's files.
     """
 
     server: str
@@ -63,6 +64,7 @@ class ClientSettings:
     partition_id: int = 0
     data_dir: str = ""
     app: str = APP
+    unit: str = ""
     allow: tuple[str, ...] = ()
     limits: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, Any] = field(default_factory=dict)

@@ -26,8 +26,10 @@ from ..device.client import ClientSettings
 from ..device.connectivity import connection_fault
 from ..errors import DeployError
 from ..processes import ONE_HEAP
-from .calls import Calls, Outage, RefusedError
+from .calls import CHUNK_SECONDS, OPTIONS, Calls, Outage, RefusedError, reason_of
+from .messages import SERVICE
 from .session import Contexts, KeptReply, Session, load_session
+from .wire_pb2 import Kept, Told
 from .worker import Worker
 
 # Pause in seconds before a client that the server has refused asks again.
@@ -44,11 +46,7 @@ def replace_process(client: ClientSettings) -> None:
 
 def run(client: ClientSettings) -> None:
     """Keep a client connected until SIGTERM or SIGINT."""
-    credentials = grpc.ssl_channel_credentials(
-        Path(client.ca).read_bytes(),
-        Path(client.key).read_bytes(),
-        Path(client.certificate).read_bytes(),
-    )
+    credentials = _credentials_of(client)
     worker = Worker(client)
     outage = Outage()
     contexts = Contexts(client.state_dir)
@@ -76,6 +74,21 @@ def run(client: ClientSettings) -> None:
             time.sleep(AGAIN_SECONDS)
     finally:
         worker.end()
+
+
+def _credentials_of(client: ClientSettings) -> grpc.ChannelCredentials:
+    parts = (client.ca, client.key, client.certificate)
+    return grpc.ssl_channel_credentials(*(Path(part).read_bytes() for part in parts))
+
+
+def tell(client: ClientSettings, message: Told) -> None:
+    """Tell the server once; raise DeployError with its reason if it refuses."""
+    with grpc.secure_channel(client.server, _credentials_of(client), options=OPTIONS) as channel:
+        call = channel.stream_unary(f"/{SERVICE}/Tell", Told.SerializeToString, Kept.FromString)
+        try:
+            call(iter([Told(), message]), timeout=CHUNK_SECONDS)
+        except grpc.RpcError as error:
+            raise DeployError(f"{client.server} refuses it: {reason_of(error)}") from None
 
 
 def run_alone(client: ClientSettings) -> None:

@@ -25,7 +25,8 @@ from .faults import SAY_SECONDS, Faults
 from .mailbox import Mailbox, QueuedMessage, Reply, describe_fault
 from .members import Members
 from .messages import CHUNK_BYTES, HELD_SECONDS, LARGEST_CHUNK, SERVICE, in_chunks, node_id_of
-from .wire_pb2 import Chunk, Drop, Head, Taken, Working
+from .profiles import keep
+from .wire_pb2 import Chunk, Drop, Head, Kept, Taken, Told, Working
 
 # Seconds that a device counts as online after its last sign of life.
 ONLINE_SECONDS = 30.0
@@ -345,6 +346,18 @@ class Port:
         drop = Drop(reason=text_if(status.answer == Taken.DROP, status.reason))
         return bytes(drop.SerializeToString())
 
+    async def tell(self, sent: AsyncIterator[bytes], context: Any) -> bytes:
+        """Keep a device's profile, or its owner's answer on a schema; refuse another one."""
+        async with self.admission.admit(context) as call:
+            await receive(sent, Told, FIRST_CHUNK_SECONDS)  # empty: a profile may come slowly
+            message = await receive(sent, Told, CHUNK_SECONDS)
+            folder = self._members.folder.parent
+            try:
+                await asyncio.to_thread(keep, folder, call.name, message)  # it blocks
+            except ValueError as error:
+                raise CallRefusedError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+        return bytes(Kept().SerializeToString())
+
     async def refuse_unknown(self, sent: AsyncIterator[bytes], context: Any) -> None:
         """Refuse a call that the port does not have, within the limits of all calls."""
         async with self.admission.admit(context):
@@ -386,6 +399,7 @@ class Service:
             f"/{SERVICE}/Next": grpc.stream_stream_rpc_method_handler(port.next),
             f"/{SERVICE}/Reply": grpc.stream_unary_rpc_method_handler(port.reply),
             f"/{SERVICE}/Beat": grpc.stream_unary_rpc_method_handler(port.beat),
+            f"/{SERVICE}/Tell": grpc.stream_unary_rpc_method_handler(port.tell),
         }
         self._unknown = grpc.stream_stream_rpc_method_handler(port.refuse_unknown)
 

@@ -21,6 +21,7 @@ from fairbloom.text import text_if
 from .. import pki
 from ..fleet.connections import FULL
 from ..fleet.federation import Federation, read_now
+from ..fleet.profiles import describe_told
 from ..fleet.runs import DRAIN, RunFiles, list_runs
 from ..processes import duration
 from .submit import describe_end
@@ -55,6 +56,7 @@ def survey(federation: Federation) -> dict[str, Any]:
             "version": now.versions.get(name),
             "last-reason": now.reasons.get(name),
             "revoked": member.revoked or None,
+            **describe_told(federation.path, name),
         }
     runs_with_status = [(run, run.status) for run in list_runs(federation.runs)]
     ended = [(run, status) for run, status in runs_with_status if status is not None]
@@ -184,6 +186,8 @@ def _client_table(clients: Mapping[str, Any], version: str | None) -> Table:
             + text_if(
                 not is_away and client["version"] != version, f", version {client['version']}"
             )
+            + text_if(client["profile"], f", profile of {client['profile']}")
+            + {None: "", True: ", schema accepted", False: ", schema refused"}[client["accepts"]]
         )
         table.add_row(*map(Text, (name, str(client["partition-id"]), state, seen)), style=style)
     table.columns[0].no_wrap = True

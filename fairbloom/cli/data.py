@@ -16,6 +16,7 @@ from fairbloom.server.run_folder.errors import RunFolderError, explain_write_err
 from fairbloom.server.run_folder.tables import format_csv
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.system.files import write_whole
+from fairbloom.tables.comparison import Finding, Profiles
 from fairbloom.tasks import Task, describe_data, infer_schema, load_task
 
 from .settings_command import command
@@ -102,20 +103,28 @@ def _write(task: Task, page: Path | None, table: Path | None) -> None:
     """Write the page of the clients' profiles, and Table 1."""
     if task.compared is None:
         raise FairbloomError("--page and --table are of tables, which --task csv reads")
-    written = {}
     if page is not None:
-        from fairbloom.experiments.pages.profiles import profiles_page  # late: charts take time
-        from fairbloom.experiments.render.html import render
-
-        written[page] = render(profiles_page(*task.compared()))
+        write_page(page, *task.compared())
     if table is not None:
         rows = task.tabulate()
         headings = tuple(dict.fromkeys(heading for row in rows for heading in row))
-        written[table] = format_csv(headings, rows)
-    for path, text in written.items():
-        with explain_write_errors(path.name, path.parent):
-            write_whole(path, text.encode())
-        print(f"{path} is written")
+        _write_file(table, format_csv(headings, rows))
+
+
+def write_page(
+    page: Path, fields: Mapping[str, Profiles], findings: Sequence[Finding], advice: Sequence[str]
+) -> None:
+    """Write the page of profiles; `advice` has a sentence for each finding."""
+    from fairbloom.experiments.pages.profiles import profiles_page  # late: charts take time
+    from fairbloom.experiments.render.html import render
+
+    _write_file(page, render(profiles_page(fields, findings, advice)))
+
+
+def _write_file(path: Path, text: str) -> None:
+    with explain_write_errors(path.name, path.parent):
+        write_whole(path, text.encode())
+    print(f"{path} is written")
 
 
 def _print_names_to_change(clients: Sequence[str]) -> None:

@@ -183,6 +183,63 @@ def status(
         show(found)
 
 
+@app.command(epilog="Example: fairbloom deploy profiles --write-schema schemas --target outcome")
+def profiles(
+    letters: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="[LETTER]...",
+            help="Files of fairbloom client profile --out, in place of sent ones.",
+        ),
+    ] = [],  # noqa: B006
+    write_schema: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Write the common schema and each client's lines for its owner.toml.",
+        ),
+    ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a page with a picture of who stands out."),
+    ] = None,
+    target: Annotated[str, typer.Option(help="The column to predict.")] = "",
+    settings: Annotated[
+        list[str],
+        typer.Option("--set", metavar="KEY=VALUE", help="csv.target, csv.missing or csv.kind."),
+    ] = [],  # noqa: B006
+    federation: FederationOption = HERE,
+) -> None:
+    """Compare the clients' profiles: show who stands out, and draft the schema of all.
+
+    No data meet: each device's owner sends a profile by fairbloom client profile.
+    """
+    from fairbloom.deploy.operator import profiles as of_clients
+    from fairbloom.protocol.settings import parse_assignments
+    from fairbloom.server.settings import Settings
+    from fairbloom.tables.advice import say_and_propose
+    from fairbloom.tables.letters import NUMBER, compare_letters
+    from fairbloom.tables.schema import EVERY_FILE
+
+    given = {**parse_assignments(settings), **({"csv.target": target} if target else {})}
+    if other := [*given.keys() - {"csv.target", "csv.missing", "csv.kind"}]:
+        raise DeployError(f"--set {other[0]}: write csv.target, csv.missing or csv.kind")
+    Settings.of({"task": "csv", **given})  # raises an error for an impossible value
+    found = of_clients.read_letters(federation, letters)
+    fields, findings = compare_letters(found.values())
+    print("\n".join(of_clients.describe_findings(findings)) or "no client stands out")
+    if page is not None:
+        from .data import write_page
+
+        keys = dict.fromkeys(found, EVERY_FILE)
+        write_page(
+            page, fields, findings, [say_and_propose(each, NUMBER, keys) for each in findings]
+        )
+    if write_schema is not None:
+        wanted = {key.removeprefix("csv."): value for key, value in given.items()}
+        print("\n".join(of_clients.write_schema(found, findings, write_schema, wanted)))
+
+
 @app.command(
     epilog="Example: fairbloom deploy submit --set method=fedfv --set clients=4 --set num-rounds=50"
 )

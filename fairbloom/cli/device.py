@@ -1,6 +1,7 @@
-"""The commands `fairbloom client`: run (the default), keys, accept, schemas, account and log."""
+"""The commands `fairbloom client`: run (default), keys, profile, accept, schemas, account, log."""
 
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,7 @@ class WithDefault(TyperGroup):
 client = typer.Typer(
     suggest_commands=False,
     cls=WithDefault,
-    help="Run a client of a federation, create its key, accept a schema, or read its log.",
+    help="Run a client of a federation, profile its tables, accept a schema, or read its log.",
 )
 
 
@@ -150,6 +151,7 @@ def accept(
         describe_change,
         read_refused,
     )
+    from fairbloom.errors import FairbloomError
     from fairbloom.tables.schema import read_schema
 
     folder = find_state_dir(place)
@@ -157,9 +159,22 @@ def accept(
     schemas = Schemas(folder)
     print(describe_change(schemas, text))
     print("\n".join(describe_acceptance(schemas, text, also=also)))
-    if yes or typer.confirm("Accept this schema, so that runs may read this device's data by it?"):
+    settings = ClientSettings.of({}, place) if place.suffix == ".toml" else None
+    if settings is not None:
+        from fairbloom.deploy.device.profile import find_faults, send_answer
+
+        print("\n".join(find_faults(settings, text)))
+    accepts = yes or typer.confirm(
+        "Accept this schema, so that runs may read this device's data by it?"
+    )
+    if accepts:
         schemas.accept(text, also=also)
         print("accepted")
+    if settings is not None:
+        try:
+            send_answer(settings, accepts)
+        except FairbloomError as error:
+            print(f"the server does not learn it: {error}", file=sys.stderr)
 
 
 @client.command("schemas", epilog="Example: fairbloom client schemas client.toml")
@@ -201,15 +216,46 @@ def log(
         print("\n".join(describe_entries(entries)))
 
 
+ClientToml = Annotated[
+    Path, typer.Argument(metavar="CLIENT.TOML", help="Settings, from the bundle.")
+]
+
+
+@client.command(epilog="Example: fairbloom client profile client.toml")
+def profile(
+    config: ClientToml,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write what leaves into this file, and send nothing."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Let it leave without a question.")] = False,
+) -> None:
+    """Show what the device's tables have wrong; then what would leave, which it asks about.
+
+    A profile has counts and quantiles of no fewer rows, or persons, than limits.rows. The operator
+    compares the profiles of all sites and writes the common schema.
+    """
+    from fairbloom.deploy.device import profile as profiles
+    from fairbloom.tables.letters import encode_letter
+
+    settings = ClientSettings.of({}, config)
+    site = profiles.read_site(settings)
+    print("Only this screen shows:")
+    print("\n".join(profiles.show_site(settings, site)) or "nothing stands out")
+    chosen = profiles.choose_letter(settings, site, str(datetime.now(UTC).date()))
+    print(f"\n{chosen.note}This would leave:")
+    print("\n".join(profiles.describe_letter(chosen.letter)))
+    print(encode_letter(chosen.letter).decode())
+    if yes or typer.confirm(f"May it leave, to {out or settings.server}?"):
+        profiles.send(settings, chosen, out)
+        print(f"it has left, to {out or settings.server}")
+
+
 account = typer.Typer(
     suggest_commands=False,
     help="Open, show or resume the privacy account of this device's data (limits.privacy).",
 )
 client.add_typer(account, name="account")
-
-ClientToml = Annotated[
-    Path, typer.Argument(metavar="CLIENT.TOML", help="Settings, from the bundle.")
-]
 
 
 @account.command("open", epilog="Example: fairbloom client account open client.toml")
@@ -230,6 +276,7 @@ def open_account(
     """
     from fairbloom.client.guard.accepted_schemas import Schemas
     from fairbloom.client.private.opening import describe_account, open_account
+    from fairbloom.deploy.device.profile import describe_sent
     from fairbloom.errors import FairbloomError
     from fairbloom.tables.schema import read_schema
 
@@ -250,6 +297,7 @@ def open_account(
         settings.node(), settings.limits["privacy"], text, test_share=test_share, seed=seed
     )
     print("\n".join(describe_account(made)))
+    print(describe_sent(settings))
 
 
 @account.command("show", epilog="Example: fairbloom client account show client.toml")

@@ -94,7 +94,7 @@ COMMANDS = {
     ),
     "client": CommandPlace(
         "fairbloom.cli.deploy:client",
-        "Run a client of a federation, create its key, accept a schema, or read its log.",
+        "Run a client of a federation, profile its tables, accept a schema, or read its log.",
     ),
     "server": CommandPlace(
         "fairbloom.cli.deploy:server",

@@ -40,7 +40,8 @@ def say_and_propose(finding: Finding, about: Field, files: Mapping[str, str]) ->
     `about` is the field, and `files` has each site's key under `files`; none if one file has the
     rows of all.
     """
-    lines = propose(finding, about, files.get(finding.sites[-1], ""))
+    proposed = propose(finding, about, files.get(finding.sites[-1], ""))
+    lines = [f"{line} under {heading}" for heading, line in proposed]
     return say(finding) + text_if(lines, f"; if so, say {' or '.join(lines)}")
 
 
@@ -63,35 +64,32 @@ def say(finding: Finding) -> str:
     )
 
 
-def propose(finding: Finding, about: Field, file: str) -> list[str]:
-    """Return the lines of a schema that a finding proposes, each with its heading.
+def propose(finding: Finding, about: Field, file: str) -> list[tuple[str, str]]:
+    """Return the lines of a schema that a finding proposes, each below its heading.
 
     `file` is the site's key under `files`, "" for none.
     """
     name = write_key(finding.field)
-    of_field = f"under [fields.{name}]"
+    of_field = f"[fields.{name}]"
+    of_site = f"[files.{quote(file)}]"
     match finding.kind:
         case "categories" if file and not finding.explained_by:
-            own = quote(finding.words[0])
-            return [f"fields.{name}.spellings = {{USUAL = [{own}]}} under [files.{quote(file)}]"]
+            return [(of_site, f"fields.{name}.spellings = {{USUAL = [{quote(finding.words[0])}]}}")]
         case "numbers" | "categories" if file:
-            return [
-                f"fields.{name}{_convert(finding, about, way)} under [files.{quote(file)}]"
-                for way in finding.explained_by[:SHOWN]
-            ]
+            ways = finding.explained_by[:SHOWN]
+            return [(of_site, f"fields.{name}{_convert(finding, about, way)}") for way in ways]
         case "spelling":
             text, usual = finding.words
-            return [f"spellings = {{{write_key(usual)} = [{quote(text)}]}} {of_field}"]
+            return [(of_field, f"spellings = {{{write_key(usual)} = [{quote(text)}]}}")]
         case "name" if file:
-            own = quote(finding.words[0])
-            return [f"fields.{name} = {{name = {own}}} under [files.{quote(file)}]"]
+            return [(of_site, f"fields.{name} = {{name = {quote(finding.words[0])}}}")]
         case "one-value":
             (value,) = finding.words
             no = "no" if parse_number(value) is None else "0"
             categories = f"categories = [{quote(no)}, {quote(value)}]"
-            return [f'{categories} and spellings = {{{write_key(no)} = [""]}} {of_field}']
+            return [(of_field, f'{categories} and spellings = {{{write_key(no)} = [""]}}')]
         case "far" | "negative" | "zero":
-            return [f"missingValues = [{quote(format_number(finding.value))}] {of_field}"]
+            return [(of_field, f"missingValues = [{quote(format_number(finding.value))}]")]
     return []
 
 

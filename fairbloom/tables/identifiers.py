@@ -194,13 +194,13 @@ def rows_of_units(name: str, column: Column) -> float:
     is_few = np.count_nonzero(column.counts) < FEWEST_UNITS
     if NEVER.fullmatch(name) or is_coarse or is_few or (numbers != np.round(numbers)).any():
         return 0.0
-    units = _find_units(column)
+    units = find_units(column)
     counts = np.bincount(units[units >= 0])
     are_enough = len(counts) >= FEWEST_AT_SITE * len(column.sites.names)
     return float(counts.mean()) if are_enough and MIN_ROWS <= counts.mean() <= MAX_ROWS else 0.0
 
 
-def _find_units(column: Column) -> NDArray[np.int64]:
+def find_units(column: Column) -> NDArray[np.int64]:
     """Return the index of each row's value at its site; -1 for rows without one."""
     present = column.is_present
     cells = column.codes[present]
@@ -216,7 +216,7 @@ def _find_units(column: Column) -> NDArray[np.int64]:
 
 def name_persons(column: Column, others: Iterable[ColumnValues]) -> bool:
     """Return whether rows of the same value nearly always agree in another column, such as age."""
-    units = _find_units(column)
+    units = find_units(column)
     present = units >= 0
     units = units[present]
     # The rows of each site in another order.

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -137,7 +138,52 @@ class Draft:
 
 
 def infer(
-    paths: Mapping[str, Sequence[Path]],
+    paths: Mapping[str, Sequence[Path]], *, target: str = "", **wanted: Any
+) -> tuple[str, dict[str, str]]:
+    """Return the schema that files suggest, with comments, and why columns are left out, by name.
+
+    `paths` has the files by client, and `wanted` the other arguments of `draft`. Raise DataError if
+    no file can be read.
+    """
+    clients = {path: name for name, files in paths.items() for path in files}
+    tables, unread = _read_all(clients, {fold(target)} if target else {*TARGETS})
+    notes = [f"{path.name} is left out of this draft: {why}" for path, why in unread]
+    lines, files, left_out = draft(tables, clients, notes, target=target, **wanted)
+    return "\n".join([*lines, *files]) + "\n", left_out
+
+
+def survey_files(
+    tables: Mapping[Path, ReadTable],
+) -> tuple[dict[Path, ReadTable], list[dict[str, FileColumn]], list[str]]:
+    """Return tables with the marks of their numbers, their columns by folded name, and notes.
+
+    A note asks for a file's marks if its numbers can be read in two ways.
+    """
+    marked: dict[Path, ReadTable] = {}
+    parts: list[dict[str, FileColumn]] = []
+    notes: list[str] = []
+    for path, table in tables.items():
+        columns = _survey_file(table, SchemaFile())
+        marks = infer_marks(_find_texts(table, columns))
+        file = table.file.model_copy(
+            update={"decimalChar": marks.decimal, "groupChar": marks.group}
+        )
+        marked[path] = replace(table, file=file)
+        if marks.unclear:
+            notes.append(
+                f"{table.path.name}: {marks.unclear!r} can be read in two ways: state decimalChar"
+                f" or groupChar under [files.{quote(table.file.key)}]"
+            )
+        if (marks.decimal, marks.group) != (".", ""):
+            columns = _survey_file(table, file)
+        parts.append(columns)
+    return marked, parts, notes
+
+
+def draft(
+    unmarked: Mapping[Path, ReadTable],
+    clients: Mapping[Path, str],
+    notes: Sequence[str] = (),
     *,
     positive_words: Collection[str],
     target: str = "",
@@ -147,15 +193,20 @@ def infer(
     kind: str = "auto",
     without: Collection[str] = (),
     advise: bool = False,
-) -> tuple[str, dict[str, str]]:
-    """Return the schema that files suggest, with comments, and why columns are left out, by name.
+) -> tuple[list[str], list[str], dict[str, str]]:
+    """Return the lines of a schema, of its files' formats, and why columns are left out, by name.
 
-    A column is "" if it is to be found, or there is none. Raise DataError if no file can be read.
+    A column is "" if it is to be found, or there is none. Raise DataError if there is no target, or
+    nothing to learn from.
 
     Parameters
     ----------
-    paths
-        The files by client.
+    unmarked
+        The tables by file, as they are read without a schema.
+    clients
+        The client of each file.
+    notes
+        What the draft says first.
     positive_words
         Names that the positive one of two classes may have, in lower case.
     target
@@ -173,46 +224,25 @@ def infer(
     advise
         Whether comments say how sites stand out.
     """
-    clients = {path: name for name, files in paths.items() for path in files}
-    tables, unread = _read_all(clients, {fold(target)} if target else {*TARGETS})
-    first = next(iter(tables.values()))
-    target = _find(tables, target, "csv.target", TARGETS)
-    client = _find(tables, client, "csv.client") if client else ""
+    first = next(iter(unmarked.values()))
+    target = _find(unmarked, target, "csv.target", TARGETS)
+    client = _find(unmarked, client, "csv.client") if client else ""
     if client and without:
         found, _ = rows_of_clients(first.find(client), first.decimal, MISSING)
         kept = [rows for name, rows in found.items() if name not in without]
         first = first.take(np.sort(np.concatenate(kept)))
-        tables = dict.fromkeys(tables, first)
-    unit = _find(tables, unit, "csv.unit") if unit else ""
+        unmarked = dict.fromkeys(unmarked, first)
+    unit = _find(unmarked, unit, "csv.unit") if unit else ""
     for key, name in (("client", client), ("unit", unit)):
         if fold(name) == fold(target):
             raise DataError(f"csv.{key} = {name!r}: it is the target: name another column, or none")
-    notes = [f"{path.name} is left out of this draft: {why}" for path, why in unread]
-    notes += [
+    remarks = [
         f"{path.name}: {remark}"
-        for path, table in tables.items()
+        for path, table in unmarked.items()
         for name, remark in table.remarks
         if name == "all"
     ]
-    unmarked = dict(tables)
-    raw: list[dict[str, FileColumn]] = []
-    for path, table in unmarked.items():
-        columns = _survey_file(table, SchemaFile())
-        marks = infer_marks(_find_texts(table, columns))
-        tables[path] = replace(
-            table,
-            file=table.file.model_copy(
-                update={"decimalChar": marks.decimal, "groupChar": marks.group}
-            ),
-        )
-        if marks.unclear:
-            notes.append(
-                f"{table.path.name}: {marks.unclear!r} can be read in two ways: state decimalChar"
-                f" or groupChar under [files.{quote(table.file.key)}]"
-            )
-        if (marks.decimal, marks.group) != (".", ""):
-            columns = _survey_file(table, tables[path].file)
-        raw.append(columns)
+    tables, raw, unclear = survey_files(unmarked)
     names = _match_names(tables, target)
     sites = Sites.of_files([*tables.values()], [clients[path] for path in tables])
     if client:
@@ -223,38 +253,38 @@ def infer(
         sites = Sites.of_one_file(first, rows)
     names.pop(fold(client), None)
     names.pop(fold(unit), None)
-    draft = Draft()
+    drafted = Draft()
     for name in names.values():
         parts = [
             columns.get(fold(table.column_name(name)))
             for table, columns in zip(tables.values(), raw, strict=True)
         ]
-        draft.columns[name] = Column.of(sites, parts)
-        _draft_column(draft, name, name == target, kind)
+        drafted.columns[name] = Column.of(sites, parts)
+        _draft_column(drafted, name, name == target, kind)
     if not unit:
-        _propose_units(draft, target)
-    _ignore_other_names(draft, tables, unit)
-    if len(draft.fields) == 1:
+        _propose_units(drafted, target)
+    _ignore_other_names(drafted, tables, unit)
+    if len(drafted.fields) == 1:
         raise DataError(
             f"{first.path} has no column but the target {target!r} that can be learned from"
         )
-    if not any(each.about.input for name, each in draft.fields.items() if name != target):
-        for each in draft.fields.values():  # better than nothing to learn from
+    if not any(each.about.input for name, each in drafted.fields.items() if name != target):
+        for each in drafted.fields.values():  # better than nothing to learn from
             each.lines = [line for line in each.lines if line != NO_INPUT]
     if advise:
-        files = {name: key_of_client(name, files[0].name) for name, files in paths.items()}
-        _comment(draft, {} if client else files)
+        keys = {clients[path]: table.file.key for path, table in tables.items()}
+        _comment(drafted, {} if client else keys)
     determining: list[str] = []
-    for name, each in draft.fields.items():
-        if name != target and determines(each.values, draft.fields[target].values):
+    for name, each in drafted.fields.items():
+        if name != target and determines(each.values, drafted.fields[target].values):
             each.comments.append(f"{name} determines {target}: is it known only after the outcome?")
             determining.append(name)
-    shown = join_first([key_of_client(name, files[0].name) for name, files in paths.items()], 10)
+    shown = join_first([*dict.fromkeys(table.file.key for table in tables.values())], 10)
     lines = [
         f"# Inferred from {shown}. Read it and correct it.",
-        *(f"# {_printable(note)}" for note in notes),
+        *(f"# {_printable(note)}" for note in (*notes, *remarks, *unclear)),
         f"target = {quote(target)}",
-        *_positive_lines(draft.fields[target], positive_words),
+        *_positive_lines(drafted.fields[target], positive_words),
     ]
     if client:
         lines.append(f"client = {quote(client)}")
@@ -262,10 +292,11 @@ def infer(
         lines.append(f"unit = {quote(unit)}")
     if determining:
         lines.append(f"determining = {quote(determining)}")
-    lines += [*_lines(draft, missing), *_file_lines(tables, unmarked, clients)]
-    return "\n".join(lines) + "\n", draft.ignored | {
-        name: NUMBERS_OF_ROWS for name, each in draft.fields.items() if NO_INPUT in each.lines
+    left_out = drafted.ignored | {
+        name: NUMBERS_OF_ROWS for name, each in drafted.fields.items() if NO_INPUT in each.lines
     }
+    lines += _lines(drafted, missing)
+    return lines, [*_file_lines(tables, unmarked, clients)], left_out
 
 
 def _positive_lines(target: Drafted, words: Collection[str]) -> Iterator[str]:
@@ -407,7 +438,7 @@ def _match_names(tables: dict[Path, ReadTable], target: str) -> dict[str, str]:
             renamed |= dict(differing)
     alike: dict[str, list[str]] = {}
     for name in names:
-        alike.setdefault(_squash(renamed.get(name, name)), []).append(name)
+        alike.setdefault(squash(renamed.get(name, name)), []).append(name)
     matched: dict[str, str] = {}
     for group in alike.values():
         files = [site for name in group for site in holders[name]]
@@ -437,7 +468,7 @@ def _ignore_other_names(draft: Draft, tables: dict[Path, ReadTable], unit: str) 
         tables[site] = replace(table, file=table.file.model_copy(update={"fields": used}))
 
 
-def _squash(name: str) -> str:
+def squash(name: str) -> str:
     """Return a column's name without case, accents, spaces, _, - and ., and a unit in brackets."""
     plain = "".join(
         letter

@@ -418,7 +418,7 @@ def test_an_authority_is_changed_without_a_gap(served: Served, tmp_path: Path) -
         federation.renew()
 
 
-METHODS = ("Next", "Reply", "Beat")
+METHODS = ("Next", "Reply", "Beat", "Tell")
 WORKING = Working(session=b"1" * 16).SerializeToString()
 OK = grpc.StatusCode.OK
 YEARS = 365 * 24 * 3600.0

@@ -74,10 +74,15 @@ TUTORIAL = "Predict on a device"
 BY_COMMAND = [
     line
     for block in blocks("docs/nodes-device.md")
-    if block.section == TUTORIAL
+    if block.section == TUTORIAL and block.language == "sh"
     for line in block.commands
 ]
-AT_EACH = ("tar", "mkdir", "cp", "fairbloom client accept", "fairbloom client north/")
+(OWNER,) = (
+    block.text
+    for block in blocks("docs/nodes-device.md")
+    if block.section == TUTORIAL and block.language == "toml"
+)
+AT_EACH = ("tar", "mkdir", "cp", "fairbloom client")
 
 
 @pytest.mark.federation
@@ -91,6 +96,10 @@ def test_the_tutorial_ends_at_a_prediction_on_a_device(tmp_path: Path) -> None:
             runtime.home / "hospitals",
         )
         for line in BY_COMMAND:
+            if line.startswith("fairbloom client profile"):
+                for name in HOSPITALS:
+                    own = runtime.home / name / "owner.toml"
+                    own.write_text(OWNER.replace("north", name))
             each = (
                 [line.replace("north", name) for name in HOSPITALS]
                 if line.startswith(AT_EACH)

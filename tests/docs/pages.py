@@ -30,6 +30,9 @@ ELSEWHERE = {
         "docs/test_real_data.py::test_the_commands_on_clients_that_come_with_the_data_work"
     ),
     "docs/deployment.md#A federation in six steps": FEDERATION,
+    "docs/deployment.md#Hospitals whose data never meet": (
+        "deploy/test_profiles.py::test_the_way_by_commands"
+    ),
     "docs/comparing.md#Larger spaces": (
         "docs/test_real_data.py::test_optuna_asks_for_the_points_of_a_search"
     ),

@@ -155,10 +155,10 @@ def test_codes_that_begin_at_0_are_explained(floor: int) -> None:
     assert {each.about for each in finding.explained_by} == {"codes from 1 and from 0"}
     codes = Field(type="integer", categories=("1", "2"))
     assert propose(finding, codes, "d.csv") == [
-        'fields.x.spellings = {"1" = ["0"], "2" = ["1"]} under [files."d.csv"]'
+        ('[files."d.csv"]', 'fields.x.spellings = {"1" = ["0"], "2" = ["1"]}')
     ]
     assert propose(finding, Field(type="number"), "d.csv") == [
-        'fields.x = {factor = 1, offset = 1} under [files."d.csv"]'
+        ('[files."d.csv"]', "fields.x = {factor = 1, offset = 1}")
     ]
     assert not propose(finding, codes, "")
     one_class = {**cells, "d": numbers_of([0.0] * 80)}

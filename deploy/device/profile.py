@@ -1,0 +1,260 @@
+"""The profile of a device's tables: what its owner sees, and what leaves once the owner agrees.
+
+In the state folder, `profiles` has a file for each letter and each answer on a schema that has
+left. A letter lies there with the digests of its rows: where a new one would differ from it by
+fewer rows than the floor, the difference would show them, and the earlier one goes again.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from fairbloom.client.guard.accepted_schemas import counting_keys
+from fairbloom.client.guard.limits import Limits
+from fairbloom.client.guard.log_files import open_log
+from fairbloom.client.guard.order import secret_of
+from fairbloom.client.private.account import accounts_of
+from fairbloom.system.files import make_folder, write_private
+from fairbloom.system.versions import read_sealed, write_sealed
+from fairbloom.tables.comparison import compare
+from fairbloom.tables.encoding import encode_files
+from fairbloom.tables.folders import files_in, place_of
+from fairbloom.tables.identifiers import NAMED, rows_of_units
+from fairbloom.tables.inference import survey_files
+from fairbloom.tables.letters import (
+    IDENTIFIES,
+    MIN_FLOOR,
+    ROW,
+    Letter,
+    SiteTables,
+    count_changed,
+    decode_letter,
+    describe,
+    encode_letter,
+    letter_of,
+)
+from fairbloom.tables.reading import read
+from fairbloom.tables.reasons import DataError
+from fairbloom.tables.schema import EVERY_FILE, Schema, fold, parse_schema, with_files
+from fairbloom.tasks.catalogue import TASKS
+from fairbloom.text import text_if
+
+from ..errors import DeployError
+from ..fleet.client import tell
+from ..fleet.wire_pb2 import Told
+from .client import ClientSettings
+from .connectivity import connection_fault
+
+# The folder in a state folder of what has left, and the letters in it; the others are answers.
+FOLDER = "profiles"
+LETTER = "*.letter"
+
+
+@dataclass(frozen=True, eq=False)
+class SentLetter:
+    """A letter that may leave or has left, with the digests of its rows, and why it is this one."""
+
+    letter: Letter
+    digests: NDArray[np.uint64]
+    note: str = ""
+
+
+def read_site(client: ClientSettings) -> SiteTables:
+    """Return the tables of a device, as its owner's `files` describe them."""
+    formats = Schema(target="", fields={}, files=client.files)
+    marked, parts, _ = survey_files(
+        {path: read(path, formats.file(path.name, client.name)) for path in _paths_of(client)}
+    )
+    return SiteTables([*marked.values()], parts)
+
+
+def _paths_of(client: ClientSettings) -> list[Path]:
+    if not client.data_dir:
+        raise DeployError("data-dir is missing, so the device has no tables: set it in owner.toml")
+    place = place_of(client.data_dir, client.name)
+    return [*chain(*files_in(place, TASKS["csv"].reads, of_one=True).values())]
+
+
+def show_site(client: ClientSettings, site: SiteTables) -> Iterator[str]:
+    """Yield lines on what the tables hold and may have wrong, for their owner's eyes only."""
+    profiles = site.profile()
+    own = {name: {client.name: each} for name, each in profiles.items()}
+    yield from describe(compare(own), EVERY_FILE)
+    yield from (f"{name}: {each.identifier}" for name, each in profiles.items() if each.identifier)
+    if client.unit in ("", ROW):
+        yield from (
+            f'{name}: several rows have the same value: if it names a person, write unit = "{name}"'
+            " at the top of owner.toml"
+            for name, column in site.columns.items()
+            if rows_of_units(name, column) and (profiles[name].identifier or NAMED.fullmatch(name))
+        )
+
+
+def choose_letter(client: ClientSettings, site: SiteTables, day: str) -> SentLetter:
+    """Return the letter that may leave, of this `day`, as 2025-01-31, or an earlier one again.
+
+    Raise FairbloomError if none may leave.
+    """
+    _count_sent(client)
+    if not client.unit:
+        raise DeployError(
+            'owner.toml does not say whom a row is about: write unit = "COLUMN" at its top, with'
+            " the column that names each row's person, or unit ="
+            f' "{ROW}" if each row is another person'
+        )
+    floor = max(Limits.of(client.limits).min_rows, MIN_FLOOR)
+    letter = letter_of(site, client.name, day, floor, client.unit)
+    decode_letter(encode_letter(letter))  # what the server would refuse does not leave
+    secret = secret_of(Path(client.state_dir))
+    rows = site.rows_of(client.unit)
+    made = SentLetter(letter, site.digest(rows, secret, letter.columns))
+    for earlier in reversed([*_read_sent(client, secret)]):
+        before = earlier.letter
+        # in the earlier columns: a new one would make all rows new
+        changed = count_changed(earlier.digests, site.digest(rows, secret, before.columns))
+        is_other = (before.floor, before.unit) != (floor, client.unit)
+        if changed >= max(floor, before.floor) or (changed == 0 and not is_other):
+            continue
+        if is_other:
+            raise DeployError(
+                f"a profile of {before.date}, with limits.rows = {before.floor} and unit ="
+                f" {before.unit!r}, has left, and {changed} rows changed since: two floors of the"
+                f" same rows show exact counts. Set both back, or wait until {floor} have changed"
+            )
+        note = (
+            f"Only {changed} rows changed since the profile of {before.date}, and the difference"
+            " would show them: that one goes again."
+        )
+        return replace(earlier, letter=replace(before, client=client.name), note=note)
+    return made
+
+
+def describe_letter(letter: Letter) -> Iterator[str]:
+    """Yield lines on what a letter says."""
+    yield f"{letter.rows} rows, unit {letter.unit}; all counts are multiples of {letter.floor}"
+    for name, column in letter.columns.items():
+        counts = {**column.values, **column.patterns}
+        parts = [
+            column.identifier.replace(
+                IDENTIFIES, "only that it seems to name persons, rows, dates"
+            ),
+            ", ".join(f"{value!r} {rows}" for value, rows in counts.items()),
+            text_if(column.others, f"{column.others} others"),
+            text_if(any(column.quantiles), f"quantiles {[*column.quantiles]}"),
+            text_if(column.missing, f"{sum(column.missing.values())} missing"),
+            ", ".join(each.kind for each in column.found),
+        ]
+        yield f"{name}: {'; '.join(filter(None, parts)) or 'nothing, for too few rows'}"
+
+
+def send(client: ClientSettings, chosen: SentLetter, out: Path | None) -> None:
+    """Write a letter into a file, or send it to the server; raise FairbloomError if it cannot.
+
+    It counts as one that has left before it leaves.
+    """
+    number = _count_sent(client, by_wire=out is None)
+    content = encode_letter(chosen.letter)
+    secret = secret_of(Path(client.state_dir))
+    head = b"\n".join([_check_of(secret), content, chosen.digests.tobytes()])
+    write_sealed(_folder_of(client) / f"{number:04}.letter", head, b"")
+    sent = {"profile": f"{len(chosen.letter.columns)} columns, {out or client.server}"}
+    open_log(Path(client.state_dir)).note({"run": 0, "asked": "profile", "sent": sent}, {})
+    if out is None:
+        tell(client, Told(profile=content))
+    else:
+        write_private(out, content)
+
+
+def send_answer(client: ClientSettings, accepts: bool) -> None:
+    """Tell the server whether the owner has accepted a schema, and nothing more.
+
+    Raise FairbloomError if nothing may leave, or the server does not take it.
+    """
+    number = _count_sent(client, by_wire=True)
+    write_private(_folder_of(client) / f"{number:04}.answer", b"")
+    open_log(Path(client.state_dir)).note(
+        {"run": 0, "asked": "answer", "sent": {"accepts": str(accepts)}}, {}
+    )
+    tell(client, Told(accepts=accepts))
+
+
+def find_faults(client: ClientSettings, schema: str) -> Sequence[str]:
+    """Return the faults of the device's own files by a schema, for their owner's eyes only.
+
+    Raise DeployError if the schema has another unit than the owner has said.
+    """
+    if "classes" in counting_keys(schema):  # of images
+        return ()
+    text = with_files(schema, client.files, client.name)
+    parsed = parse_schema(text)
+    names = parsed.file("", client.name).names_of(parsed.unit) if parsed.unit else (ROW,)
+    if client.unit and fold(client.unit) not in map(fold, names):
+        raise DeployError(
+            f"the schema's unit is {' or '.join(names)}, and owner.toml says unit ="
+            f" {client.unit!r}: numbers would count other persons than a profile. Say which column"
+            f' it is by fields.{parsed.unit or "UNIT"}.name under [files."*"], or change the schema'
+        )
+    if not client.data_dir:
+        return ()
+    try:
+        return [*map(str, encode_files(_paths_of(client), client.name, text).faults)]
+    except DataError as error:
+        return [str(error)]
+
+
+def describe_sent(client: ClientSettings) -> str:
+    """Return whether profiles of the device's tables have left, and when the last one did."""
+    sent = [*_read_sent(client, secret_of(Path(client.state_dir)))]
+    if not sent:
+        return "no profile of the tables has left this device"
+    return (
+        f"{len(sent)} profiles of the tables have left before, the last of {sent[-1].letter.date}:"
+        " the account does not count what they say"
+    )
+
+
+def _count_sent(client: ClientSettings, *, by_wire: bool = False) -> int:
+    """Return how many letters and answers have left; raise DeployError if no more may, or can."""
+    if by_wire and (fault := connection_fault(client)):
+        raise DeployError(fault)
+    if client.data_dir and accounts_of(client.data_dir, client.limits.get("privacy", {})):
+        raise DeployError(
+            "a privacy account is open for these data, and it counts all that leaves: no profile"
+            " and no answer leaves any more; send the operator what a schema needs from a codebook"
+        )
+    folder = _folder_of(client)
+    make_folder(folder)
+    number = len([*folder.glob("[0-9]*")])
+    if number >= (most := Limits.of(client.limits).profiles):
+        raise DeployError(
+            f"{number} profiles and answers have left this device, and limits.profiles = {most} is"
+            " the most: use an earlier one, or raise the limit in owner.toml"
+        )
+    return number
+
+
+def _folder_of(client: ClientSettings) -> Path:
+    return Path(client.state_dir, FOLDER)
+
+
+def _read_sent(client: ClientSettings, secret: bytes) -> Iterator[SentLetter]:
+    """Yield the letters that have left, in order; raise DeployError for a damaged one."""
+    for path in sorted(_folder_of(client).glob(LETTER)):
+        head, _ = read_sealed(path, "a new profile cannot be compared with it")
+        check, _, rest = head.partition(b"\n")
+        if check != _check_of(secret):
+            raise DeployError(
+                f"{path} is damaged, or of another order-secret: without it a new profile may show"
+                " single rows. Bring the state-dir back from a copy"
+            )
+        content, _, digests = rest.partition(b"\n")
+        yield SentLetter(decode_letter(content), np.frombuffer(digests, np.uint64))
+
+
+def _check_of(secret: bytes) -> bytes:
+    return blake3(b"profiles", key=secret).hexdigest().encode()

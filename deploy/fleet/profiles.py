@@ -1,0 +1,63 @@
+"""What owners of devices tell the operator, in the federation's folder `profiles`, by client.
+
+Each client has a folder: its letters by the day on which they came, and `accepts`, its last answer
+on a schema. A file is there whole or not at all.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from fairbloom.logs import log
+from fairbloom.system.files import make_folder, write_private
+
+from .members import timestamp
+from .wire_pb2 import Told
+
+# The folder in a federation's folder, the letters in that of a client, and its answer there.
+FOLDER = "profiles"
+LETTER = "*.json"
+ANSWER = "accepts"
+
+# The content of an answer.
+ANSWERS = {True: b"yes", False: b"no"}
+
+
+def keep(folder: Path, name: str, message: Told) -> None:
+    """Keep a client's message in a federation's folder.
+
+    Raise ValueError if no device of this name sends it.
+    """
+    from fairbloom.tables.letters import decode_letter  # late: a server needs no tables before
+
+    kind = message.WhichOneof("content")
+    place = folder / FOLDER / name
+    file = place / ANSWER
+    content = ANSWERS[message.accepts]
+    if kind == "profile":
+        letter = decode_letter(message.profile)
+        if letter.client != name:
+            raise ValueError(
+                f"the profile is of client {letter.client!r}, and client {name!r} sent it"
+            )
+        file = place / f"{timestamp()[:10]}.json"
+        content = message.profile
+    elif kind is None:
+        raise ValueError("the call has neither a profile nor an answer")
+    make_folder(place)
+    write_private(file, content)
+    log.info("client %s: %s is kept", name, file.name)
+
+
+def find_letter(folder: Path, name: str) -> Path | None:
+    """Return the newest letter of a client, None if it has sent none."""
+    return max((folder / FOLDER / name).glob(LETTER), default=None)
+
+
+def describe_told(folder: Path, name: str) -> dict[str, Any]:
+    """Return the day of a client's newest letter, and whether it has accepted a schema."""
+    letter = find_letter(folder, name)
+    answer = folder / FOLDER / name / ANSWER
+    about: dict[str, Any] = {"profile": letter and letter.stem, "accepts": None}
+    if answer.exists():
+        about["accepts"] = answer.read_bytes() == ANSWERS[True]
+    return about

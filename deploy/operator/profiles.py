@@ -1,0 +1,151 @@
+"""Compare the profiles of clients, and draft the schema of all: no data meet."""
+
+import tomllib
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fairbloom.logs import escape_unprintable
+from fairbloom.system.files import read_small, write_whole
+from fairbloom.tables.advice import propose, say
+from fairbloom.tables.comparison import Finding
+from fairbloom.tables.inference import draft, squash
+from fairbloom.tables.letters import (
+    NUMBER,
+    ROW,
+    USUAL,
+    Letter,
+    decode_letter,
+    describe,
+    stand_in,
+)
+from fairbloom.tables.schema import EVERY_FILE, SCHEMA_NAME, Schema, fold, parse_schema
+from fairbloom.tables.toml import quote, write_key
+from fairbloom.tasks.targets import POSITIVE_WORDS
+from fairbloom.text import join_first, text_if
+
+from ..errors import DeployError
+from ..fleet.federation import Federation
+from ..fleet.profiles import find_letter
+
+# The heading of what owner.toml says of all files of a device.
+FILES = f'[files."{EVERY_FILE}"]'
+
+# Findings that are printed.
+MOST = 10
+
+
+def read_letters(federation: Federation, files: Sequence[Path]) -> dict[str, Letter]:
+    """Return the newest letter of each enrolled client, or the one in `files`, by client.
+
+    Raise DeployError without a letter, or if one cannot be used.
+    """
+    newest = [find_letter(federation.path, each.name) for each in federation.enrolled()]
+    letters = dict[str, Letter]()
+    for path in [*filter(None, newest), *files]:
+        try:
+            letter = decode_letter(read_small(path).encode())
+        except (OSError, ValueError) as error:
+            raise DeployError(
+                f"{path} cannot be used: {error}. Delete it, and ask its client's owner for another"
+            ) from error
+        letters[letter.client] = letter
+    if not letters:
+        raise DeployError(
+            "no client has sent a profile: its owner sends one by fairbloom client profile"
+            " client.toml, or writes it by --out FILE, for you to name"
+        )
+    return letters
+
+
+def describe_findings(findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield the findings that stand out most, with lines to paste, and sites with too few rows."""
+    known = [each for each in findings if each.kind != "untold"]
+    yield from map(escape_unprintable, describe(known[:MOST], EVERY_FILE))
+    if len(known) > MOST:
+        yield f"and {len(known) - MOST} more, which --page shows"
+    untold: dict[str, list[str]] = {}
+    for each in findings:
+        for site in each.sites if each.kind == "untold" else ():
+            untold.setdefault(site, []).append(each.field)
+    for site, fields in untold.items():
+        yield escape_unprintable(
+            f"{site} cannot be compared, for too few rows, in {join_first(fields)}"
+        )
+
+
+def write_schema(
+    letters: Mapping[str, Letter],
+    findings: Sequence[Finding],
+    folder: Path,
+    wanted: Mapping[str, Any],
+) -> Iterator[str]:
+    """Write the schema of all, and each client's block for its owner.toml; yield lines on it.
+
+    `wanted` are arguments of `draft`. A schema that is there is only extended, and a block that is
+    there stays.
+    """
+    units = Counter(letter.unit for letter in letters.values())
+    unit = "" if ROW in units else units.most_common(1)[0][0]
+    tables = [stand_in(letter, unit) for letter in letters.values() if letter.rows]
+    lines, _, ignored = draft(
+        {table.path: table for table in tables},
+        {table.path: table.path.stem for table in tables},
+        positive_words=POSITIVE_WORDS,
+        unit=unit,
+        **wanted,
+    )
+    (folder / "clients").mkdir(parents=True, exist_ok=True)
+    file = folder / SCHEMA_NAME
+    before = file.read_text() if file.exists() else ""
+    text = _extend(before, lines) if before else "\n".join(lines) + "\n"
+    schema = parse_schema(text, str(file))
+    if text != before:
+        write_whole(file, text.encode())
+        yield f"{file} is {'extended' if before else 'written'}: read it and correct it"
+    if unknown := [name for name in ignored if before and not _knows(schema, name)]:
+        yield f"{file} does not name {join_first(unknown)}: extend ignore by {quote(unknown)}"
+    for client, letter in letters.items():
+        block = folder / "clients" / f"{client}.toml"
+        if not block.exists():
+            own = [each for each in findings if client in each.sites and each.kind != "untold"]
+            write_whole(block, "\n".join(_block_of(letter, schema, own)).encode())
+            yield f"{block} is written: lines for the owner.toml of {client}"
+
+
+def _extend(text: str, lines: Collection[str]) -> str:
+    """Return a schema with the fields of a draft that it does not have, at its end."""
+    schema = parse_schema(text)
+    sections = "\n".join(lines).split("\n\n")[1:]
+    new = [
+        each for each in sections if not _knows(schema, next(iter(tomllib.loads(each)["fields"])))
+    ]
+    return "\n\n".join([text.rstrip("\n"), *new]) + "\n" if new else text
+
+
+def _knows(schema: Schema, name: str) -> bool:
+    known = (*schema.fields, *schema.ignore, schema.unit, schema.client)
+    return squash(name) in map(squash, known)
+
+
+def _block_of(letter: Letter, schema: Schema, findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield the lines that say in a client's owner.toml how its files have the schema's columns."""
+    yield FILES
+    several = text_if(len(letter.formats) > 1, "# of some files only: ")
+    for way in letter.formats:
+        yield from (
+            f"{several}{key} = {quote(way[key])}" for key in USUAL if way[key] != USUAL[key]
+        )
+    fields = {squash(name): name for name in schema.fields}
+    for name in letter.columns:
+        field = schema.unit if fold(name) == fold(letter.unit) else fields.get(squash(name), "")
+        if field and fold(field) != fold(name):
+            yield f"fields.{write_key(field)} = {{name = {quote(name)}}}"
+    for finding in findings:
+        about = schema.fields.get(finding.field, NUMBER)
+        proposed = [line for at, line in propose(finding, about, EVERY_FILE) if at == FILES]
+        if proposed:
+            yield f"# {escape_unprintable(f'{finding.field}: {say(finding)}')}"
+        yield from (f"# {line}" for line in proposed)
+    yield ""

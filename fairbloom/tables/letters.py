@@ -1,0 +1,398 @@
+"""Letters: the profile of a site's tables as it leaves the site, and what stands for them there.
+
+A letter depends on no value that fewer units than its floor hold: profiles.py has the law. Where
+rows belong to persons, it counts the first row of each. The server compares letters as one machine
+compares files, and drafts a schema from a table that stands for each of them.
+"""
+
+import itertools
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from fairbloom.errors import FairbloomError
+from fairbloom.system.values import decode_as
+from fairbloom.text import join_first
+
+from .advice import propose, say
+from .cells import MISSING, FileColumn, different_cells, parse_number
+from .comparison import Finding, Profiles, compare, match_names
+from .identifiers import DATE, find_units, judge_numbers, judge_texts
+from .inference import squash
+from .profiles import (
+    MAX_LISTED,
+    MAX_PATTERN,
+    PROBABILITIES,
+    Cells,
+    ColumnProfile,
+    profile,
+)
+from .reading import ReadTable, Values
+from .reasons import DataError
+from .schema import MAX_TEXT, Field, SchemaFile, fold, normalise
+from .survey import Column, Sites
+
+# The unit of a site where each row is another person.
+ROW = "row"
+
+# Bytes of a letter, and its lowest floor.
+MAX_BYTES = 2**20
+MIN_FLOOR = 5
+
+# All that a letter says of a column that may identify a person, a row or a day.
+IDENTIFIES = "it seems to name persons, rows or dates"
+
+# The kinds of what only rows show; see `Found`.
+KINDS = ("far", "negative", "zero", "two-units", "exclusive")
+
+# How a file is written that needs no line in a schema, by the keys of `SchemaFile`.
+USUAL = {"encoding": "utf-8", "decimalChar": ".", "groupChar": ""}
+
+# A field of which no schema says more yet.
+NUMBER = Field(type="number")
+
+# Bytes of the digest of a row, or of a cell.
+DIGEST_BYTES = 8
+
+# Rows of the table that stands for a letter, and the seed of their order.
+MAX_ROWS = 10_000
+SEED = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Letter:
+    """The profile of a site's tables.
+
+    Attributes
+    ----------
+    client
+        The site's name.
+    date
+        The day on which it was made, as 2025-01-31.
+    floor
+        The fewest units on which a number of it depends, from MIN_FLOOR.
+    unit
+        The column of each row's person, or ROW if each row is another one.
+    formats
+        How the site's files are written, by the keys of USUAL, each way once.
+    rows
+        The number of rows, one of each person, rounded down to a multiple of the floor.
+    columns
+        The profile of each column, by its name at the site.
+    """
+
+    client: str
+    date: str
+    floor: int
+    unit: str
+    formats: tuple[Mapping[str, str], ...]
+    rows: int
+    columns: Mapping[str, ColumnProfile]
+
+
+def encode_letter(letter: Letter) -> bytes:
+    """Return a letter as JSON."""
+    return json.dumps(asdict(letter)).encode()
+
+
+def decode_letter(content: bytes) -> Letter:
+    """Return the letter in JSON; raise FairbloomError unless all that it says is in its range."""
+    try:
+        if len(content) > MAX_BYTES:
+            raise ValueError(f"{len(content):,} bytes, and {MAX_BYTES:,} are the most")
+        letter = decode_as(Letter, json.loads(content))
+        broken = [law for law, holds in _check(letter).items() if not holds]
+        if broken:
+            raise ValueError(join_first(broken, 3))
+    except (ValueError, KeyError, RecursionError) as error:
+        raise FairbloomError(
+            f"it is no profile as a device makes it: {str(error)[:MAX_TEXT]}"
+        ) from error
+    return letter
+
+
+def _check(letter: Letter) -> dict[str, bool]:
+    """Return what holds for each letter, and whether it holds for this one."""
+    floor = max(letter.floor, 1)
+    names = (letter.client, letter.unit, *letter.columns)
+    formats = [each for each in letter.formats if SchemaFile.model_validate(each)]
+    return {
+        f"the floor is at least {MIN_FLOOR}": letter.floor >= MIN_FLOOR,
+        "it has columns and at most 10^12 rows": len(letter.columns) > 0 and letter.rows <= 10**12,
+        "its date is a day": str(date.fromisoformat(letter.date)) == letter.date,
+        "its client is no path": not re.search(r"[/\\]|^\.", letter.client),
+        "names have 1 to 200 characters": all(0 < len(each) <= MAX_TEXT for each in names),
+        "formats have their keys": all(each.keys() == USUAL.keys() for each in formats),
+    } | {
+        f"{name[:MAX_TEXT]!r}: {law}": holds
+        for name, column in letter.columns.items()
+        for law, holds in _check_column(column, letter.rows, floor).items()
+    }
+
+
+def _check_column(column: ColumnProfile, rows: int, floor: int) -> dict[str, bool]:
+    """Return what holds for each column of a letter, and whether it holds for this one."""
+    tables = (column.missing, column.values, column.patterns)
+    counts = [count for table in tables for count in table.values()]
+    counts += [each.rows for each in column.found]
+    texts = (*column.missing, *column.values, *(each.column for each in column.found))
+    named = sum(column.missing.values()) + sum(column.values.values()) + column.others
+    given = [each for each in column.quantiles if each is not None]
+    hidden = ColumnProfile(rows, {}, floor=floor, identifier=IDENTIFIES)
+    return {
+        "rows and floor are the letter's": (column.rows, column.floor) == (rows, floor),
+        "a count is at least the floor": min(counts, default=floor) >= floor,
+        "a count is a multiple of the floor": not any(
+            count % floor for count in (*counts, rows, column.others)
+        ),
+        "counts add up to at most the rows": 0 <= column.others <= named <= rows,
+        "it lists at most 100": max(*map(len, tables), len(column.found)) <= MAX_LISTED,
+        "texts have at most 200 characters": max(map(len, texts), default=0) <= MAX_TEXT,
+        "patterns are short": max(map(len, column.patterns), default=0) <= MAX_PATTERN,
+        "there are seven quantiles, or none": len(column.quantiles) in (0, len(PROBABILITIES)),
+        "it has quantiles or values": not (column.quantiles and column.values),
+        "quantiles ascend, with three digits": given == sorted(float(f"{q:.3g}") for q in given),
+        "what rows show is of a kind": all(each.kind in KINDS for each in column.found),
+        "an identifier has nothing else": column == hidden or not column.identifier,
+    }
+
+
+# A site -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class SiteTables:
+    """The tables of one site, and their columns by folded name."""
+
+    tables: Sequence[ReadTable]
+    parts: Sequence[Mapping[str, FileColumn]]
+
+    @cached_property
+    def columns(self) -> dict[str, Column]:
+        """The columns by their names in the first table that has them."""
+        return self.take(np.arange(sum(map(len, self.tables))))
+
+    def take(self, rows: NDArray[np.intp]) -> dict[str, Column]:
+        """Return the columns with these rows only, of all tables, counted from 0."""
+        starts = np.cumsum([0, *map(len, self.tables)])
+        own = [
+            rows[(rows >= start) & (rows < end)] - start
+            for start, end in itertools.pairwise(starts)
+        ]
+        owners = [0] * len(self.tables)
+        sites = Sites([""], self.tables, own, np.array([len(rows)]), owners)
+        names = {fold(name): name for table in self.tables[::-1] for name in table.columns}
+        return {
+            name: Column.of(sites, [part.get(folded) for part in self.parts])
+            for folded, name in names.items()
+        }
+
+    def rows_of(self, unit: str) -> NDArray[np.intp]:
+        """Return the first row of each person, or all rows if `unit` is ROW.
+
+        Rows without a person are left out. Raise DataError if a table has no such column.
+        """
+        if unit == ROW:
+            return np.arange(sum(map(len, self.tables)))
+        for table in self.tables:
+            if table.find(unit) is None:
+                raise DataError(
+                    f"{table.path} has no column {unit!r}, the unit: name one of"
+                    f' {join_first([*table.columns])} in owner.toml, or write unit = "{ROW}" if'
+                    " each row is another person"
+                )
+        (name,) = (each for each in self.columns if fold(each) == fold(unit))
+        units = find_units(self.columns[name])
+        having = np.flatnonzero(units >= 0)
+        return np.sort(having[np.unique(units[having], return_index=True)[1]])
+
+    def check_names(self) -> None:
+        """Raise DataError if the names of columns look like data: they may be a first row.
+
+        A name would then be a cell of one person, which may not leave.
+        """
+        for table, part in zip(self.tables, self.parts, strict=True):
+            for name in table.columns:
+                cells = part[fold(name)].texts if fold(name) in part else ()
+                is_cell = any(fold(text) == fold(name) for text in cells)
+                numbers = (parse_number(name), parse_number(name, ","))
+                if (
+                    is_cell
+                    or DATE.fullmatch(name)
+                    or numbers != (None, None)
+                    or fold(name) in MISSING
+                ):
+                    raise DataError(
+                        f"{table.path}: the name of a column, {name!r}, looks like a cell, or is"
+                        " one: write the names of the columns into the first line, and only there,"
+                        " or state headerRows under [files] in owner.toml"
+                    )
+
+    def profile(self, unit: str = ROW, floor: int = 1) -> dict[str, ColumnProfile]:
+        """Return the profile of each column; only that it is one of a column of identifiers."""
+        rows = self.rows_of(unit)
+        columns = self.take(rows)
+        cells = {
+            name: Cells.of_column(column, slice(None))
+            for name, column in columns.items()
+            if fold(name) != fold(unit)
+            and not any(is_identifier(name, each) for each in (column, self.columns[name]))
+        }
+        count = len(rows) // floor * floor
+        hidden = ColumnProfile(count, {}, floor=floor, identifier=IDENTIFIES)
+        return dict.fromkeys(columns, hidden) | profile(cells, floor)
+
+    def digest(
+        self, rows: NDArray[np.intp], secret: bytes, names: Collection[str]
+    ) -> NDArray[np.uint64]:
+        """Return the digests of these rows, in these columns, under a secret of 32 bytes."""
+        digests = []
+        for table in self.tables:
+            columns = [values for name in names if (values := table.find(name)) is not None]
+            widths = np.full(len(table), len(columns), np.uint64)
+            cells = [widths, *map(_digest_cells, columns)]
+            content = (row.tobytes() for row in np.stack(cells, axis=1))
+            digests += [blake3(row, key=secret).digest(DIGEST_BYTES) for row in content]
+        return np.frombuffer(b"".join(digests), np.uint64)[rows]
+
+
+def _digest_cells(values: Values) -> NDArray[np.uint64]:
+    """Return a digest of each cell as it is written: how it is read may change with other rows."""
+    texts, codes = different_cells(values)
+    digests = [blake3(text.encode()).digest(DIGEST_BYTES) for text in texts]
+    return np.frombuffer(b"".join(digests), np.uint64)[codes]
+
+
+def count_changed(before: NDArray[np.uint64], after: NDArray[np.uint64]) -> int:
+    """Return how many rows, by their digests, were added, or taken away if those are more."""
+    earlier, later = (Counter(each.tolist()) for each in (before, after))
+    return max((later - earlier).total(), (earlier - later).total())
+
+
+def letter_of(site: SiteTables, client: str, day: str, floor: int, unit: str) -> Letter:
+    """Return the letter of a site, with a floor of at least MIN_FLOOR.
+
+    `day` is the date, and `unit` the column of persons, or ROW. Raise DataError if the files have
+    no such column, or the names of their columns look like data.
+    """
+    site.check_names()
+    columns = site.profile(unit, floor)
+    ways = dict.fromkeys(
+        (table.file.encoding, table.decimal, table.file.groupChar) for table in site.tables
+    )
+    return Letter(
+        client=client,
+        date=day,
+        floor=floor,
+        unit=unit,
+        formats=tuple(dict(zip(USUAL, way, strict=True)) for way in ways),
+        rows=next(iter(columns.values())).rows,
+        columns=columns,
+    )
+
+
+def is_identifier(name: str, column: Column) -> bool:
+    """Return whether a column seems to name persons, rows or dates, by its name or its cells."""
+    odd = column.odd_counts
+    is_number = 2 * odd.total() < column.is_present.sum()
+    finding = judge_numbers(name, column) if is_number else judge_texts(column)
+    longest = max(map(len, odd), default=0)
+    return bool(finding.ignored or finding.unused) or longest > MAX_TEXT
+
+
+# Many sites ---------------------------------------------------------------------------------------
+
+
+def join_columns(letters: Collection[Letter]) -> dict[str, dict[str, ColumnProfile]]:
+    """Return the profiles of each field by site, under the most frequent of its names."""
+    spelled: dict[str, Counter[str]] = {}
+    fields: dict[str, dict[str, ColumnProfile]] = {}
+    for letter in letters:
+        for name, column in letter.columns.items():
+            spelled.setdefault(squash(name), Counter())[normalise(name)] += 1
+            fields.setdefault(squash(name), {})[letter.client] = column
+    return {spelled[key].most_common(1)[0][0]: sites for key, sites in fields.items()}
+
+
+def compare_letters(letters: Collection[Letter]) -> tuple[dict[str, Profiles], list[Finding]]:
+    """Return the profiles of each field by site, and what stands out.
+
+    At a site that lacks a column which most have, all rows are without a value.
+    """
+    fields: dict[str, Profiles] = {}
+    common: dict[str, Profiles] = {}
+    own: dict[str, dict[str, ColumnProfile]] = {}
+    for name, sites in join_columns(letters).items():
+        fields[name] = sites
+        if 2 * len(sites) > len(letters):
+            common[name] = sites
+            lacking = {
+                each.client: ColumnProfile(each.rows, {"": each.rows}, floor=each.floor)
+                for each in letters
+            }
+            fields[name] = lacking | sites
+        for site, column in sites.items() if len(sites) == 1 else ():
+            own.setdefault(site, {})[name] = column
+    return fields, [*match_names(common, own), *compare(fields)]
+
+
+def describe(findings: Sequence[Finding], file: str) -> Iterator[str]:
+    """Yield a line for each finding, and below it the lines that it proposes.
+
+    `file` is the key under `files` of a proposal for a site.
+    """
+    for each in findings:
+        yield f"{join_first(each.sites, 3)}: {each.field}: {say(each)}"
+        for heading, line in propose(each, NUMBER, file):
+            yield from (f"    {heading}", f"    {line}")
+
+
+def stand_in(letter: Letter, unit: str) -> ReadTable:
+    """Return a table that a letter may be of: values as often as counted, in an order by chance.
+
+    Each column is shuffled by itself, so that none determines another. The column of persons is
+    called `unit` unless that is ""; numbers are drawn along the quantiles.
+    """
+    import pyarrow as pa  # imported late: a server reads no tables
+
+    random = np.random.default_rng(SEED)
+    count = min(letter.rows, MAX_ROWS)
+    columns = {}
+    for name, column in letter.columns.items():
+        cells = _cells_of(column, count)
+        shown = unit if unit and fold(name) == fold(letter.unit) else name
+        columns[shown] = pa.chunked_array(
+            [random.permutation(cells).astype(object).tolist()], pa.string()
+        )
+    file = SchemaFile(decimalChar=".")
+    file._key = f"{letter.client}.csv"
+    return ReadTable(Path(file.key), columns, np.arange(count) + 2, file=file)
+
+
+def _cells_of(column: ColumnProfile, count: int) -> NDArray[np.str_]:
+    """Return as many cells as a column may have, in proportion to what its profile counts."""
+    share = count / max(column.rows, 1)
+    listed = Counter(column.missing) + Counter(column.values) + Counter(column.patterns)
+    cells = [text for text, rows in listed.items() for _ in range(math.ceil(rows * share))]
+    if column.identifier or column.others > column.present / 2:
+        cells += [f"rare-{place:06}" for place in range(count - len(cells))]
+    elif column.quantiles:
+        pairs = zip(PROBABILITIES.tolist(), column.quantiles, strict=True)
+        known = {share: each for share, each in pairs if each is not None} or {
+            0.25: 0.25,
+            0.75: 0.75,
+        }
+        grid = (np.arange(count - len(cells)) + 0.5) / max(count - len(cells), 1)
+        numbers = np.interp(grid, [*known], [*known.values()])
+        cells += [f"{number:.6g}" for number in numbers.tolist()]
+    return np.resize(np.array(cells or [""]), count)

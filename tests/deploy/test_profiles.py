@@ -1,0 +1,642 @@
+"""Profiles of hospitals whose data never meet: what a device lets leave, what a server keeps, and
+what the operator makes of it. Attacks: sequences of profiles and answers, and hostile devices."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from fairbloom.client.guard.log_files import read_entries
+from fairbloom.client.guard.order import NAME as SECRET
+from fairbloom.client.private.opening import open_account
+from fairbloom.deploy.device import profile as device
+from fairbloom.deploy.device.client import ClientSettings
+from fairbloom.deploy.device.profile import (
+    choose_letter,
+    describe_letter,
+    describe_sent,
+    find_faults,
+    read_site,
+    send,
+    send_answer,
+    show_site,
+)
+from fairbloom.deploy.errors import DeployError
+from fairbloom.deploy.fleet.enrolment import enroll, revoke
+from fairbloom.deploy.fleet.federation import Federation
+from fairbloom.deploy.fleet.messages import LARGEST_CHUNK
+from fairbloom.deploy.fleet.profiles import describe_told, keep
+from fairbloom.deploy.fleet.wire_pb2 import Told
+from fairbloom.deploy.operator.profiles import describe_findings, read_letters, write_schema
+from fairbloom.deploy.operator.status import survey
+from fairbloom.tables.comparison import compare
+from fairbloom.tables.letters import (
+    MAX_BYTES,
+    ROW,
+    Letter,
+    decode_letter,
+    encode_letter,
+    join_columns,
+    letter_of,
+)
+from fairbloom.tables.schema import parse_schema, with_files
+from tests.deploy.served import Caller, Served, code_of
+from tests.experiments.helpers import captured, fairbloom, refusal
+from tests.tables.helpers import refused_with
+from tests.tables.test_letters import Rows, hospital, renamed, site_of, with_cells
+
+DAY = "2025-01-31"
+
+
+def write(folder: Path, rows: Rows, name: str = "site.csv") -> None:
+    folder.mkdir(exist_ok=True)
+    lines = [",".join(rows[0]), *(",".join(row.values()) for row in rows)]
+    (folder / name).write_text("\n".join(lines))
+
+
+class Owner:
+    """A device's owner, who sends profiles into a file."""
+
+    def __init__(self, bundle: Path) -> None:
+        self.bundle = bundle
+        self.data = bundle / "data"
+        self.out = bundle / "letter.json"
+        self.say('unit = "patient"')
+
+    def say(self, *lines: str) -> None:
+        (self.bundle / "owner.toml").write_text("\n".join(['data-dir = "data"', *lines]))
+
+    @property
+    def client(self) -> ClientSettings:
+        return ClientSettings.of({}, self.bundle / "client.toml")
+
+    @property
+    def left(self) -> list[str]:
+        return sorted(path.name for path in (self.bundle / "state" / "profiles").glob("[0-9]*"))
+
+    def send(self, rows: Rows) -> Letter:
+        """Let a profile of these rows leave; return it."""
+        write(self.data, rows)
+        client = self.client
+        send(client, choose_letter(client, read_site(client), DAY), self.out)
+        return decode_letter(self.out.read_bytes())
+
+
+@pytest.fixture
+def owner(bundle: Path) -> Owner:
+    return Owner(bundle)
+
+
+# The device ---------------------------------------------------------------------------------------
+
+
+def test_nothing_leaves_before_the_owner_names_the_unit(owner: Owner) -> None:
+    owner.say()
+    with refused_with('write unit = "COLUMN"', 'unit = "row"'):
+        owner.send(hospital())
+    assert 'write unit = "patient"' not in "".join(show_site(owner.client, read_site(owner.client)))
+    write(owner.data, hospital(visits=2))
+    shown = "\n".join(show_site(owner.client, read_site(owner.client)))
+    assert (
+        'patient: several rows have the same value: if it names a person, write unit = "' in shown
+    )
+    assert owner.left == []
+    owner.say('unit = "row"')
+    assert owner.send(hospital()).unit == ROW
+    owner.say('unit = "patient"')
+    assert "several rows" not in "".join(show_site(owner.client, read_site(owner.client)))
+
+
+def test_the_owner_sees_single_rows_and_the_server_none(owner: Owner) -> None:
+    rows = with_cells(hospital(), "age", "999", "999", "999")
+    made = owner.send(rows)
+    assert "age: 999 in 3 rows, far from the others" in "\n".join(
+        show_site(owner.client, read_site(owner.client))
+    )
+    assert "999" not in encode_letter(made).decode()
+    words = "\n".join(describe_letter(made))
+    assert "130 rows, unit patient; all counts are multiples of 5" in words
+    assert "sex: 'f' 65, 'm' 65" in words
+    assert "patient: only that it seems to name" in words
+
+
+def test_each_profile_that_left_is_in_the_owners_log(owner: Owner) -> None:
+    owner.send(hospital())
+    (entry,) = read_entries(Path(owner.client.state_dir))
+    assert entry["asked"] == "profile"
+    assert entry["sent"] == {"profile": f"6 columns, {owner.out}"}
+    assert describe_sent(owner.client).startswith("1 profiles of the tables have left before, the")
+    assert owner.left == ["0000.letter"]
+
+
+@pytest.mark.parametrize("floor", [5, 20])
+@pytest.mark.parametrize("unit", ["row", "patient"])
+@pytest.mark.parametrize("what", ["more", "fewer", "a cell"])
+def test_profiles_of_nearly_the_same_rows_are_one(
+    owner: Owner, floor: int, unit: str, what: str
+) -> None:
+    owner.say(f'unit = "{unit}"', "[limits]", f"rows = {floor}")
+    rows = hospital(200)
+
+    def changed(count: int) -> Rows:
+        more = rows + hospital(count, seed=1)
+        cells = with_cells(rows, "sex", *["x"] * count)
+        return {"more": more, "fewer": rows[count:], "a cell": cells}[what]
+
+    first = owner.send(rows)
+    for count in (1, floor - 1):
+        assert owner.send(changed(count)) == first
+        assert (
+            f"Only {count} rows changed"
+            in choose_letter(owner.client, read_site(owner.client), DAY).note
+        )
+    wider = [row | {"more": str(k % 2)} for k, row in enumerate(changed(1))]
+    assert owner.send(wider) == first  # a new column makes no row new
+    assert owner.send(changed(floor)) != first
+    assert choose_letter(owner.client, read_site(owner.client), DAY).note == ""
+
+
+def test_a_profile_is_compared_with_all_that_left(owner: Owner) -> None:
+    rows = hospital()
+    first = owner.send(rows)
+    second = owner.send(rows + hospital(5, seed=1))
+    assert second != first
+    assert owner.send(rows + hospital(1, seed=2)) == first  # 5 from the last one, 1 from the first
+    assert owner.left == ["0000.letter", "0001.letter", "0002.letter"]
+
+
+@pytest.mark.parametrize("other", ['unit = "row"', 'unit = "patient"\n[limits]\nrows = 6'])
+def test_two_floors_or_units_of_the_same_rows_are_refused(owner: Owner, other: str) -> None:
+    owner.send(hospital())
+    owner.say(other)
+    with refused_with("show exact counts", "Set both back"):
+        owner.send(hospital())
+    assert owner.send(hospital(seed=1)).rows > 0  # other rows
+    owner.say('unit = "patient"')
+    assert owner.send(hospital()).floor == 5
+
+
+def test_the_floor_is_at_least_five(owner: Owner) -> None:
+    owner.say('unit = "patient"', "[limits]", "rows = 1")
+    assert owner.send(hospital()).floor == 5
+
+
+def test_no_thirteenth_profile_or_answer_leaves(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Told] = []
+    monkeypatch.setattr(device, "tell", lambda client, each: told.append(each))
+    monkeypatch.setattr(device, "connection_fault", lambda client: None)
+    for number in range(6):
+        owner.send(hospital(seed=number))
+        send_answer(owner.client, bool(number % 2))
+    for attempt in (lambda: owner.send(hospital(seed=7)), lambda: send_answer(owner.client, True)):
+        with refused_with("12 profiles and answers have left", "limits.profiles = 12"):
+            attempt()
+    assert [each.accepts for each in told] == [False, True] * 3
+    assert len(owner.left) == 12
+    owner.say('unit = "patient"', "[limits]", "profiles = 13")
+    owner.send(hospital(seed=7))
+    with refused_with("limits.profiles = 13"):
+        send_answer(owner.client, True)
+
+
+def test_with_an_open_account_nothing_leaves(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "tell", lambda *_: pytest.fail("something leaves"))
+    monkeypatch.setattr(device, "connection_fault", lambda client: None)
+    write(owner.data, hospital())
+    limits = {"epsilon": 3.0, "ledger": str(owner.bundle / "accounts")}
+    schema = (
+        'target = "outcome"\nignore = ["patient", "remark", "sex", "stage"]\n[fields.age]\n'
+        'type = "number"\ncenter = 60\nscale = 12\n'
+        '[fields.outcome]\ntype = "integer"\ncategories = [0, 1]\n'
+    )
+    assert describe_sent(owner.client) == "no profile of the tables has left this device"
+    open_account(owner.client.node(), limits, schema, test_share=0.2, seed=0)
+    assert show_site(owner.client, read_site(owner.client))
+    for attempt in (lambda: owner.send(hospital()), lambda: send_answer(owner.client, True)):
+        with refused_with("a privacy account is open", "codebook"):
+            attempt()
+    assert owner.left == []
+    assert not owner.out.exists()
+
+
+@pytest.mark.parametrize("spoil", ["cut", "flip", "secret"])
+def test_a_damaged_store_lets_nothing_leave(owner: Owner, spoil: str) -> None:
+    owner.send(hospital())
+    state = owner.bundle / "state"
+    file = state / (SECRET if spoil == "secret" else "profiles/0000.letter")
+    content = file.read_bytes()
+    shutil.copytree(state, owner.bundle / "copy")
+    changed = {"cut": content[:50], "flip": content[:-1] + b"?", "secret": b"t" * 32}
+    file.write_bytes(changed[spoil])
+    with refused_with("0000.letter is damaged", "Bring the state-dir back from a copy"):
+        owner.send(hospital(131))
+    shutil.copytree(owner.bundle / "copy", state, dirs_exist_ok=True)
+    assert owner.send(hospital(131)).rows == 130
+
+
+def test_a_killed_send_counts_and_leaves_no_part(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(device, "write_private", kill)
+        with pytest.raises(KeyboardInterrupt):
+            owner.send(hospital())
+    assert owner.left == ["0000.letter"]
+    assert not owner.out.exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(device, "write_sealed", kill)
+        with pytest.raises(KeyboardInterrupt):
+            owner.send(hospital())
+    (owner.bundle / "state" / "profiles" / ".0001.letter.draft").write_bytes(b"half")
+    assert owner.send(hospital()).rows == 130
+    assert owner.left == ["0000.letter", "0001.letter"]
+
+
+# Schemas ------------------------------------------------------------------------------------------
+
+SCHEMA = """
+target = "outcome"
+unit = "person"
+ignore = ["remark"]
+
+[fields.age]
+type = "number"
+
+[fields.stage]
+type = "integer"
+categories = [1, 2, 3, 4]
+
+[fields.sex]
+type = "string"
+categories = ["f", "m"]
+
+[fields.outcome]
+type = "integer"
+categories = [0, 1]
+"""
+
+
+def test_a_schema_with_another_unit_is_refused(owner: Owner) -> None:
+    write(owner.data, hospital())
+    with refused_with("the schema's unit is person", "unit = 'patient'", "fields.person.name"):
+        find_faults(owner.client, SCHEMA)
+    block = '[files."*"]\nfields.person = {name = "patient"}'
+    owner.say('unit = "patient"', block)
+    assert find_faults(owner.client, SCHEMA) == []
+    owner.say('unit = "row"', block)
+    with refused_with("unit = 'row'"):
+        find_faults(owner.client, SCHEMA)
+    without = SCHEMA.replace('unit = "person"', "").replace('"remark"', '"remark", "patient"')
+    owner.say('unit = "row"')
+    assert find_faults(owner.client, without) == []
+    owner.say('unit = "patient"')
+    with refused_with("the schema's unit is row"):
+        find_faults(owner.client, without)
+    owner.say()
+    assert find_faults(owner.client, without) == []
+
+
+def test_faults_by_a_schema_are_shown_to_the_owner(owner: Owner) -> None:
+    write(owner.data, with_cells(hospital(), "sex", "x", "y"))
+    owner.say('[files."*"]\nfields.person = {name = "patient"}')
+    found = find_faults(owner.client, SCHEMA)
+    assert [each for each in found if "line 2, column 'sex' holds 'x'" in each]
+
+
+def test_no_unreadable_file_and_no_images_hinder_an_answer(owner: Owner) -> None:
+    owner.say()
+    (found,) = find_faults(owner.client, SCHEMA)
+    assert "this machine has no such folder" in found
+    assert find_faults(owner.client, 'classes = ["a", "b"]\nsize = [8, 8]\n') == ()
+    with refused_with("is not valid TOML"):
+        find_faults(owner.client, "no [ toml")
+
+
+def test_one_file_overrides_what_owner_toml_says_of_all(owner: Owner) -> None:
+    owner.say(
+        '[files."*"]\ndecimalChar = ","\nfields.age = {name = "Alter"}',
+        '[files."2024.csv"]\ndecimalChar = "."\nfields.age = {name = "age"}',
+    )
+    schema = parse_schema(with_files(SCHEMA, owner.client.files, "site-a"))
+    for file, decimal, name in (("2023.csv", ",", "Alter"), ("2024.csv", ".", "age")):
+        found = schema.file(file, "site-a")
+        assert (found.decimalChar, found.names_of("age")) == (decimal, (name,))
+
+
+# The server ---------------------------------------------------------------------------------------
+
+
+def told(served: Served, content: Told, name: str = "a") -> Any:
+    call = Caller(served, name).call("Tell", b"", content.SerializeToString(), silent=False)
+    return code_of(call), call.details()
+
+
+def revoke_but_keep(served: Served, name: str) -> None:
+    """Revoke a client, whose device still has its key."""
+    folder = served.place / "bundles" / name
+    shutil.copytree(folder, served.place / name)
+    revoke(Federation.read(served.place), name)
+    (served.place / name).rename(folder)
+    served.look()
+
+
+def letter(folder: Path, client: str, rows: Rows, **asked: Any) -> bytes:
+    folder.mkdir(exist_ok=True)
+    site = site_of(folder, rows)
+    return encode_letter(
+        letter_of(site, client, DAY, asked.get("floor", 5), asked.get("unit", ROW))
+    )
+
+
+def test_the_server_keeps_letters_and_answers(served: Served, tmp_path: Path) -> None:
+    profiles = served.place / "profiles"
+    first, second = (letter(tmp_path / "data", "a", hospital(count)) for count in (130, 160))
+    assert describe_told(served.place, "a") == {"profile": None, "accepts": None}
+    for content in (first, second):
+        assert told(served, Told(profile=content))[0] == grpc.StatusCode.OK
+    for accepts in (True, False):
+        assert told(served, Told(accepts=accepts))[0] == grpc.StatusCode.OK
+        assert describe_told(served.place, "a")["accepts"] is accepts
+    day = describe_told(served.place, "a")["profile"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", day)
+    assert (profiles / "a" / f"{day}.json").read_bytes() == second
+    assert sorted(path.name for path in (profiles / "a").iterdir()) == [f"{day}.json", "accepts"]
+    assert not (profiles / "b").exists()
+    assert read_letters(Federation.read(served.place), []) == {"a": decode_letter(second)}
+    clients = survey(Federation.read(served.place))["clients"]
+    assert (clients["a"]["profile"], clients["a"]["accepts"]) == (day, False)
+    assert (clients["b"]["profile"], clients["b"]["accepts"]) == (None, None)
+
+
+def test_a_stranger_tells_the_server_nothing(served: Served, tmp_path: Path) -> None:
+    content = Told(profile=letter(tmp_path / "data", "b", hospital()))
+    revoke_but_keep(served, "b")
+    code, words = told(served, content, "b")
+    assert code == grpc.StatusCode.PERMISSION_DENIED
+    assert "was revoked" in words
+    assert not (served.place / "profiles").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (Told(), "neither a profile nor an answer"),
+        (Told(profile=b""), "it is no profile"),
+        (Told(profile=b"{" * 100_000), "it is no profile"),
+        (Told(profile=b" " * (MAX_BYTES + 1)), "1,048,577 bytes, and 1,048,576 are the most"),
+        (Told(profile=b" " * (2 * LARGEST_CHUNK)), "larger than max"),
+    ],
+)
+def test_a_hostile_profile_is_refused_in_words(served: Served, content: Told, words: str) -> None:
+    code, said = told(served, content)
+    assert code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
+    assert words in said
+    assert not (served.place / "profiles").exists()
+
+
+def test_a_profile_of_another_client_is_refused(served: Served, tmp_path: Path) -> None:
+    content = letter(tmp_path / "data", "b", hospital())
+    code, words = told(served, Told(profile=content))
+    assert code == grpc.StatusCode.INVALID_ARGUMENT
+    assert words == "the profile is of client 'b', and client 'a' sent it"
+    assert told(served, Told(profile=content), "b")[0] == grpc.StatusCode.OK
+    assert [path.name for path in (served.place / "profiles").iterdir()] == ["b"]
+
+
+def test_a_device_sends_by_its_certificate(served: Served, tmp_path: Path) -> None:
+    write(tmp_path / "data", hospital())
+    folder = served.place / "bundles" / "a"
+    (folder / "owner.toml").write_text(f'data-dir = "{tmp_path / "data"}"\nunit = "patient"\n')
+    client = ClientSettings.of({"server": served.address}, folder / "client.toml")
+    with pytest.raises(DeployError, match="does not vouch for"):
+        send_answer(replace(client, ca=str(folder / "certificate")), accepts=True)
+    assert not (Path(client.state_dir) / "profiles").exists()  # nothing has left
+    send(client, choose_letter(client, read_site(client), DAY), None)
+    send_answer(client, accepts=True)
+    assert describe_told(served.place, "a")["accepts"] is True
+    assert len(list((Path(client.state_dir) / "profiles").glob("[0-9]*"))) == 2
+
+
+def test_a_refused_profile_names_the_servers_reason(served: Served, tmp_path: Path) -> None:
+    folder = served.place / "bundles" / "b"
+    client = ClientSettings.of({"server": served.address}, folder / "client.toml")
+    revoke_but_keep(served, "b")
+    with refused_with(served.address, "was revoked by the federation's operator"):
+        send_answer(client, accepts=True)
+
+
+def test_a_letter_lies_there_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fairbloom.system import files
+
+    first, second = (letter(tmp_path / "data", "a", hospital(n)) for n in (130, 160))
+    keep(tmp_path, "a", Told(profile=first))
+
+    def kill(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "fsync", kill)
+        with pytest.raises(KeyboardInterrupt):
+            keep(tmp_path, "a", Told(profile=second))
+    (tmp_path / "profiles" / "a" / ".9999-01-01.json.draft").write_bytes(second[:100])
+    (file,) = (tmp_path / "profiles" / "a").glob("*.json")
+    assert file.read_bytes() == first
+
+
+# The operator -------------------------------------------------------------------------------------
+
+
+def scaled(rows: Rows, factor: float) -> Rows:
+    return [row | {"age": f"{factor * float(row['age']):.1f}"} for row in rows]
+
+
+@pytest.fixture
+def hospitals(tmp_path: Path) -> dict[str, Rows]:
+    west = scaled(renamed(hospital(160, seed=3), patient="PID", sex="SEX_"), 12.0)
+    return {
+        "north": hospital(160, seed=1),
+        "south": hospital(160, seed=2),
+        "west": renamed(west, age="age"),
+    }
+
+
+@pytest.fixture
+def letters(tmp_path: Path, hospitals: dict[str, Rows]) -> dict[str, Letter]:
+    return {
+        name: decode_letter(
+            letter(tmp_path / "data", name, rows, unit="PID" if "PID" in rows[0] else "patient")
+        )
+        for name, rows in hospitals.items()
+    }
+
+
+def test_the_page_says_who_stands_out_and_who_cannot_be_told(
+    tmp_path: Path, letters: dict[str, Letter]
+) -> None:
+    small = decode_letter(letter(tmp_path / "data", "east", hospital(22, seed=9), floor=20))
+    findings = compare(join_columns([*letters.values(), small]))
+    lines = "\n".join(describe_findings(findings))
+    assert "west: age: median" in lines
+    assert "months and years" in lines
+    assert '    [files."*"]\n    fields.age = {factor = 0.0833333}' in lines
+    assert "east cannot be compared, for too few rows, in age" in lines
+    many = [*describe_findings([findings[0]] * 12)]
+    assert many[-1] == "and 2 more, which --page shows"
+    assert "more" not in "".join(describe_findings([findings[0]] * 10))
+
+
+def test_the_draft_reads_every_hospital_by_its_block(
+    tmp_path: Path, letters: dict[str, Letter], hospitals: dict[str, Rows]
+) -> None:
+    findings = compare(join_columns(letters.values()))
+    said = list(write_schema(letters, findings, tmp_path / "out", {"target": "outcome"}))
+    assert len(said) == 4
+    text = (tmp_path / "out" / "schema.toml").read_text()
+    schema = parse_schema(text)
+    assert (schema.unit, schema.target) == ("patient", "outcome")
+    assert [*schema.fields] == ["age", "stage", "sex", "outcome"]
+    west = (tmp_path / "out" / "clients" / "west.toml").read_text()
+    assert 'fields.patient = {name = "PID"}' in west
+    assert 'fields.sex = {name = "SEX_"}' in west
+    assert "# fields.age = {factor = 0.0833333}" in west
+    for name, rows in hospitals.items():
+        bundle = enroll(Federation.init(tmp_path / f"of-{name}", ["localhost"], 1), name)
+        write(bundle / "data", rows)
+        block = (tmp_path / "out" / "clients" / f"{name}.toml").read_text()
+        unit = "PID" if name == "west" else "patient"
+        (bundle / "owner.toml").write_text(f'data-dir = "data"\nunit = "{unit}"\n{block}')
+        assert find_faults(ClientSettings.of({}, bundle / "client.toml"), text) == []
+
+
+def test_a_newcomer_changes_no_digest(tmp_path: Path, letters: dict[str, Letter]) -> None:
+    out = tmp_path / "out"
+    wanted = {"target": "outcome"}
+    list(write_schema(letters, [], out, wanted))
+    before = (out / "schema.toml").read_bytes()
+    (out / "clients" / "north.toml").write_text("# mine\n")
+    rows = [row | {"extra": "x"} for row in renamed(hospital(160, seed=4), age="Age.")]
+    east = decode_letter(letter(tmp_path / "data", "east", rows, unit="patient"))
+    said = list(write_schema({**letters, "east": east}, [], out, wanted))
+    assert said == [
+        f'{out / "schema.toml"} does not name extra: extend ignore by ["extra"]',
+        f"{out / 'clients' / 'east.toml'} is written: lines for the owner.toml of east",
+    ]
+    assert (out / "schema.toml").read_bytes() == before
+    assert (out / "clients" / "north.toml").read_text() == "# mine\n"
+    assert 'fields.age = {name = "Age."}' in (out / "clients" / "east.toml").read_text()
+
+
+def test_a_schema_is_extended_and_never_rewritten(
+    tmp_path: Path, letters: dict[str, Letter]
+) -> None:
+    out = tmp_path / "out"
+    wanted = {"target": "outcome"}
+    list(write_schema(letters, [], out, wanted))
+    text = (out / "schema.toml").read_text() + "# mine\n"
+    (out / "schema.toml").write_text(text)
+    more = {
+        name: decode_letter(
+            letter(
+                tmp_path / "data",
+                name,
+                [row | {"dose": f"{k * 0.37:.2f}"} for k, row in enumerate(hospital(160, seed=5))],
+                unit="patient",
+            )
+        )
+        for name in letters
+    }
+    (first, *_) = write_schema(more, [], out, wanted)
+    assert first == f"{out / 'schema.toml'} is extended: read it and correct it"
+    extended = (out / "schema.toml").read_text()
+    assert extended.startswith(text)
+    assert "dose" in parse_schema(extended).fields
+
+
+def test_units_of_some_sites_only_are_no_unit(tmp_path: Path, letters: dict[str, Letter]) -> None:
+    mixed = {**letters, "north": replace(letters["north"], unit=ROW)}
+    list(write_schema(mixed, [], tmp_path / "out", {"target": "outcome"}))
+    schema = parse_schema((tmp_path / "out" / "schema.toml").read_text())
+    assert schema.unit == ""
+    assert {"patient", "PID"} <= {*schema.ignore}
+
+
+def test_formats_are_lines_of_the_block(tmp_path: Path, letters: dict[str, Letter]) -> None:
+    german = {"encoding": "cp1252", "decimalChar": ",", "groupChar": "."}
+    usual = {"encoding": "utf-8", "decimalChar": ".", "groupChar": ""}
+    changed = {
+        "north": replace(letters["north"], formats=(german,)),
+        "south": replace(letters["south"], formats=(usual, german)),
+        "west": letters["west"],
+    }
+    list(write_schema(changed, [], tmp_path, {"target": "outcome"}))
+    north, south, west = (
+        (tmp_path / "clients" / f"{name}.toml").read_text().splitlines() for name in changed
+    )
+    assert north == ['[files."*"]', 'encoding = "cp1252"', 'decimalChar = ","', 'groupChar = "."']
+    assert south[1:] == [f"# of some files only: {line}" for line in north[1:]]
+    assert not [line for line in west if "decimalChar" in line]
+
+
+def test_letters_are_of_enrolled_clients_or_named(tmp_path: Path) -> None:
+    federation = Federation.init(tmp_path / "fed", ["localhost"], 1)
+    with refused_with("no client has sent a profile", "--out FILE"):
+        read_letters(federation, [])
+    for name in ("north", "south"):
+        enroll(federation, name)
+        keep(federation.path, name, Told(profile=letter(tmp_path / "d", name, hospital())))
+    revoke(federation, "south")
+    assert [*read_letters(federation, [])] == ["north"]
+    named = tmp_path / "named.json"
+    named.write_bytes(letter(tmp_path / "d", "north", hospital(160)))
+    assert read_letters(federation, [named])["north"].rows == 160
+    named.write_bytes(b"{}")
+    with refused_with(str(named), "Delete it, and ask its client's owner for another"):
+        read_letters(federation, [named])
+    named.unlink()
+    assert read_letters(federation, [])["north"].rows == 130
+    with refused_with(str(named)):
+        read_letters(federation, [named])
+
+
+def test_the_way_by_commands(
+    made: Path, capsys: pytest.CaptureFixture[str], hospitals: dict[str, Rows]
+) -> None:
+    assert fairbloom("deploy", "enroll", *hospitals) == 0
+    files = []
+    for name, rows in hospitals.items():
+        bundle = made / "bundles" / name
+        write(bundle / "data", rows)
+        unit = "PID" if name == "west" else "patient"
+        (bundle / "owner.toml").write_text(f'data-dir = "data"\nunit = "{unit}"\n')
+        files.append(made / f"{name}.json")
+        shown = captured(
+            capsys, "client", "profile", bundle / "client.toml", "--yes", "--out", files[-1]
+        ).out
+        assert "Only this screen shows:" in shown
+        assert files[-1].read_text() in shown
+    shown = captured(
+        capsys, "deploy", "profiles", *files, "--write-schema", "out", "--target", "outcome"
+    ).out
+    assert "west: age: median" in shown
+    assert "out/schema.toml is written" in shown
+    for option, words in (("task=csv", "write csv.target"), ("csv.missing=x", "csv.missing")):
+        assert words in refusal(capsys, "deploy", "profiles", *files, "--set", option)
+    with (made / "bundles" / "west" / "owner.toml").open("a") as file:
+        file.write(Path("out/clients/west.toml").read_text())
+    config = made / "bundles" / "west" / "client.toml"
+    printed = captured(capsys, "client", "accept", config, "--schema", "out/schema.toml", "--yes")
+    assert "accepted" in printed.out
+    assert "the server does not learn it: fl.example.org:9092" in printed.err
+    assert json.loads(files[0].read_text())["client"] == "north"
