@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from fairbloom.errors import FairbloomError
-from fairbloom.tables.comparison import compare
 from fairbloom.tables.inference import draft, survey_files
 from fairbloom.tables.letters import (
     IDENTIFIES,
@@ -19,10 +18,10 @@ from fairbloom.tables.letters import (
     ROW,
     Letter,
     SiteTables,
+    compare_letters,
     count_changed,
     decode_letter,
     encode_letter,
-    join_columns,
     letter_of,
     stand_in,
 )
@@ -422,11 +421,15 @@ def test_columns_are_joined_by_name_and_lacking_ones_are_said(tmp_path: Path) ->
     for client, name in names.items():
         rows = renamed(hospital(), age=name)
         letters.append(letter_of(site_of(tmp_path, rows), client, "2025-01-31", 5, ROW))
-    fields = join_columns(letters)
-    assert [*fields["age"]] == ["north", "south", "east", "west"]
+    fields, findings = compare_letters(letters)
+    assert {*fields["age"]} == {*names}
     assert [*fields["years"]] == ["west"]
-    (finding,) = compare(fields)
-    assert (finding.kind, finding.field, finding.sites) == ("missing", "age", ("west",))
+    assert {(each.kind, each.field, each.sites) for each in findings} == {
+        ("missing", "age", ("west",)),
+        ("name", "age", ("west",)),
+    }
+    (named,) = [each for each in findings if each.kind == "name"]
+    assert named.words == ("years",)
 
 
 def test_a_missing_unit_is_named_with_the_remedy(tmp_path: Path) -> None:
