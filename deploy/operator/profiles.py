@@ -141,11 +141,11 @@ def _block_of(letter: Letter, schema: Schema, findings: Sequence[Finding]) -> It
     for name in letter.columns:
         field = schema.unit if fold(name) == fold(letter.unit) else fields.get(squash(name), "")
         if field and fold(field) != fold(name):
-            yield f"fields.{write_key(field)} = {{name = {quote(name)}}}"
+            yield f"fields.{write_key(field)}.name = {quote(name)}"
     for finding in findings:
         about = schema.fields.get(finding.field, NUMBER)
         proposed = [line for at, line in propose(finding, about, EVERY_FILE) if at == FILES]
         if proposed:
             yield f"# {escape_unprintable(f'{finding.field}: {say(finding)}')}"
-        yield from (f"# {line}" for line in proposed)
+        yield from (f"# {line}" for lines in proposed for line in lines.splitlines())
     yield ""

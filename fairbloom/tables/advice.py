@@ -13,6 +13,9 @@ from .toml import quote, write_key
 # Names of sites, and of categories, that a sentence lists.
 SHOWN = 3
 
+# Between lines of one proposal.
+NEXT = "\n"
+
 # Significant digits of a conversion.
 DIGITS = 6
 
@@ -41,7 +44,7 @@ def say_and_propose(finding: Finding, about: Field, files: Mapping[str, str]) ->
     rows of all.
     """
     proposed = propose(finding, about, files.get(finding.sites[-1], ""))
-    lines = [f"{line} under {heading}" for heading, line in proposed]
+    lines = [f"{line.replace(NEXT, ' and ')} under {heading}" for heading, line in proposed]
     return say(finding) + text_if(lines, f"; if so, say {' or '.join(lines)}")
 
 
@@ -65,7 +68,7 @@ def say(finding: Finding) -> str:
 
 
 def propose(finding: Finding, about: Field, file: str) -> list[tuple[str, str]]:
-    """Return the lines of a schema that a finding proposes, each below its heading.
+    """Return lines of a schema that a finding proposes, each way of them below its heading.
 
     `file` is the site's key under `files`, "" for none.
     """
@@ -82,12 +85,13 @@ def propose(finding: Finding, about: Field, file: str) -> list[tuple[str, str]]:
             text, usual = finding.words
             return [(of_field, f"spellings = {{{write_key(usual)} = [{quote(text)}]}}")]
         case "name" if file:
-            return [(of_site, f"fields.{name} = {{name = {quote(finding.words[0])}}}")]
+            return [(of_site, f"fields.{name}.name = {quote(finding.words[0])}")]
         case "one-value":
             (value,) = finding.words
             no = "no" if parse_number(value) is None else "0"
             categories = f"categories = [{quote(no)}, {quote(value)}]"
-            return [(of_field, f'{categories} and spellings = {{{write_key(no)} = [""]}}')]
+            lines = NEXT.join([categories, f'spellings = {{{write_key(no)} = [""]}}'])
+            return [(of_field, lines)] if value != no else []
         case "far" | "negative" | "zero":
             return [(of_field, f"missingValues = [{quote(format_number(finding.value))}]")]
     return []
@@ -97,8 +101,8 @@ def _convert(finding: Finding, about: Field, way: Conversion) -> str:
     """Return how a site's numbers, or its codes, become the others'."""
     back = way.inverse()
     if not about.categories:
-        offset = text_if(back.offset, f", offset = {back.offset:.{DIGITS}g}")
-        return f" = {{factor = {back.factor:.{DIGITS}g}{offset}}}"
+        offset = f"{NEXT}fields.{write_key(finding.field)}.offset = {back.offset:.{DIGITS}g}"
+        return f".factor = {back.factor:.{DIGITS}g}{text_if(back.offset, offset)}"
     pairs = []
     for code in sorted(finding.words):
         usual = (parse_number(code) or 0.0) * back.factor + back.offset

@@ -901,7 +901,7 @@ def _lines_of_file(table: ReadTable, found: ReadTable) -> list[str]:
     for name, about in table.file.fields.items():
         if table.file.key.endswith("/*") or about.name[0].endswith((")", "]")):
             lines.append(f"# if its unit is another one, add unit, factor and offset to {name}")
-        lines.append(f"fields.{write_key(name)} = {{name = {quote(about.name[0])}}}")
+        lines.append(f"fields.{write_key(name)}.name = {quote(about.name[0])}")
     return lines
 
 

@@ -353,8 +353,8 @@ def describe(findings: Sequence[Finding], file: str) -> Iterator[str]:
     """
     for each in findings:
         yield f"{join_first(each.sites, 3)}: {each.field}: {say(each)}"
-        for heading, line in propose(each, NUMBER, file):
-            yield from (f"    {heading}", f"    {line}")
+        for heading, lines in propose(each, NUMBER, file):
+            yield from (f"    {line}" for line in (heading, *lines.splitlines()))
 
 
 def stand_in(letter: Letter, unit: str) -> ReadTable:

@@ -223,7 +223,7 @@ def _profile_column(cells: Cells, floor: int, found: Sequence[Found]) -> ColumnP
     patterns: Counter[str] = Counter()
     for text, count in counts.items() if quantiles else ():
         patterns[pattern_of(text)] += count
-    others = 0 if quantiles else sum(counts.values()) - sum(listed.values())
+    others = 0 if quantiles else sum(count for text, count in counts.items() if text not in listed)
     return ColumnProfile(
         len(cells.codes) // floor * floor,
         _list(cells.missing, floor),

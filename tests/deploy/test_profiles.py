@@ -290,7 +290,7 @@ def test_a_schema_with_another_unit_is_refused(owner: Owner) -> None:
     write(owner.data, hospital())
     with refused_with("the schema's unit is person", "unit = 'patient'", "fields.person.name"):
         find_faults(owner.client, SCHEMA)
-    block = '[files."*"]\nfields.person = {name = "patient"}'
+    block = '[files."*"]\nfields.person.name = "patient"'
     owner.say('unit = "patient"', block)
     assert find_faults(owner.client, SCHEMA) == []
     owner.say('unit = "row"', block)
@@ -308,7 +308,7 @@ def test_a_schema_with_another_unit_is_refused(owner: Owner) -> None:
 
 def test_faults_by_a_schema_are_shown_to_the_owner(owner: Owner) -> None:
     write(owner.data, with_cells(hospital(), "sex", "x", "y"))
-    owner.say('[files."*"]\nfields.person = {name = "patient"}')
+    owner.say('[files."*"]\nfields.person.name = "patient"')
     found = find_faults(owner.client, SCHEMA)
     assert [each for each in found if "line 2, column 'sex' holds 'x'" in each]
 
@@ -324,8 +324,8 @@ def test_no_unreadable_file_and_no_images_hinder_an_answer(owner: Owner) -> None
 
 def test_one_file_overrides_what_owner_toml_says_of_all(owner: Owner) -> None:
     owner.say(
-        '[files."*"]\ndecimalChar = ","\nfields.age = {name = "Alter"}',
-        '[files."2024.csv"]\ndecimalChar = "."\nfields.age = {name = "age"}',
+        '[files."*"]\ndecimalChar = ","\nfields.age.name = "Alter"',
+        '[files."2024.csv"]\ndecimalChar = "."\nfields.age.name = "age"',
     )
     schema = parse_schema(with_files(SCHEMA, owner.client.files, "site-a"))
     for file, decimal, name in (("2023.csv", ",", "Alter"), ("2024.csv", ".", "age")):
@@ -490,7 +490,7 @@ def test_the_page_says_who_stands_out_and_who_cannot_be_told(
     lines = "\n".join(describe_findings(findings))
     assert "west: age: median" in lines
     assert "months and years" in lines
-    assert '    [files."*"]\n    fields.age = {factor = 0.0833333}' in lines
+    assert '    [files."*"]\n    fields.age.factor = 0.0833333' in lines
     assert "east cannot be compared, for too few rows, in age" in lines
     many = [*describe_findings([findings[0]] * 12)]
     assert many[-1] == "and 2 more, which --page shows"
@@ -508,9 +508,9 @@ def test_the_draft_reads_every_hospital_by_its_block(
     assert (schema.unit, schema.target) == ("patient", "outcome")
     assert [*schema.fields] == ["age", "stage", "sex", "outcome"]
     west = (tmp_path / "out" / "clients" / "west.toml").read_text()
-    assert 'fields.patient = {name = "PID"}' in west
-    assert 'fields.sex = {name = "SEX_"}' in west
-    assert "# fields.age = {factor = 0.0833333}" in west
+    assert 'fields.patient.name = "PID"' in west
+    assert 'fields.sex.name = "SEX_"' in west
+    assert "# fields.age.factor = 0.0833333" in west
     for name, rows in hospitals.items():
         bundle = enroll(Federation.init(tmp_path / f"of-{name}", ["localhost"], 1), name)
         write(bundle / "data", rows)
@@ -535,7 +535,7 @@ def test_a_newcomer_changes_no_digest(tmp_path: Path, letters: dict[str, Letter]
     ]
     assert (out / "schema.toml").read_bytes() == before
     assert (out / "clients" / "north.toml").read_text() == "# mine\n"
-    assert 'fields.age = {name = "Age."}' in (out / "clients" / "east.toml").read_text()
+    assert 'fields.age.name = "Age."' in (out / "clients" / "east.toml").read_text()
 
 
 def test_a_schema_is_extended_and_never_rewritten(

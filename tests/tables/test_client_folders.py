@@ -425,7 +425,7 @@ def test_a_devices_folder_is_one_client_with_its_files(tmp_path: Path) -> None:
 
 
 def test_an_owner_says_what_one_file_means() -> None:
-    common = SCHEMA + '[files."coban/*"]\nencoding = "cp1252"\nfields.age = {name = "edad"}\n'
+    common = SCHEMA + '[files."coban/*"]\nencoding = "cp1252"\nfields.age.name = "edad"\n'
     common += '[files."coban/2023.csv"]\nfields.dose = {factor = 3.0}\n'
     one = {"2025.csv": {"decimalChar": ",", "fields": {"age": {"factor": 2.0}}}}
     for files in (one, {f"ward/{name}": about for name, about in one.items()}):

@@ -135,10 +135,10 @@ def test_six_edits_make_four_dirty_clinics_one_table(
         "# amherst: '66 y' and the like in 45 cells, a number with the unit 'y'",
         "# amherst: 999 in 4 rows, far from the others",
         "# bern: median 16.4, and 129 elsewhere: it looks like mmHg and kPa",
-        'fields.blood_pressure = {factor = 7.5006} under [files."bern.csv"]',
+        'fields.blood_pressure.factor = 7.5006 under [files."bern.csv"]',
         'missingValues = ["n.a."]',
         "# amherst: -1 in 5 rows, and no other number is negative",
-        '[files."amherst.csv"]\ngroupChar = ","\nfields.blood_pressure = {name = "Blood Pressure"}',
+        '[files."amherst.csv"]\ngroupChar = ","\nfields.blood_pressure.name = "Blood Pressure"',
         '[files."bern.csv"]\nencoding = "cp1252"\ndecimalChar = ","\ngroupChar = "."',
     ):
         with subtests.test(words=words):

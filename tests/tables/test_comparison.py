@@ -158,7 +158,7 @@ def test_codes_that_begin_at_0_are_explained(floor: int) -> None:
         ('[files."d.csv"]', 'fields.x.spellings = {"1" = ["0"], "2" = ["1"]}')
     ]
     assert propose(finding, Field(type="number"), "d.csv") == [
-        ('[files."d.csv"]', "fields.x = {factor = 1, offset = 1}")
+        ('[files."d.csv"]', "fields.x.factor = 1\nfields.x.offset = 1")
     ]
     assert not propose(finding, codes, "")
     one_class = {**cells, "d": numbers_of([0.0] * 80)}

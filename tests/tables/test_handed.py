@@ -73,12 +73,12 @@ def codes(low: int) -> Callable[..., Column]:
     return lambda random: random.integers(low, low + 2, 60)
 
 
-# The usual column, that of one site, and the line for it.
+# The usual column, that of one site, and the factor and offset for it.
 CASES = {
-    "fahrenheit": (temperatures, fahrenheit, r"factor = 0.555556, offset = -17.7778"),
-    "hba1c": (percent, millimoles, r"factor = 0.0914913, offset = 2.15005"),
-    "birth": (ages, births, r"factor = -1, offset = 202\d"),
-    "codes": (codes(1), codes(0), r"factor = 1, offset = 1"),
+    "fahrenheit": (temperatures, fahrenheit, r"0.555556", "-17.7778"),
+    "hba1c": (percent, millimoles, r"0.0914913", "2.15005"),
+    "birth": (ages, births, "-1", r"202\d"),
+    "codes": (codes(1), codes(0), "1", "1"),
 }
 
 
@@ -90,13 +90,13 @@ CASES = {
 def test_the_line_cures_what_stands_out(
     tmp_path: Path, case: str, name: str, odd: str, first: bool
 ) -> None:
-    usual, other, line = CASES[case]
+    usual, other, factor, offset = CASES[case]
     there = write_sites(tmp_path, name, at(odd, usual, other), first)
     draft = inferred(there, target="outcome")
     key = name if name.isascii() else f'"{name}"'
-    pattern = rf"# {odd}: .*(fields\.{key} = {{{line}}}) under \[files\.\"{odd}\.csv\"\]"
-    (found,) = re.findall(pattern, draft)
-    cured = f'{draft}\n[files."{odd}.csv"]\n{found}\n'
+    lines = rf"(fields\.{key}\.factor = {factor}) and (fields\.{key}\.offset = {offset})"
+    ((scaled, moved),) = re.findall(rf'# {odd}: .*{lines} under \[files\."{odd}\.csv"\]', draft)
+    cured = f'{draft}\n[files."{odd}.csv"]\n{scaled}\n{moved}\n'
     described = describe_data(RunSettings.of(config(there, cured)))
     assert not described["faults"]
     assert not [row for row in described["remarks"] if row["column"] == name]

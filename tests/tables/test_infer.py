@@ -576,7 +576,7 @@ def test_zeros_do_not_hide_another_unit(folder: Folder) -> None:
             for name, each in zip("abc", levels, strict=True)
         }
     )
-    assert "of cholesterol; if so, say fields.chol = {factor = 38.67}" in drafted(there, "chol")
+    assert "of cholesterol; if so, say fields.chol.factor = 38.67" in drafted(there, "chol")
 
 
 @pytest.mark.parametrize(
@@ -801,7 +801,7 @@ def test_names_that_differ_in_writing_are_one_column(folder: Folder) -> None:
     there = folder(**{site: with_column(name, ["120", "135"]) for site, name in names.items()})
     text = inferred(there)
     assert [*parse_schema(text).inputs] == ["blood_pressure", "age", "dose", "ward"]
-    assert '[files."a.csv"]\nfields.blood_pressure = {name = "Blood Pressure"}' in text
+    assert '[files."a.csv"]\nfields.blood_pressure.name = "Blood Pressure"' in text
     assert described(there, text)["faults"] == []
     # c and d are as before: a column of half of the files is ignored by both of its names.
     both = csv_of(20).replace("age,dose", "x_1,X.1")

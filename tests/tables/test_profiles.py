@@ -104,7 +104,7 @@ def test_values_are_listed_by_their_rows_and_the_rest_is_a_count() -> None:
     cells = texts_of(["a"] * 12 + ["b"] * 7 + ["c"] * 4 + ["d"] * 4 + [""] * 11)
     found = profile_of(cells, 5)
     assert found.values == {"a": 10, "b": 5}
-    assert found.others == 10  # 23 rows of values, of which 15 are listed, rounded down: 8 is 5
+    assert found.others == 5  # c and d, rounded down
     assert (found.rows, found.missing) == (35, {"": 10})
     crowd = texts_of([f"t{k}" for k in range(MAX_LISTED + 20) for _ in range(5)])
     assert len(profile_of(crowd, 5).values) == MAX_LISTED
