@@ -8,8 +8,8 @@ from typing import Any
 
 from fairbloom.logs import escape_unprintable
 from fairbloom.system.files import read_small, write_whole
-from fairbloom.tables.advice import propose, say
-from fairbloom.tables.comparison import Finding
+from fairbloom.tables.advice import propose, say, spell
+from fairbloom.tables.comparison import QUIET, Finding
 from fairbloom.tables.inference import draft, squash
 from fairbloom.tables.letters import (
     NUMBER,
@@ -60,19 +60,18 @@ def read_letters(federation: Federation, files: Sequence[Path]) -> dict[str, Let
 
 
 def describe_findings(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield the findings that stand out most, with lines to paste, and sites with too few rows."""
-    known = [each for each in findings if each.kind != "untold"]
+    """Yield the findings that stand out most, with lines to paste, then what each site lacks."""
+    known = [each for each in findings if each.kind not in QUIET]
     yield from map(escape_unprintable, describe(known[:MOST], EVERY_FILE))
     if len(known) > MOST:
         yield f"and {len(known) - MOST} more, which --page shows"
-    untold: dict[str, list[str]] = {}
+    lacking: dict[tuple[str, str], list[str]] = {}
     for each in findings:
-        for site in each.sites if each.kind == "untold" else ():
-            untold.setdefault(site, []).append(each.field)
-    for site, fields in untold.items():
-        yield escape_unprintable(
-            f"{site} cannot be compared, for too few rows, in {join_first(fields)}"
-        )
+        for site in each.sites if each.kind in QUIET else ():
+            lacking.setdefault((site, each.kind), []).append(each.field)
+    for (site, kind), fields in lacking.items():
+        what = "cannot be compared, for too few rows, in" if kind == "untold" else "has no column"
+        yield escape_unprintable(f"{site} {what} {join_first(fields)}")
 
 
 def write_schema(
@@ -109,7 +108,7 @@ def write_schema(
     for client, letter in letters.items():
         block = folder / "clients" / f"{client}.toml"
         if not block.exists():
-            own = [each for each in findings if client in each.sites and each.kind != "untold"]
+            own = [each for each in findings if client in each.sites and each.kind not in QUIET]
             write_whole(block, "\n".join(_block_of(letter, schema, own)).encode())
             yield f"{block} is written: lines for the owner.toml of {client}"
 
@@ -142,6 +141,15 @@ def _block_of(letter: Letter, schema: Schema, findings: Sequence[Finding]) -> It
         field = schema.unit if fold(name) == fold(letter.unit) else fields.get(squash(name), "")
         if field and fold(field) != fold(name):
             yield f"fields.{write_key(field)}.name = {quote(name)}"
+    known = {
+        *map(squash, letter.columns),
+        *(squash(each.field) for each in findings if each.kind == "name"),
+    }
+    for name, about in schema.fields.items():
+        if squash(name) not in known:
+            yield f'# fields.{write_key(name)}.name = ""'
+            if about.categories:
+                yield f"# fields.{write_key(name)}.spellings = {spell(about.categories)}"
     for finding in findings:
         about = schema.fields.get(finding.field, NUMBER)
         proposed = [line for at, line in propose(finding, about, EVERY_FILE) if at == FILES]

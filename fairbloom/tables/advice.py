@@ -1,6 +1,6 @@
 """Say what a finding means, and the line that a person may paste."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fairbloom.text import join_first, text_if, three_digits
 
@@ -34,6 +34,7 @@ SENTENCES = {
     "two-units": "it seems to be in two units, one {value} times the other: write it in one",
     "exclusive": "it is never filled where {words} is: they may be one column",
     "untold": "too few rows to compare",
+    "absent": "it has no such column",
 }
 
 
@@ -77,13 +78,16 @@ def propose(finding: Finding, about: Field, file: str) -> list[tuple[str, str]]:
     of_site = f"[files.{quote(file)}]"
     match finding.kind:
         case "categories" if file and not finding.explained_by:
-            return [(of_site, f"fields.{name}.spellings = {{USUAL = [{quote(finding.words[0])}]}}")]
+            # Of two sites, each may be the one that is to change.
+            own = finding.words if len(finding.sites) == 1 else ()
+            usual = [each for each in about.categories if each not in own]
+            return [(of_site, f"fields.{name}.spellings = {spell(usual or ['USUAL'])}")]
         case "numbers" | "categories" if file:
             ways = finding.explained_by[:SHOWN]
             return [(of_site, f"fields.{name}{_convert(finding, about, way)}") for way in ways]
         case "spelling":
-            text, usual = finding.words
-            return [(of_field, f"spellings = {{{write_key(usual)} = [{quote(text)}]}}")]
+            text, other = finding.words
+            return [(of_field, f"spellings = {{{write_key(other)} = [{quote(text)}]}}")]
         case "name" if file:
             return [(of_site, f"fields.{name}.name = {quote(finding.words[0])}")]
         case "one-value":
@@ -95,6 +99,11 @@ def propose(finding: Finding, about: Field, file: str) -> list[tuple[str, str]]:
         case "far" | "negative" | "zero":
             return [(of_field, f"missingValues = [{quote(format_number(finding.value))}]")]
     return []
+
+
+def spell(categories: Sequence[str]) -> str:
+    """Return spellings of categories, for a person to fill in."""
+    return f"{{{', '.join(f'{write_key(each)} = []' for each in categories)}}}"
 
 
 def _convert(finding: Finding, about: Field, way: Conversion) -> str:

@@ -82,6 +82,10 @@ FREQUENT = 0.05
 MAX_SPELLINGS = 200
 
 
+# The kinds that are said of sites, and not ranked.
+QUIET = ("untold", "absent")
+
+
 @dataclass(frozen=True)
 class Finding:
     """A way in which sites stand out in a field.
@@ -90,8 +94,8 @@ class Finding:
     ----------
     kind
         What stands out: "missing", "numbers", "categories" (other ones), "lacking" (one of them),
-        "spelling", "one-value", "name" (a column of another name), a kind of `Found`, or "untold"
-        if there are too few rows.
+        "spelling", "one-value", "name" (a column of another name), a kind of `Found`, or one of
+        QUIET: "untold" if there are too few rows, "absent" without such a column.
     field
         The column.
     sites
@@ -528,7 +532,7 @@ def match_names(fields: Mapping[str, Profiles], own: Mapping[str, Profiles]) -> 
             (_distance_from(column, sites), column_name, name)
             for column_name, column in columns.items()
             for name, sites in lacked.items()
-            if sites
+            if sites and (column.values or column.quantiles)
         ]
         for apart, column_name, name in sorted(pair for pair in pairs if pair[0] <= ALIKE):
             if name in lacked and column_name in columns:

@@ -327,23 +327,21 @@ def join_columns(letters: Collection[Letter]) -> dict[str, dict[str, ColumnProfi
 def compare_letters(letters: Collection[Letter]) -> tuple[dict[str, Profiles], list[Finding]]:
     """Return the profiles of each field by site, and what stands out.
 
-    At a site that lacks a column which most have, all rows are without a value.
+    A column that most sites have, and one does not, is absent there.
     """
-    fields: dict[str, Profiles] = {}
-    common: dict[str, Profiles] = {}
+    fields: dict[str, Profiles] = {**join_columns(letters)}
+    common = {name: sites for name, sites in fields.items() if 2 * len(sites) > len(letters)}
     own: dict[str, dict[str, ColumnProfile]] = {}
-    for name, sites in join_columns(letters).items():
-        fields[name] = sites
-        if 2 * len(sites) > len(letters):
-            common[name] = sites
-            lacking = {
-                each.client: ColumnProfile(each.rows, {"": each.rows}, floor=each.floor)
-                for each in letters
-            }
-            fields[name] = lacking | sites
+    for name, sites in fields.items():
         for site, column in sites.items() if len(sites) == 1 else ():
             own.setdefault(site, {})[name] = column
-    return fields, [*match_names(common, own), *compare(fields)]
+    absent = [
+        Finding("absent", name, (each.client,), 0.0)
+        for name, sites in common.items()
+        for each in letters
+        if each.client not in sites
+    ]
+    return fields, [*match_names(common, own), *compare(fields), *absent]
 
 
 def describe(findings: Sequence[Finding], file: str) -> Iterator[str]:

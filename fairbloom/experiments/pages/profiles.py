@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from fairbloom.tables.advice import say
-from fairbloom.tables.comparison import Finding, Profiles, quantiles_of
+from fairbloom.tables.comparison import QUIET, Finding, Profiles, quantiles_of
 from fairbloom.tables.profiles import ColumnProfile
 from fairbloom.text import join_first, plural
 
@@ -30,7 +30,7 @@ def profiles_page(
 
     `advice` has a sentence for each of the findings, with the lines that a person may paste.
     """
-    told = [each for each in findings if each.kind != "untold"]
+    told = [each for each in findings if each.kind not in QUIET]
     names = [*dict.fromkeys(each.field for each in told)]
     sections: list[Section] = []
     for name in names[:MAX_PICTURES]:
