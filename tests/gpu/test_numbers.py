@@ -400,12 +400,6 @@ def test_two_processes_on_one_card_give_equal_bits(card: torch.device, tmp_path:
 
 
 @pytest.mark.gpu
-def test_workers_are_refused_on_a_card(card: torch.device, tmp_path: Path) -> None:
-    with pytest.raises(FairbloomError, match="its processes compute on the CPU"):
-        run(tmp_path / "run", engine="workers", device=str(card), **PLAIN)
-
-
-@pytest.mark.gpu
 def test_a_run_on_the_second_card_leaves_the_first(card: torch.device, tmp_path: Path) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two cards")

@@ -156,22 +156,20 @@ def test_clients_of_other_seeds_draw_other_masks() -> None:
 
 def test_auto_stacks_dropout_only_if_it_draws_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(model="tests.nets:Dropping", fraction=1.0)
-    assert choose(RunSettings.of(config), 2).engine == "stacked"
+    assert choose(RunSettings.of(config)).engine == "stacked"
 
     def draw_others(drops: Any, generators: Any, sizes: Any) -> list[Tensor]:
         return [1.0 + mask for mask in draw_masks(drops, generators, sizes)]
 
     monkeypatch.setattr(programs, "draw_masks", draw_others)
-    taken = choose(RunSettings.of(config), 2)
+    taken = choose(RunSettings.of(config))
     assert taken.engine != "stacked"
     assert "draw other numbers for dropout" in taken.reason
-    assert choose(RunSettings.of({**config, "engine": "stacked"}), 2).engine == "stacked"
+    assert choose(RunSettings.of({**config, "engine": "stacked"})).engine == "stacked"
 
 
 def test_a_users_own_augmentation_is_not_stacked() -> None:
-    taken = choose(
-        RunSettings.of(config_of(augment="torch:relu", engine="stacked", fraction=1.0)), 2
-    )
+    taken = choose(RunSettings.of(config_of(augment="torch:relu", engine="stacked", fraction=1.0)))
     assert taken.engine == "loop"
     assert "does not support augment = torch:relu" in taken.reason
 

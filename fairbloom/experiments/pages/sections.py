@@ -355,14 +355,8 @@ def privacy_section(run: Run) -> Section | None:
 
 
 def describe_engine(run: Run) -> str | None:
-    """Return which engine computes the clients of a run, and in how many processes.
-
-    None where others compute them.
-    """
-    if run.engine is None:
-        return None
-    processes = run.engine.get("workers", 1)
-    return f"{run.engine.get('engine')}{text_if(processes > 1, f' in {processes} processes')}"
+    """Return which engine computes the clients of a run; None where others compute them."""
+    return None if run.engine is None else f"{run.engine.get('engine')}"
 
 
 def settings_section(lines: Sequence[Line]) -> Section:

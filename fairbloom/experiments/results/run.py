@@ -222,7 +222,7 @@ class Run(Shown):
 
     @property
     def engine(self) -> Mapping[str, Any] | None:
-        """The engine, the reason for its choice, and the number of processes.
+        """The engine and the reason for its choice.
 
         None if the clients are other machines.
         """
