@@ -382,7 +382,7 @@ def search(
     Returns
     -------
     Search
-        The choice, the gains promised on validation examples, and those on test examples.
+        The choice on validation examples, and the comparison on test examples.
 
     Raises
     ------
