@@ -354,11 +354,6 @@ def privacy_section(run: Run) -> Section | None:
     return Section("privacy", "Privacy accounts", "", [table])
 
 
-def describe_engine(run: Run) -> str | None:
-    """Return which engine computes the clients of a run; None where others compute them."""
-    return None if run.engine is None else f"{run.engine.get('engine')}"
-
-
 def settings_section(lines: Sequence[Line]) -> Section:
     """Return the settings that are not at their defaults; a row has the methods that share one."""
     by_method = {line.label: line.runs[0].differing() for line in lines}
