@@ -25,7 +25,7 @@ from .workloads import WORKLOADS
 
 PLAIN = "plain"
 RAY = "ray"
-ENGINES = ("loop", "stacked", "workers", "auto")
+ENGINES = ("loop", "stacked", "auto")
 EVALUATED = {"training only": 0, "with the evaluation of all clients every round": 1}
 
 

@@ -73,9 +73,9 @@ class InProcess:
 
     @property
     def computed_by(self) -> str:
-        """The engine that computed the last run, its number of processes, and CUDA graphs."""
+        """The engine that computed the last run, and CUDA graphs."""
         graphs = f", graphs: {recorded}" if (recorded := self.choice.get("recorded")) else ""
-        return f"{self.choice.get('engine')}, processes: {self.choice.get('workers', 1)}{graphs}"
+        return f"{self.choice.get('engine')}{graphs}"
 
     def __call__(self, settings: Settings) -> float:
         """Return the seconds per round; raise FairbloomError if the engine cannot do this run."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import fmean
 
 from fairbloom import Comparison, Search, compare, search
+from fairbloom.experiments.results.compared_scores import personal_label
 from fairbloom.experiments.results.differences import Difference
 from fairbloom.experiments.results.group_scores import ALL
 from fairbloom.protocol.names import BETWEEN_GROUPS
@@ -321,9 +322,9 @@ def seeds_of(found: Search) -> Iterator[Row]:
     if found.comparison is None:
         return
     rows = {(row["method"], row["seed"]): row for row in found.comparison.rows()}
-    for label in found.found.best:
-        for seed in found.found.fresh:
-            row = rows[found.tested(label), seed]
+    for label in found.study.found.best:
+        for seed in found.study.found.fresh:
+            row = rows.get((personal_label(label), seed)) or rows[label, seed]
             yield {
                 "method": found.of(label).arm.method,
                 "arm": label,

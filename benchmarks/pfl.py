@@ -53,9 +53,7 @@ def main() -> None:
     """Measure the chosen networks, and print a table; on a card, a second one of how it is used."""
     parser = parser_of(__doc__, [*NETWORKS], on_devices=True)
     parser.set_defaults(repeats=3)
-    parser.add_argument(
-        "--engines", nargs="+", metavar="NAME", help="loop and stacked, or loop and workers"
-    )
+    parser.add_argument("--engines", nargs="+", metavar="NAME", default=("loop", "stacked"))
     parser.add_argument("--precisions", nargs="+", default=["float32"], metavar="NAME")
     parser.add_argument("--seconds", type=float, default=5.0, help="of a run, without --rounds")
     parser.add_argument(
@@ -68,12 +66,11 @@ def main() -> None:
     parser.add_argument("--pfl", type=Path, default=FOLDER, help="where pfl-research is installed")
     chosen = parser.parse_args()
     device = torch.device(chosen.device)
-    default = ("loop", "stacked") if device.type == "cuda" else ("loop", "workers")
     print_machine(chosen.device)
     engines = {
         f"{engine}, {precision}": InProcess(engine, precision=precision)
         for precision in chosen.precisions
-        for engine in chosen.engines or default
+        for engine in chosen.engines
     }
     rows: list[Row] = []
     for name in chosen.workloads:

@@ -85,7 +85,6 @@ class ClientStates:
         self._client = client
         self._at_once = at_once
         self._until = until
-        self._origins = dict[str, int | None]()
 
     def find(self, name: str, before: int) -> Version | None:
         """Return the last version of a round before this one, or None."""
@@ -132,20 +131,11 @@ class ClientStates:
             number: {key: tensor.detach().clone() for key, tensor in state.items()}
         }
         self.unstored[name] = self.unstored.get(name, set()) & before.keys() | {number}
-        self._origins[name] = origin
         if origin is not None:
             self._retain(name, [made for made in self._stored(name) if made <= origin])
         if self._at_once and (files := self._files) is not None:
             with explain_disk_errors("written to"):
                 write_until(lambda: store(files, [self], number - 1), self._until, files.folder)
-
-    def made_in(self, number: int) -> dict[str, tuple[int | None, StateDict]]:
-        """Return the versions of round `number`: by name, the origin and the tensors."""
-        return {
-            name: (self._origins.get(name), versions[number])
-            for name, versions in self.in_memory.items()
-            if number in versions
-        }
 
     def take_unstored(self) -> Iterator[VersionEntry]:
         """Yield the versions that are not on disk, as they are stored."""

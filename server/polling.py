@@ -204,8 +204,9 @@ class PollingGrid(Grid):
                     absences.patience = max(GRACE_SECONDS, elapsed)
                 if deadline.is_over:
                     answered = self._quorum.named(online - nodes_of(pending))
+                    is_enough = len(self._quorum.counted(answered)) >= self._quorum.fewest
                     extended = deadline.seconds == longest
-                    if extended or not working or self._quorum.would_be_met(answered):
+                    if extended or not working or is_enough:
                         break
                     deadline = replace(deadline, seconds=longest)
                     may_expire = True  # messages expire with the deadline

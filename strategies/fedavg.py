@@ -6,7 +6,6 @@ from typing import Unpack
 import numpy as np
 
 from fairbloom.protocol.names import CONTROL, STEP_SUM
-from fairbloom.rounds.aggregation import COSINES
 from fairbloom.rounds.method import Cohort, Decision, FloatArray, Kept, Options
 from fairbloom.rounds.options import CHANGING
 
@@ -34,7 +33,6 @@ class FedAvg(FairStrategy):
     """
 
     fixed_weights = True
-    reports = COSINES
 
     def __init__(self, **options: Unpack[Options]) -> None:
         super().__init__(**options)

@@ -9,8 +9,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # pytest-xdist sets one, readline both, and what is printed would have another width
 for size in ("COLUMNS", "LINES"):
     os.environ.pop(size, None)
-# Everyday tests mean the CPU: with a card, `device = auto` would take it, and forked workers cannot
-# train. FAIRBLOOM_TEST_CUDA=1, or `pytest -m gpu`, lets the tests of the card run.
+# Everyday tests mean the CPU: with a card, `device = auto` would take it, and forked commands
+# cannot train. FAIRBLOOM_TEST_CUDA=1, or `pytest -m gpu`, lets the tests of the card run.
 if "gpu" in sys.argv:
     os.environ.setdefault("FAIRBLOOM_TEST_CUDA", "1")  # for the processes of pytest-xdist, too
 if not os.environ.get("FAIRBLOOM_TEST_CUDA"):

@@ -11,10 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, pstdev
 
+import numpy as np
+
 from fairbloom import compare
 from fairbloom.experiments.results.run import Run
 from fairbloom.experiments.studies.search import VALIDATION_SHARE
-from fairbloom.rounds.aggregation import COSINES
+from fairbloom.rounds.arrays import FloatArray
+from fairbloom.rounds.cohort import Cohort
+from fairbloom.rounds.compatibility import GRAM
+from fairbloom.rounds.sampling import sample
+from fairbloom.strategies import FedAvg
 from fairbloom.tasks import load_task
 
 from ..methods import BASELINE, WORKLOADS, Workload, parser_with_folders, replace_rows
@@ -23,8 +29,14 @@ from .prepare import FLIGHTS
 
 TABLE = "federations.csv"
 
-COLUMNS = tuple(report.replace("-", "_") for report in COSINES)
+COLUMNS = ("cosine_low", "cosine", "cosine_high")
 """The columns of rounds.csv with quartiles and mean of the cosines, and of TABLE."""
+
+MEASURED_ROUNDS = 10
+"""The first rounds, in which cosines are measured."""
+
+MEASURED_UPDATES = 30
+"""The most updates of a round of which cosines are measured."""
 
 DATA = {
     "shards": "digits",
@@ -34,11 +46,34 @@ DATA = {
 """The data set of a workload, if it has another name."""
 
 
+class Described(FedAvg):
+    """FedAvg, which reports the quartiles and the mean of the cosines between updates.
+
+    Of many updates, some are drawn by the seed; updates without a direction have no part.
+    """
+
+    requires = frozenset({GRAM})
+    reports = COLUMNS
+
+    def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
+        """Return the cosines of one of the first rounds, {} without two updates."""
+        found = super().own_metrics(cohort, coefficients)
+        moving = np.flatnonzero(np.diag(cohort.gram)).tolist()
+        drawn = sample(moving, MEASURED_UPDATES, self.seed, "cosines", cohort.round)
+        if len(drawn) < 2 or cohort.round > MEASURED_ROUNDS:
+            return found
+        gram = cohort.gram[np.ix_(drawn, drawn)]
+        norms = np.sqrt(np.diag(gram))
+        pairs = (gram / np.outer(norms, norms))[np.triu_indices(len(drawn), 1)].clip(-1.0, 1.0)
+        low, high = np.quantile(pairs, (0.25, 0.75))
+        return {**found, **dict(zip(COLUMNS, (low, pairs.mean(), high), strict=True))}
+
+
 def describe(name: str, workload: Workload, chosen: Sequence[Row], out: Path, jobs: int) -> Row:
     """Return the row of a workload; `chosen` are FedAvg's rows, one a seed."""
     settings = workload.settings_below(out)
     compared = compare(
-        methods=BASELINE + str(chosen[0]["arm"]).partition(" ")[2],
+        methods=f"{__name__}:Described{str(chosen[0]['arm']).partition(' ')[2]}",
         seeds=len(chosen),
         seed=min(int(str(row["seed"])) for row in chosen),
         jobs=jobs,

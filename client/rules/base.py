@@ -11,7 +11,7 @@ from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Request, Terms
 
 from ..local import LocalClient
-from ..states import RULE, ClientStates, StateDict, Version
+from ..states import StateDict
 from ..work import Copy, LocalWork, StepsTaken
 
 # Tensors by name. Trainable parameters have their names, shapes and dtypes on the wire.
@@ -35,14 +35,11 @@ class Rule:
         Names of the metrics that it reports. Asking for one of them also asks for the rule.
     replies
         The record in which the client replies a second model; "": no second model.
-    keeps
-        The name of the state that the client stores for it; "": it has no state.
     """
 
     reads: ClassVar[Request | None] = None
     reports: ClassVar[tuple[str, ...]] = ()
     replies: ClassVar[str] = ""
-    keeps: ClassVar[str] = ""
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
@@ -66,16 +63,6 @@ class Rule:
 
     def check(self, settings: RunSettings) -> None:
         """Raise FairbloomError if it is incompatible with a run's settings."""
-
-    @classmethod
-    def kept_version(cls, states: ClientStates, terms: Terms, *, training: bool) -> Version | None:
-        """Return the stored state that this rule resumes from, or None.
-
-        `training` is False if the round only evaluates.
-        """
-        if not cls.keeps or not training:
-            return None
-        return states.find(cls.keeps, before=terms.server_round)
 
     # Which steps are taken ------------------------------------------------------------------------
 
@@ -182,13 +169,6 @@ class Corrector(Rule):
 
     A client follows at most one of them.
     """
-
-    keeps = RULE
-
-    @classmethod
-    def kept_version(cls, states: ClientStates, terms: Terms, *, training: bool) -> Version | None:
-        """Return the state of the client's last reply that was used."""
-        return states.of_rule(terms) if training else None
 
 
 class GradientOffset(Corrector):

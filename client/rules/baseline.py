@@ -26,7 +26,6 @@ class Baseline(Rule):
     """
 
     reads = BASELINE_TRAINING
-    keeps = BASELINE
 
     def before(self, client: LocalClient) -> Scores:
         """Return the scores of the client's best model; train it first if there is none yet."""

@@ -13,28 +13,15 @@ from fairbloom.protocol.terms import (
     HEAD_FIRST,
     PERSONAL_MODEL,
     PERSONAL_PARAMETERS,
-    Terms,
 )
 from fairbloom.tasks.models import personal_arrays
 from fairbloom.tasks.optimizers import SGD
 
-from ..states import PERSONAL, ClientStates, Version
 from ..work import LocalWork
 from .base import Rule
 
 
-class PersonalRule(Rule):
-    """A rule of which each client keeps the result under the name of its personal model."""
-
-    keeps = PERSONAL
-
-    @classmethod
-    def kept_version(cls, states: ClientStates, terms: Terms, *, training: bool) -> Version | None:
-        """Return the last version; an evaluation measures the one of its own round."""
-        return states.find(PERSONAL, before=terms.server_round + (not training))
-
-
-class PersonalModel(PersonalRule):
+class PersonalModel(Rule):
     """Trains v ← v − η (∇F(v) + lam (v − w)) after the work on the global model, and keeps v.
 
     Source: Li et al., ICML 2021 (Ditto), Algorithm 1.
@@ -61,7 +48,7 @@ class PersonalModel(PersonalRule):
         )
 
 
-class PersonalParameters(PersonalRule):
+class PersonalParameters(Rule):
     """Trains some of the model's parameters with the others, and keeps them.
 
     Sources: Arivazhagan et al. 2019 (FedPer); Liang et al. 2020 (LG-FedAvg); Li et al., ICLR 2021

@@ -53,8 +53,8 @@ SAID = {
 MORE = {
     "method": " Its parameters may follow in parentheses: 'fedfv(alpha=0.2)'.",
     "engine": (
-        " loop computes one client at a time, stacked many as one tensor, workers in several"
-        " processes. All give the same numbers, up to rounding."
+        " loop computes one client at a time, stacked many as one tensor. Both give the same"
+        " numbers, up to rounding."
     ),
 }
 

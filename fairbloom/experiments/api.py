@@ -112,7 +112,7 @@ def run(
         Seed of the data split, initial model, client sampling and batch order.
     engine
         How the clients are computed: "auto" takes what is fastest here, "loop" computes one after
-        the other, "stacked" all of them at once, "workers" several in parallel processes.
+        the other, "stacked" all of them at once.
     device
         The device that clients compute on: auto, cpu, cuda or mps.
     memory
@@ -382,7 +382,7 @@ def search(
     Returns
     -------
     Search
-        The choice, the gains promised on validation examples, and those on test examples.
+        The choice on validation examples, and the comparison on test examples.
 
     Raises
     ------

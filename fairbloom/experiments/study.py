@@ -75,12 +75,12 @@ class Study:
 
     # Of a search: the measure that judges arms, the number of fresh seeds (0: as many as
     # `seeds`), the largest loss in the mean against the baseline in points, the minutes after which
-    # no further seed is begun, and the outcome, None until the search ends.
+    # no further seed is begun, and the outcome, empty until the search ends.
     criterion: str = ""
     tests: int = 0
     mean_within: float | None = None
     minutes: float | None = None
-    found: SearchOutcome | None = None
+    found: SearchOutcome = field(default_factory=SearchOutcome)
 
     # Of a reproduction: the name or file of the recipe, whether its runs are cut short, and the
     # user's settings.

@@ -524,7 +524,7 @@ class RunSettings(Setup):
             "Largest number of examples that each client may report, as in 'site-a=1200 site-b=300'"
         ),
     )
-    engine: Annotated[str, Choices("auto", "loop", "stacked", "workers"), Mark.ROUNDING] = Field(
+    engine: Annotated[str, Choices("auto", "loop", "stacked"), Mark.ROUNDING] = Field(
         "auto", description="How clients on one machine are computed; auto chooses"
     )
     device: Annotated[str, Mark.SENT_TO_CLIENTS, Mark.PLACE, Mark.ROUNDING] = Field(

@@ -19,22 +19,12 @@ from .defences import mixed, trimmed_mean
 from .layout import Layout
 from .method import Method
 from .run_state import RunState
-from .sampling import sample
 from .screening import NormBounds, check_step, out_of_proportion
 from .server_optimizer import Moments
-from .updates import Updates
-from .vectors import Vectors, combine, gram_matrices, weighted_sum
+from .vectors import Vectors, combine, weighted_sum
 
 # Metrics beyond this are absurd: their squares may be beyond the range of numbers.
 LARGEST_METRIC = 1e150
-
-# Reports of a method: lower quartile, mean and upper quartile of the cosines between updates.
-COSINES = ("cosine-low", "cosine", "cosine-high")
-
-# The first rounds, in which cosines are measured, and the most updates of which. More updates would
-# cost as much as the Gram matrix of all of them, which no average needs.
-COSINE_ROUNDS = 10
-COSINE_UPDATES = 30
 
 
 class NoStepError(Exception):
@@ -51,15 +41,12 @@ class Step:
         The metrics that the method reports.
     coefficients
         c_k of the step, by client; empty without a step.
-    cosines
-        How alike the updates are, see `Round`.
     left_out
         The clients that the defence left out.
     """
 
     metrics: Metrics = field(default_factory=dict)
     coefficients: Mapping[str, float] = field(default_factory=dict)
-    cosines: Mapping[str, float] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
 
 
@@ -72,8 +59,7 @@ def screen_updates(method: Method, replies: TrainReplies, server_round: int) -> 
     The same pass computes the inner products that the method needs.
     """
     if GRAM not in method.requires or method.has_second_rows:
-        few = len(replies.names) <= COSINE_UPDATES
-        replies.screen(gram=few and reports_cosines(method, server_round))
+        replies.screen()
         return
     kept = recall_rows(method, replies, server_round).values()
     replies.screen(gram=True, by_array=GRAM_BY_ARRAY in method.requires, below=[*kept])
@@ -367,7 +353,6 @@ def aggregate(
     step = Step(
         metrics=method.own_metrics(cohort, coefficients),
         coefficients=dict(zip(cohort.names, of_clients.tolist(), strict=True)),
-        cosines=measure_cosines(method, cohort.round, replies.updates),
         left_out=defence.left_out(cohort.names, mixing_matrix, of_clients) if defence else (),
     )
     return model, step, method.run_state.stepped(cohort.round, memory, kept, moments, history)
@@ -433,37 +418,6 @@ def _apply_step(
         return updates.model_with(flat, cohort.prior, cohort.counts), step_norm, None
     flat, moments = method.server_optimizer.step(layout.flat, direction, method.run_state.moments)
     return updates.model_with(flat, cohort.prior, cohort.counts), step_norm, moments
-
-
-def reports_cosines(method: Method, server_round: int) -> bool:
-    """Return whether the method reports the cosines between updates of this round."""
-    return COSINES[0] in method.reports and server_round <= COSINE_ROUNDS
-
-
-def measure_cosines(method: Method, server_round: int, updates: Updates) -> dict[str, float]:
-    """Return the quartiles and the mean of the cosines between updates, over all pairs.
-
-    Of many updates, COSINE_UPDATES are drawn by the seed. {} if the method does not report cosines,
-    after COSINE_ROUNDS, and without two updates that are not zero.
-    """
-    if not reports_cosines(method, server_round):
-        return {}
-    drawn = sample(
-        np.flatnonzero(updates.norms).tolist(), COSINE_UPDATES, method.seed, "cosines", server_round
-    )
-    if len(drawn) < 2:
-        return {}
-    if len(updates) <= COSINE_UPDATES:  # the products of the screening
-        gram = updates.gram(updates.vectors, exact=False)[np.ix_(drawn, drawn)]
-    else:
-        (gram,) = gram_matrices(updates.vectors.take(drawn), (updates.layout.size,))
-    norms = np.sqrt(np.diag(gram))
-    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        cosines = (gram / norms / norms[:, None])[np.triu_indices(len(drawn), 1)].clip(-1.0, 1.0)
-    if not np.isfinite(cosines).all():
-        return {}
-    low, high = np.quantile(cosines, (0.25, 0.75))
-    return dict(zip(COSINES, map(float, (low, cosines.mean(), high)), strict=True))
 
 
 def _probe(

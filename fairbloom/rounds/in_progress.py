@@ -119,7 +119,6 @@ class RoundInProgress:
             missing=replies.missing,
             offline=self.offline,
             coefficients=self.step.coefficients,
-            cosines=self.step.cosines,
             left_out=self.step.left_out,
             lost_states=self.lost_states,
             arrays=arrays,

@@ -163,10 +163,6 @@ class Quorum:
             )
         return False
 
-    def would_be_met(self, online: Collection[str]) -> bool:
-        """Return whether these clients would be enough, without a wait for more."""
-        return len(self.counted(online)) >= self.fewest
-
     def named(self, nodes: Iterable[int]) -> set[str]:
         """Return the nodes' names; a node without a known name counts by its number."""
         return {self._names.get(node_id, str(node_id)) for node_id in nodes}

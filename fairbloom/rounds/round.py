@@ -50,10 +50,6 @@ class Round:
         c_k of the step w ← w − Σ c_k u_k, by name of the clients with used replies; empty in a
         skipped round. If each array has its own coefficients, their mean, weighted by the array's
         share in ‖u_k‖².
-    cosines
-        How alike the updates are: `cosine`, the mean cosine over pairs of at most 30 updates that
-        are drawn by the seed, and the quartiles `cosine-low` and `cosine-high`. Empty after round
-        10, and if the method does not report them.
     arrays
         The global model after the round: NumPy arrays by name, or a Flower ArrayRecord if Flower's
         `start` runs the rounds.
@@ -99,7 +95,6 @@ class Round:
     evaluations: Mapping[str, Mapping[str, float]]
     bytes_sent: int
     bytes_received: int
-    cosines: Mapping[str, float] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     lost_states: tuple[str, ...] = ()
     average: Any = None

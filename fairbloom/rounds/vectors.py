@@ -89,14 +89,6 @@ class Vectors:
             row -= block.shape[0]
         raise IndexError(place)
 
-    def take(self, places: Sequence[int]) -> Vectors:
-        """Return the vectors at some places; only few numbers are copied."""
-        first = self.blocks[0]
-        few = len(places) * self.size <= EXACT_NUMBERS
-        if few and len(self.blocks) == 1 and isinstance(first, np.ndarray):
-            return Vectors((first[list(places)],), self.needs_float64)
-        return Vectors.concat([self[place] for place in places])
-
     @property
     def size(self) -> int:
         """d, the entries of each vector."""

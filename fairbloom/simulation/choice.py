@@ -1,15 +1,13 @@
-"""The choice of a run's engine: a rule over model and machine, and one timed step.
+"""The choice of a run's engine: a rule over the model and the device.
 
-The clock decides only between loop and workers, which give the same bits, so that equal settings
-give equal numbers on equal machines. On a GPU, the number of clients that are stacked at once also
-depends on its free memory. The choice is recorded in the run folder, and a continued run keeps it.
+No clock decides, so that equal settings give equal numbers on equal machines. On a GPU, the number
+of clients that are stacked at once also depends on its free memory. The choice is recorded in the
+run folder, and a continued run keeps it.
 """
 
 import copy
 import math
-import time
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,20 +28,15 @@ from fairbloom.protocol.settings import RunSettings, split_names
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.sampling import share
-from fairbloom.tasks import Splits, Task
+from fairbloom.tasks import Task
 from fairbloom.tasks.models import MODELS
 from fairbloom.tasks.probabilities import are_probabilities, ignores_shift
 from fairbloom.tasks.task import AnyExamples, is_of_model
 from fairbloom.text import text_if
 
 from .clients import LocalClients
-from .processes import can_fork, can_train_in_fork
 from .stacked.clients import StackedClients, find_unsupported
 from .stacked.programs import UnstackableError, make_program
-from .workers import WorkerClients
-
-# Rounds that take longer than this gain more from several processes than starting these costs.
-WORKERS_SECONDS = 0.5
 
 # Memory that stacked clients may take on the CPU, without the round's updates.
 BLOCK_BYTES = 2**26
@@ -61,9 +54,7 @@ class Choice:
     Attributes
     ----------
     engine
-        loop, stacked or workers.
-    workers
-        Number of processes that compute.
+        loop or stacked.
     block
         Most clients that are stacked at once; 0 without stacking.
     recorded
@@ -73,17 +64,8 @@ class Choice:
 
     engine: str
     reason: str
-    workers: int = 1
     block: int = 0
     recorded: str = ""
-
-    def within(self, processors: int) -> "Choice":
-        """Return the choice for this many processor cores; the run's numbers stay equal."""
-        if self.engine != "workers" or self.workers <= processors:
-            return self
-        if processors > 1:
-            return replace(self, workers=processors)
-        return Choice("loop", f"{self.reason}; but this run has one processor core to itself")
 
     def clients(self, method: Method, settings: RunSettings) -> LocalClients:
         """Return the clients of a run, computed this way.
@@ -94,14 +76,11 @@ class Choice:
         match self.engine:
             case "stacked":
                 clients = StackedClients(method, settings, block=self.block)
-            case "workers":
-                clients = WorkerClients(method, settings, workers=self.workers)
             case "loop":
                 clients = LocalClients(method, settings)
             case _:
                 raise FairbloomError(
-                    f"engine = {self.engine!r}: there are loop, stacked and workers: name one of"
-                    " them"
+                    f"engine = {self.engine!r}: there are loop and stacked: name one of them"
                 )
         if self.recorded == RECORDED:
             clients.capture = Capture(CudaRecorder(clients.device))
@@ -114,8 +93,8 @@ LINEAR_STEPS_OF_STACKED = 12
 LINEAR_STEPS_OF_CLIENT = 20
 
 
-def choose(settings: RunSettings, processors: int) -> Choice:
-    """Return how a run's clients are computed on a machine with this many `processors` for runs.
+def choose(settings: RunSettings) -> Choice:
+    """Return how a run's clients are computed on this machine.
 
     Raise FairbloomError if the data cannot be used, or no client can take a step.
     """
@@ -123,16 +102,7 @@ def choose(settings: RunSettings, processors: int) -> Choice:
     device = choose_device(settings.device)
     training = len(split_names(settings.training_clients)) or len(task.clients)
     cohort = 1 if settings.pooled else share(settings.fraction, training, 1)
-    work = global_work(settings, FIRST_ROUND)  # raises if the client rule is missing
-    # After CUDA is initialised, forked processes cannot train.
-    may_fork = can_fork() and not torch.cuda.is_available()
-    if settings.engine == "workers" and settings.privacy__mode != SIMULATED:
-        if can_fork() and not can_train_in_fork():
-            return Choice("loop", "workers were asked for, but forks of this process cannot train")
-        if may_fork:
-            try_first_step(settings, task, model)
-        return Choice("workers", "it was asked for", workers=max(1, min(processors, cohort)))
-    trial = try_first_step(settings, task, model)
+    examples = try_first_step(settings, task, model)
     if settings.privacy__mode == SIMULATED:
         return Choice("loop", "each client adds its own noise")
     recorded = text_if(device.type == "cuda", RECORDED)
@@ -141,7 +111,7 @@ def choose(settings: RunSettings, processors: int) -> Choice:
         return Choice("loop", reason, recorded=recorded)
 
     def stacked(reason: str) -> Choice:
-        fitting = fitting_clients(settings, task, model, trial.examples, device)
+        fitting = fitting_clients(settings, task, model, examples, device)
         return Choice("stacked", reason, block=min(cohort, fitting), recorded=recorded)
 
     if settings.engine == "loop":
@@ -152,23 +122,18 @@ def choose(settings: RunSettings, processors: int) -> Choice:
     if slow and settings.engine == "auto":
         why_not = "stacked convolutions and recurrent layers are slow on the processor"
     else:
-        why_not = why_unstackable(settings, task, model, trial.examples)
+        why_not = why_unstackable(settings, task, model, examples)
     if settings.engine == "stacked":
         if why_not:
             return loop(f"stacked was asked for, but {why_not}")
         return stacked("it was asked for")
     if cohort == 1:
         return loop("a round has one client")
-    if not why_not:
-        if device.type == "cpu" and (why := why_one_by_one(settings, task, model, cohort)):
-            return loop(why)
-        return stacked("the model can be computed for many clients at once")
-    seconds = cohort * count_steps(len(trial.examples), work) * trial.seconds
-    because = f"{why_not}, and a round takes about {seconds:.2g} s"
-    workers = min(processors, cohort)
-    if device.type == "cpu" and may_fork and workers > 1 and seconds > WORKERS_SECONDS:
-        return Choice("workers", f"{because}; {workers} processes share it", workers=workers)
-    return loop(f"{because}; one process computes it")
+    if not why_not and device.type == "cpu":
+        why_not = why_one_by_one(settings, task, model, cohort)
+    if why_not:
+        return loop(why_not)
+    return stacked("the model can be computed for many clients at once")
 
 
 def why_one_by_one(settings: RunSettings, task: Task, model: nn.Module, cohort: int) -> str:
@@ -200,11 +165,9 @@ def why_unstackable(
     ):
         return f"stacking does not support {unsupported}"
     try:
-        program = make_program(model, task, examples)
+        make_program(model, task, examples)
     except UnstackableError as reason:
         return f"the model {type(model).__name__} cannot be stacked: {reason}"
-    if not program.draws_alike and settings.engine != "stacked":
-        return "stacked clients draw other numbers for dropout than the loop does on this device"
     return ""
 
 
@@ -249,19 +212,13 @@ def fitting_clients(
 # The trial step -----------------------------------------------------------------------------------
 
 
-class TrialStep(NamedTuple):
-    """The training examples of a client that could take a step, and the seconds of a step."""
-
-    examples: AnyExamples
-    seconds: float
-
-
-def try_first_step(settings: RunSettings, task: Task, model: nn.Module) -> TrialStep:
-    """Take two local steps and measure the model at the first client that can do so.
+def try_first_step(settings: RunSettings, task: Task, model: nn.Module) -> AnyExamples:
+    """Take two local steps at the first client that can do so; return its training examples.
 
     So an error in a user's code is reported once, before the first round: if no client can, raise
     FairbloomError with the error of the first one. The model is unchanged.
     """
+    work = replace(global_work(settings, FIRST_ROUND), steps=2)  # raises without the client rule
     try:
         tried = copy.deepcopy(model)
     except Exception:  # some models cannot be copied; each round loads the received weights anyway
@@ -270,10 +227,13 @@ def try_first_step(settings: RunSettings, task: Task, model: nn.Module) -> Trial
     for name in task.clients:
         try:
             splits = task.splits(name)
-            trial = TrialStep(splits.train, seconds_of_step(settings, task, tried, name, splits))
+            random = batch_order(settings.seed, 1, name)
+            train(tried, task, splits.train, replace(work, random=random))
+            if len(splits.test):
+                measure(tried, task, splits.test)
             if settings.model not in MODELS:  # ours with a softmax repeat published numbers
                 warn_of_softmax(task, tried, splits.train)
-            return trial
+            return splits.train
         except Exception as error:
             reasons[name] = failure_reason(error)
     (name, reason), *others = reasons.items()
@@ -297,18 +257,3 @@ def warn_of_softmax(task: Task, model: nn.Module, examples: AnyExamples) -> None
             " outputs again: leave the model's out, as outputs are logits (docs/your-model.md)",
             type(model).__name__,
         )
-
-
-def seconds_of_step(
-    settings: RunSettings, task: Task, model: nn.Module, name: str, splits: Splits
-) -> float:
-    """Return the time of a client's second step, as PyTorch does one-time work in the first."""
-    work = replace(global_work(settings, FIRST_ROUND), steps=1)
-    seconds = 0.0
-    for _ in range(2):
-        started = time.perf_counter()
-        train(model, task, splits.train, replace(work, random=batch_order(settings.seed, 1, name)))
-        seconds = time.perf_counter() - started
-    if len(splits.test):
-        measure(model, task, splits.test)
-    return seconds

@@ -6,11 +6,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.nn import Module
 
 from fairbloom.client.capture import NO_CAPTURE, Capture
@@ -44,7 +43,6 @@ from fairbloom.rounds.clients import (
     check_names,
     layout_of_second,
 )
-from fairbloom.rounds.layout import Layout
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.refusals import Refusals, read_error
 from fairbloom.rounds.round import size_on_the_wire
@@ -72,14 +70,12 @@ class StoredReply(NamedTuple):
     """A client's reply, with its models already in their rows of the update matrices.
 
     `others` and `second` are the buffers and integer arrays of its model and its second model.
-    `made`: new client state from a worker, with the round of the state it started from.
     """
 
     row: int
     metrics: Metrics
     others: Model
     second: Model
-    made: Mapping[str, tuple[int | None, Model]] | None = None
 
 
 class LocalClients:
@@ -163,7 +159,7 @@ class LocalClients:
             self._states.popitem(last=False)  # it is on disk
 
     def close(self) -> None:
-        """End the processes of the engine, of which this one has none, and free its graphs."""
+        """Free the engine's graphs."""
         self.capture.release()
 
     # For engines ----------------------------------------------------------------------------------
@@ -214,23 +210,27 @@ class LocalClients:
         model: Model,
         terms: Terms,
         sent: Mapping[str, Model],
-        matrices: Sequence[Matrix] = (),
     ) -> TrainReplies:
         """Return an empty object for a round's training replies, with the bytes of the messages.
 
         The bytes are those that Flower's messages would have. Models are written into the rows of
-        the `matrices`, by default of new ones.
+        matrices on the card, in memory or in files.
         """
         layout = self.method.layout_of(model)
-        matrices = (
-            matrices
-            or rows_on_card(self._layouts(layout), len(names), self.device)
-            or self.matrices(layout, len(names))
-        )
+        second = self.method.second
+        layouts = [layout, *([layout_of_second(layout, second)] if second else [])]
+        matrices: Sequence[Matrix] = rows_on_card(layouts, len(names), self.device)
+        if not matrices:
+            matrices = [
+                empty_matrix(
+                    len(names), each.size, each.dtype, self.settings.memory, of=len(layouts)
+                )
+                for each in layouts
+            ]
         trained = TrainReplies.empty(
             layout,
             refused=Refusals(terms.server_round),
-            second=self.method.second,
+            second=second,
             matrices=matrices,
             hostile=self._hostile,
         )
@@ -247,21 +247,6 @@ class LocalClients:
             bytes_sent=len(names) * (size + vectors),
             sizes=dict.fromkeys(names, reply_size),
         )
-
-    def matrices(self, layout: Layout, rows: int) -> list[NDArray[Any]]:
-        """Return a matrix for the models of the replies, and one for second models if any.
-
-        They are in memory or in files.
-        """
-        layouts = self._layouts(layout)
-        return [
-            empty_matrix(rows, each.size, each.dtype, self.settings.memory, of=len(layouts))
-            for each in layouts
-        ]
-
-    def _layouts(self, layout: Layout) -> list[Layout]:
-        second = self.method.second
-        return [layout, layout_of_second(layout, second)] if second else [layout]
 
     def _size_of(self, model: Model, rounded: Collection[str] = ()) -> int:
         frozen = frozenset(self.method.frozen)

@@ -24,7 +24,6 @@ from fairbloom.server.run_folder.errors import check_place, explain_read_errors
 from fairbloom.server.run_folder.files import ENGINE, HELD_OUT, NOT_IN_TRAINING, PERSONAL
 from fairbloom.server.run_folder.recorded import OnRound, RecordedRound, ignore
 from fairbloom.server.settings import Settings
-from fairbloom.system.machine import processors_here
 from fairbloom.system.values import decode_as
 from fairbloom.tasks import check_data, load_task
 
@@ -40,7 +39,6 @@ def simulate(
     settings: Settings,
     on_round: OnRound = ignore,
     *,
-    processors: int | None = None,
     debug: bool = False,
 ) -> Path:
     """Run or continue the settings' run with all clients on this machine; return the run folder.
@@ -52,8 +50,6 @@ def simulate(
     ----------
     on_round
         Called with each round once it is recorded; an exception ends the run.
-    processors
-        Number of processor cores that the run may use; None: those that this process may use.
     debug
         Whether clients are computed one by one in this process, regardless of the engine, and a
         client's first error ends the run with its traceback.
@@ -72,9 +68,8 @@ def simulate(
             of_method = with_states.model_copy(update={"fraction": method.fraction_train})
             if debug:
                 return DebuggedClients(method, of_method), ENGINE.read(folder) or {}
-            choice = _read_choice(folder) or choose(of_method, processors_here())
-            usable = choice if processors is None else choice.within(processors)
-            clients = ending.enter_context(closing(usable.clients(method, of_method)))
+            choice = _read_choice(folder) or choose(of_method)
+            clients = ending.enter_context(closing(choice.clients(method, of_method)))
             watched.append((clients, choice))
             return clients, asdict(choice)
 

@@ -5,18 +5,18 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextmanager
-def hold_signals(*numbers: int) -> Iterator[Collection[int]]:
-    """Block signals in this process and its new children; yield the signals blocked before."""
+def hold_signals(*numbers: int) -> Iterator[None]:
+    """Block signals in this process and its new children."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
-        yield before
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -273,8 +273,7 @@ def format_round(
     row |= _measure_scores(finished, score)
     if validation is not None:
         row[validation.column] = validation.of_round(finished)
-    reported = {**finished.metrics, **finished.cosines}
-    return row | {report.replace("-", "_"): reported.get(report) for report in reports}
+    return row | {report.replace("-", "_"): finished.metrics.get(report) for report in reports}
 
 
 def with_losses_before(finished: Round, losses: Mapping[str, float]) -> Round:

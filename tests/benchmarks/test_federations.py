@@ -12,10 +12,14 @@ import pytest
 import fairbloom
 from benchmarks.federations import prepare
 from benchmarks.federations.alone import compare_states
-from benchmarks.methods import WORKLOADS
+from benchmarks.federations.describe import COLUMNS, Described, describe
+from benchmarks.methods import WORKLOADS, Workload
 from benchmarks.tables import read_csv
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol.streams import generator
+from fairbloom.rounds.arrays import FloatArray
 from tests.originals import is_there, needs
+from tests.strategies.helpers import cohort_of
 
 
 def write_state(path: Path, rows: int, seed: int) -> None:
@@ -80,3 +84,37 @@ def test_a_missing_table_is_an_error_unless_it_is_optional(tmp_path: Path) -> No
     assert read_csv(missing, optional=True) == []
     with pytest.raises(FileNotFoundError, match=r"acs-income-published\.csv"):
         read_csv(missing)
+
+
+def of_pairs(U: FloatArray) -> list[float]:
+    """Return lower quartile, mean and upper quartile of the cosines of all pairs of rows."""
+    units = U / np.linalg.norm(U, axis=1, keepdims=True)
+    found = [units[j] @ units[k] for j in range(len(U)) for k in range(j)]
+    low, high = np.percentile(found, (25, 75))
+    return [low, float(np.mean(found)), high]
+
+
+def measured(U: FloatArray, number: int) -> list[float]:
+    found = Described(seed=3).own_metrics(cohort_of(U, round=number), np.ones(len(U)))
+    return [found[name] for name in COLUMNS if name in found]
+
+
+def test_updates_are_described_by_cosines_of_thirty_of_them() -> None:
+    U = np.random.default_rng(0).normal(size=(45, 7))
+    U[[4, 30]] = 0.0  # they have no direction
+    moving = np.delete(U, [4, 30], axis=0)
+    drawn = np.sort(generator(3, "cosines", 10).choice(43, 30, replace=False, shuffle=False))
+    np.testing.assert_allclose(measured(U, 10), of_pairs(moving[drawn]))
+    np.testing.assert_allclose(measured(moving[:30], 1), of_pairs(moving[:30]))
+    assert measured(U, 11) == measured(moving[:1], 1) == []
+
+
+def test_a_workload_is_described_by_the_rounds_of_its_seeds(tmp_path: Path) -> None:
+    chosen = [{"arm": "FedAvg (learning-rate=0.1)", "seed": seed} for seed in (0, 1)]
+    settings = {"clients": 4, "num-rounds": 11, "model": "logistic", "device": "cpu"}
+    workload = Workload(settings)
+    row = describe("digits", workload, chosen, tmp_path, 1)
+    assert -1.0 <= row["cosine_low"] <= row["cosine"] <= row["cosine_high"] <= 1.0
+    tables = (tmp_path / "digits").rglob("rounds.csv")
+    columns = [[line["cosine"] != "" for line in read_csv(table)] for table in tables]
+    assert columns == [[True] * 10 + [False]] * 2

@@ -109,7 +109,7 @@ REFUSED: list[tuple[list[str], tuple[str, ...]]] = [
     (["run", "--device", "cuda:99"], ("device = 'cuda:99' is not available",)),
     (
         ["run", "--engine", "lop"],
-        ("engine = 'lop'", "did you mean loop?", "auto, loop, stacked or workers"),
+        ("engine = 'lop'", "did you mean loop?", "auto, loop or stacked"),
     ),
     (
         ["run", "--model", "torchvison:resnet18"],

@@ -260,14 +260,6 @@ def test_a_row_says_whether_a_client_has_trained(
         finished.model(client=newcomer, model="personal")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("changes", [{"personal_parameters": "head"}, {"fine_tune_epochs": 1}])
-def test_workers_have_equal_bits(tmp_path: Path, changes: dict[str, Any]) -> None:
-    assert run(tmp_path / "loop", **changes).clients.equals(
-        run(tmp_path / "workers", engine="workers", **changes).clients
-    )
-
-
 @pytest.mark.parametrize("changes", [{}, {"personal_steps": "head-first", "head_epochs": 2}])
 def test_a_run_continues_with_its_heads(tmp_path: Path, changes: dict[str, Any]) -> None:
     check_continued(tmp_path, rounds=3, **changes)
@@ -297,16 +289,6 @@ def test_other_methods_train_with_heads(tmp_path: Path, method: str) -> None:
 @pytest.mark.parametrize("method", sorted({*METHODS} - REFUSING - OF_GROUPS))
 def test_each_method_continues_with_heads(tmp_path: Path, method: str) -> None:
     check_continued(tmp_path, rounds=2, method=method, batch_size=0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedfv", "fedmgdaplus", "qfedavg"])
-def test_workers_have_the_same_heads(tmp_path: Path, method: str) -> None:
-    loop, workers = (
-        run(tmp_path / engine, engine=engine, method=method, personal_parameters="head")
-        for engine in ("loop", "workers")
-    )
-    assert loop.clients.equals(workers.clients)
 
 
 def test_messages_do_not_have_the_head(tmp_path: Path) -> None:

@@ -151,14 +151,6 @@ def test_bfloat16_then_float32_leaves_equal_bits(tmp_path: Path, model: str) -> 
     assert model_bytes(exact) == model_bytes(again) != model_bytes(rough)
 
 
-def test_bfloat16_gives_equal_bits_on_loop_and_workers(tmp_path: Path) -> None:
-    loop, workers = (
-        run(tmp_path / engine, engine=engine, model="mlp", precision="bfloat16")
-        for engine in ("loop", "workers")
-    )
-    assert model_bytes(loop) == model_bytes(workers)
-
-
 def test_bfloat16_learns_as_float32_does(tmp_path: Path) -> None:
     scores = {}
     for precision in ("float32", "bfloat16"):

@@ -99,14 +99,6 @@ def test_it_compares_methods_and_draws_the_figures(plain: dict[str, str], tmp_pa
 
 
 @pytest.mark.slow
-def test_it_runs_on_several_processes(plain: dict[str, str], tmp_path: Path) -> None:
-    options = ("--clients", "4", "--rounds", "2", "--set", "engine=workers", "--out", "ran")
-    done = fairbloom(plain, tmp_path, "run", *options)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "ran" / "model.safetensors").exists()
-
-
-@pytest.mark.slow
 def test_a_method_names_the_extra_that_it_needs(plain: dict[str, str], tmp_path: Path) -> None:
     plain = {
         **plain,

@@ -156,12 +156,8 @@ def test_what_a_run_folder_lacks_is_named(
     )
 
 
-@pytest.mark.parametrize("engine", ["stacked", "workers"])
-def test_every_engine_keeps_what_is_each_clients_own(
-    tmp_path: Path, run: fairbloom.Run, engine: str
-) -> None:
-    (tmp_path / engine).mkdir()
-    made = train(tmp_path / engine, engine=engine)
+def test_stacked_clients_keep_what_is_each_ones_own(tmp_path: Path, run: fairbloom.Run) -> None:
+    made = train(tmp_path, engine="stacked")
     (file,) = (made.folder / "clients").rglob("preprocessing.json")
     (of_loop,) = (run.folder / "clients").rglob("preprocessing.json")
     assert file.read_bytes() == of_loop.read_bytes()

@@ -53,7 +53,7 @@ def test_settings_are_frozen_travel_and_are_changed_by_a_copy() -> None:
     settings = RunSettings.of(TYPED)
     with pytest.raises(ValueError, match="frozen"):
         settings.seed = 3  # type: ignore[misc]
-    assert pickle.loads(pickle.dumps(settings)) == settings  # noqa: S301 (our own bytes, as workers get them)
+    assert pickle.loads(pickle.dumps(settings)) == settings  # noqa: S301 (our own bytes, as other processes get them)
     changed = settings.model_copy(update={"seed": 3, "csv.target": "cured"})
     assert (changed.seed, changed.parameters["csv.target"], changed.task) == (3, "cured", "csv")
     assert changed.run_config() == settings.run_config() | {"seed": 3, "csv.target": "cured"}

@@ -25,7 +25,6 @@ from fairbloom.server.settings import Settings
 from fairbloom.simulation.clients import LocalClients
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.stacked.clients import StackedClients
-from fairbloom.simulation.workers import WorkerClients
 from fairbloom.strategies import METHODS, FairStrategy
 from fairbloom.tasks import load_task
 from fairbloom.tasks.models import frozen_parameters, shared_parameters
@@ -35,7 +34,6 @@ Config = dict[str, Any]
 # Each returns the clients of a method and a run config; the others are compared with the first.
 IMPLEMENTATIONS: dict[str, Callable[[Method, Config], ClientPool]] = {
     "local": lambda method, config: LocalClients(method, RunSettings.of(config)),
-    "workers": lambda method, config: WorkerClients(method, RunSettings.of(config), workers=2),
     "stacked": lambda method, config: StackedClients(method, RunSettings.of(config), block=3),
     "flower": lambda method, config: FlowerClients(
         method, InProcessGrid(app, config, config["clients"]), timeout=60.0

@@ -311,7 +311,7 @@ def assert_equal(ours: Seen, expected: Seen, tolerance: float) -> None:
 def test_stacked_clients_give_the_numbers_of_one_after_the_other(
     case: str, engines: Engines, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """tests/simulation/test_engines.py has workers and messages, to which the terms are sent as
+    """tests/simulation/test_engines.py has messages, to which the terms are sent as
     they are."""
     if together := case in BOTH and "optimizer" in CASES[case].config:
         engines.close("stacked")

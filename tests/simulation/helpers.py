@@ -4,9 +4,9 @@ import csv
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +17,6 @@ from safetensors.numpy import load_file
 from safetensors.torch import save
 
 from fairbloom.client.states import PERSONAL, ClientStates
-from fairbloom.protocol.terms import Terms
-from fairbloom.rounds.arrays import Model
-from fairbloom.rounds.clients import ClientPool, Replies
 from fairbloom.rounds.round import Round
 from fairbloom.server import app
 from fairbloom.server.run_folder import recorder
@@ -29,7 +26,6 @@ from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.system.versions import Versions
 from fairbloom.tasks import load_task
-from tests.rounds.implementations import contents_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -170,30 +166,3 @@ def model_of(config: dict[str, Any]) -> dict[str, np.ndarray]:
         name: tensor.detach().numpy().copy()
         for name, tensor in load_task(config).model().state_dict().items()
     }
-
-
-def all_of(replies: Replies) -> dict[str, Any]:
-    return contents_of(replies) | {"refused": replies.refused.reasons}
-
-
-def both_of(
-    clients: ClientPool, names: Sequence[str], model: Model, terms: Terms
-) -> list[dict[str, Any]]:
-    """Return what clients reply to a round's training, and to its evaluation."""
-    return [
-        all_of(clients.train(names, model, terms)),
-        all_of(clients.evaluate(names, model, replace(terms, measure=("train-loss",)), names[:2])),
-    ]
-
-
-def is_gone(process: int) -> bool:
-    """Return whether a process ends within a minute; a zombie has ended."""
-    ends = time.monotonic() + 60.0
-    while time.monotonic() < ends:
-        try:
-            if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        time.sleep(0.01)
-    return False

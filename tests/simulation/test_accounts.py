@@ -121,7 +121,7 @@ def test_rounds_that_set_the_noise_are_not_raised(tmp_path: Path) -> None:
     assert len(rounds(private(tmp_path / "given", {**given, "num_rounds": 2}))) == 2
 
 
-@pytest.mark.parametrize("engine", ["auto", "workers"])
+@pytest.mark.parametrize("engine", ["auto", "stacked"])
 def test_a_run_stops_when_all_are_spent(tmp_path: Path, engine: str) -> None:
     """The final model is evaluated all the same."""
     done = rounds(private(tmp_path, {"privacy.steps": 2, "engine": engine}))

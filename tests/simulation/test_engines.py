@@ -27,8 +27,8 @@ from fairbloom.errors import FairbloomError
 from fairbloom.rounds.round import Round
 from fairbloom.rounds.sampling import sample
 from fairbloom.server.settings import Settings
-from fairbloom.simulation import choice, run as running
-from fairbloom.simulation.choice import Choice, choose, try_first_step
+from fairbloom.simulation import run as running
+from fairbloom.simulation.choice import Choice, choose
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies import METHODS
@@ -51,14 +51,13 @@ from .helpers import ROOT, StoppedError, newest_states, run, small, stop_after, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("implementation", "case"),
-    [("workers", case) for case in CASES]
+    "case",
     # clients asked by messages never attack
-    + [("flower", case) for case in CASES if "attack" not in CASES[case]],
+    [case for case in CASES if "attack" not in CASES[case]],
 )
-def test_workers_and_messages_give_the_bits_of_the_loop(implementation: str, case: str) -> None:
+def test_messages_give_the_bits_of_the_loop(case: str) -> None:
     expected = outcome("local", case)
-    other = outcome(implementation, case)
+    other = outcome("flower", case)
     for (what, answer), (expected_what, expected_answer) in zip(
         other.seen, expected.seen, strict=True
     ):
@@ -68,7 +67,7 @@ def test_workers_and_messages_give_the_bits_of_the_loop(implementation: str, cas
     for finished, due in zip(other.rounds, expected.rounds, strict=True):
         actual = about(finished)
         looped = about(due)
-        if implementation == "flower" and "frozen" in case:  # its first messages have all
+        if "frozen" in case:  # its first messages have all
             actual |= {"bytes_sent": 0}
             looped |= {"bytes_sent": 0}
         assert actual == looped
@@ -220,7 +219,7 @@ def recorded(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "engine.json").read_text()))
 
 
-@pytest.mark.parametrize("engine", ["loop", "stacked", "workers"])
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_an_engine_that_is_asked_for_is_recorded_with_the_reason(
     tmp_path: Path, engine: str
 ) -> None:
@@ -259,27 +258,33 @@ def test_a_damaged_engine_json_is_named_and_can_be_deleted(tmp_path: Path) -> No
     assert recorded(run(folder, num_rounds=2))["engine"]
 
 
-def test_small_models_are_stacked_and_slow_others_get_workers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # With a card in the machine, no workers would be forked.
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    engines = {}
-    for seconds in (1e-4, 10.0):  # the measured time of a step
-        tried = lambda *given, s=seconds: try_first_step(*given)._replace(seconds=s)  # noqa: E731
-        monkeypatch.setattr(choice, "try_first_step", tried)
-        for model in ("logistic", "mlp", "cnn"):
-            engines[model, seconds] = choose(small("", model=model), 2).engine
-    assert engines == {
-        **{
-            (model, seconds): {"mlp": "stacked", "logistic": "loop"}[model]
-            for model in ("logistic", "mlp")
-            for seconds in (1e-4, 10.0)
-        },
-        **{("cnn", 1e-4): "loop", ("cnn", 10.0): "workers"},
-    }
-    assert choose(small("", model="cnn"), 1).engine == "loop"
-    assert choose(small("", fraction=0.01), 2).engine == "loop"
+@pytest.mark.parametrize(
+    ("changes", "engine", "reason"),
+    [
+        ({"model": "mlp"}, "stacked", "the model can be computed for many clients at once"),
+        ({"model": "logistic"}, "loop", "linear steps one by one take"),
+        ({"model": "cnn"}, "loop", "convolutions and recurrent layers are slow on the processor"),
+        ({"model": "tests.nets:Dropping"}, "loop", "it draws, as dropout does"),
+        ({"model": "mlp", "fraction": 0.01}, "loop", "a round has one client"),
+        ({"model": "mlp", "time_budget": 60.0}, "loop", "does not support time-budget = 60.0"),
+    ],
+)
+def test_an_engine_is_chosen_by_a_rule(changes: dict[str, Any], engine: str, reason: str) -> None:
+    chosen = choose(small("", **changes))
+    assert chosen.engine == engine
+    assert reason in chosen.reason
+
+
+def test_an_unknown_engine_is_refused_with_those_there_are(tmp_path: Path) -> None:
+    with pytest.raises(FairbloomError, match=r"engine = 'workers'.*auto, loop or stacked"):
+        run(tmp_path / "run", engine="workers")
+    folder = run(tmp_path / "run", engine="stacked", num_rounds=1)
+    file = folder / "engine.json"
+    file.write_text(json.dumps(recorded(folder) | {"engine": "workers"}))
+    with pytest.raises(FairbloomError, match="there are loop and stacked: name one of them"):
+        run(folder, engine="stacked", num_rounds=2)
+    file.write_text(json.dumps(recorded(folder) | {"engine": "loop"}))
+    assert recorded(run(folder, engine="stacked", num_rounds=2))["engine"] == "loop"
 
 
 def test_few_clients_with_a_linear_model_take_steps_one_by_one() -> None:
@@ -292,27 +297,18 @@ def test_few_clients_with_a_linear_model_take_steps_one_by_one() -> None:
         (2, 10, "mlp", "stacked"),
     ):
         settings = {"clients": clients, "batch_size": batch, "model": model, "fraction": 1.0}
-        chosen = choose(small("", **settings), 2)
+        chosen = choose(small("", **settings))
         assert chosen.engine == engine, settings
-        assert choose(small("", **settings), 2) == chosen
     # A client of very many rows takes its steps alone, whatever the others do.
     rare = {"clients": 20, "partition": "sizes", "batch_size": 1, "fraction": 1.0}
     unequal = small("", model="logistic", **rare)
     steps = [len(load_task(unequal).splits(name).train) for name in load_task(unequal).clients]
-    assert (choose(unequal, 2).engine == "loop") == (max(steps) * 12 > sum(steps) + 20 * len(steps))
-
-
-def test_a_run_with_one_core_has_no_workers() -> None:
-    many = Choice("workers", "a step is long", workers=8)
-    assert many.within(4) == Choice("workers", "a step is long", workers=4)
-    assert many.within(1).engine == "loop"  # equal to the bit: see test_workers.py
-    stacked = Choice("stacked", "a step is short", block=7)
-    assert stacked.within(1) is stacked
+    assert (choose(unequal).engine == "loop") == (max(steps) * 12 > sum(steps) + 20 * len(steps))
 
 
 def test_an_untrainable_model_gets_no_engine() -> None:
     with pytest.raises(FairbloomError, match="the model, Auxiliary, returns a tuple in training"):
-        choose(small("", model="tests.client.nets:Auxiliary"), 2)
+        choose(small("", model="tests.client.nets:Auxiliary"))
 
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
@@ -345,7 +341,7 @@ ALONE: dict[str, tuple[str, dict[str, Any]]] = {
     "frozen parameters": ("fedfv", {"model": "tests.nets:Adapted"}),
     "updates in bfloat16": (
         "fedfv",
-        {"wire-dtype": "bfloat16-updates", "model": "mlp", "engine": "workers"},
+        {"wire-dtype": "bfloat16-updates", "model": "mlp", "engine": "stacked"},
     ),
     "the model in bfloat16": ("fedmgda", {"wire-dtype": "bfloat16", "engine": "loop"}),
     "an adaptive server": ("fedavg", {"server-optimizer": "adam", "server-optimizer-lr": 0.05}),

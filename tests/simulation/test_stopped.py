@@ -237,7 +237,7 @@ def changes_of(fails: str, **more: Any) -> dict[str, Any]:
     ("fails", "engine"),
     [
         *((fails, "auto") for fails in CAUSES),
-        *(("model", each) for each in ("loop", "stacked", "workers")),
+        *(("model", each) for each in ("loop", "stacked")),
     ],
 )
 def test_a_fault_of_all_clients_ends_a_run_before_round_1(
@@ -268,7 +268,6 @@ def test_why_a_model_cannot_be_stacked_names_the_line(tmp_path: Path) -> None:
     ("fails", "engine", "reason"),
     [
         ("one client", "loop", f"KeyError: 'one client' ({line_of('one client')})"),
-        ("one client", "workers", f"KeyError: 'one client' ({line_of('one client')})"),
         ("data of one", "stacked", "OSError: a.npz is gone"),
     ],
 )
@@ -325,7 +324,7 @@ def words_of(fails: str, out: Path) -> list[str]:
 @pytest.mark.slow
 def test_a_debugger_works_in_a_model_under_debug(tmp_path: Path) -> None:
     started = [sys.executable, "-c", "from fairbloom.cli.main import main; main()"]
-    words = [*words_of("debugged", tmp_path / "run"), "--engine", "workers"]
+    words = [*words_of("debugged", tmp_path / "run"), "--engine", "stacked"]
     script = "p 'seen', seen\nwhere\nq\n"
     ended = subprocess.run(
         [*started, *words], input=script, text=True, capture_output=True, cwd=ROOT, timeout=300

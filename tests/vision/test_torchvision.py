@@ -183,12 +183,11 @@ def test_a_run_predicts(pictures: Path, tmp_path: Path) -> None:
 
 def test_engines_train_the_same_model(pictures: Path, tmp_path: Path) -> None:
     model = f"{PREFIX}resnet18"
-    loop, workers, stacked = (
+    loop, stacked = (
         run(pictures, tmp_path / engine, engine=engine, model=model, learning_rate=0.01)
-        for engine in ("loop", "workers", "stacked")
+        for engine in ("loop", "stacked")
     )
-    one, same, near = (each.model().state_dict() for each in (loop, workers, stacked))
-    assert all(torch.equal(one[name], same[name]) for name in one)
+    one, near = (each.model().state_dict() for each in (loop, stacked))
     for name in one:
         torch.testing.assert_close(one[name], near[name], rtol=1e-3, atol=1e-3)
 

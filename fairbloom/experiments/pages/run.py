@@ -23,7 +23,6 @@ from .sections import (
     LIMITS,
     about_reference,
     absences_section,
-    describe_engine,
     files_of,
     named_charts,
     notes_section,
@@ -98,7 +97,7 @@ def page_of_run(run: Run) -> Page:
         ),
         "seed": run.settings.get("seed"),
         "state": run.state,
-        "engine": describe_engine(run),
+        "engine": None if run.engine is None else run.engine.get("engine"),
     }
 
     def details() -> list[Section]:

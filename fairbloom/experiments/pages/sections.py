@@ -354,17 +354,6 @@ def privacy_section(run: Run) -> Section | None:
     return Section("privacy", "Privacy accounts", "", [table])
 
 
-def describe_engine(run: Run) -> str | None:
-    """Return which engine computes the clients of a run, and in how many processes.
-
-    None where others compute them.
-    """
-    if run.engine is None:
-        return None
-    processes = run.engine.get("workers", 1)
-    return f"{run.engine.get('engine')}{text_if(processes > 1, f' in {processes} processes')}"
-
-
 def settings_section(lines: Sequence[Line]) -> Section:
     """Return the settings that are not at their defaults; a row has the methods that share one."""
     by_method = {line.label: line.runs[0].differing() for line in lines}

@@ -57,7 +57,6 @@ from fairbloom.strategies import METHODS, FairStrategy, canonical, served_model
 from fairbloom.strategies.named import COMMON, title
 from fairbloom.strategies.torchjd import TORCHJD
 from fairbloom.tasks import TASKS, TaskInfo
-from fairbloom.text import text_if
 
 from ..arms import Arm, label_of
 from ..study import Study
@@ -160,11 +159,6 @@ class Run(Shown):
         return "task" not in self.settings
 
     @property
-    def on_task(self) -> str:
-        """The end of a title, such as " on digits"; "" for the run of an app."""
-        return text_if(not self.of_app, f" on {self.settings.get('task')}")
-
-    @property
     def parameters(self) -> dict[str, Value]:
         """The method's parameters and common options that are not at their defaults."""
         if self.of_app:
@@ -222,7 +216,7 @@ class Run(Shown):
 
     @property
     def engine(self) -> Mapping[str, Any] | None:
-        """The engine, the reason for its choice, and the number of processes.
+        """The engine and the reason for its choice.
 
         None if the clients are other machines.
         """

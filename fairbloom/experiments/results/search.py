@@ -10,19 +10,14 @@ from typing import Any
 from fairbloom.errors import FairbloomError, join_names
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.run_folder.files import CLIENTS, ROUNDS
-from fairbloom.text import text_if, three_digits
+from fairbloom.text import text_if
 
 from ..arms import Arm
-from ..study import SearchOutcome, Study
-from .compared_scores import personal_label
+from ..study import Study
 from .comparison import Comparison, read_comparison
-from .differences import Difference
 from .measures import ClientScores, Measure, find_measure
 from .presentation import Shown
 from .run import OpenedRuns, Run
-
-# The number of failed arms that notes explain one by one.
-NAMED = 3
 
 # The fewest test examples of a client that has a part in the choice: with the default shares, it
 # has at least 20 examples in all, three of them for validation.
@@ -190,19 +185,19 @@ class Search(Shown):
     notes: tuple[str, ...] = ()
 
     @property
-    def found(self) -> SearchOutcome:
-        """The chosen arms, with the seeds that chose them and test them; empty before."""
-        return self.study.found or SearchOutcome()
-
-    @property
     def measure(self) -> Measure:
         """The criterion."""
         return find_measure(self.study.criterion)
 
     @property
+    def title(self) -> str:
+        """The words for the criterion."""
+        return self.measure.title(self.comparison.client_count if self.comparison else 0)
+
+    @property
     def best(self) -> str:
         """The label of the best arm on validation examples, "" before the choice."""
-        return next(iter(self.found.best), "")
+        return next(iter(self.study.found.best), "")
 
     @property
     def baseline(self) -> str:
@@ -211,97 +206,63 @@ class Search(Shown):
             return self.study.reference.label
         methods = {arm.label: arm.method for arm in self.study.arms}
         return next(
-            (label for label in self.found.best if methods[label] == self.study.baseline), ""
+            (label for label in self.study.found.best if methods[label] == self.study.baseline), ""
         )
 
     def of(self, label: str) -> ArmScore:
         """Return the value of an arm."""
         return next(arm_score for arm_score in self.judged if arm_score.arm.label == label)
 
-    def promise(self, label: str) -> float:
-        """Return an arm's gain over the baseline on validation examples."""
-        return self.measure.better(self.of(label).mean, self.of(self.baseline).mean, self.score)
-
-    def tested(self, label: str) -> str:
-        """Return an arm's label in the comparison, which may be that of its personal models."""
-        if self.comparison is None or self.of(label).arm.evaluated != "personal":
-            return label
-        personal = personal_label(label)
-        return personal if personal in self.comparison.personal else label
-
-    def difference(self, label: str) -> Difference | None:
-        """Return an arm's gain over the baseline on test examples, None if it was not tested."""
-        method = self.tested(label)
-        if (
-            self.comparison is None
-            or method not in self.comparison.methods
-            or method == self.comparison.baseline
-        ):
-            return None
-        return self.comparison.differences(self.measure.name)[method]
-
     @property
     def sentences(self) -> tuple[str, ...]:
-        """Which arm is best, its gain, and the notes."""
+        """Which arm is best, what the comparison on test examples found, and the notes."""
         if not self.best:
             return ("Nothing is chosen yet: the same command continues.", *self.notes)
-        title = self.measure.title(self.comparison.client_count if self.comparison else 0)
-        sentence = f"{self.best} is best by the {title} on validation examples"
-        found = self.difference(self.best)
-        if found is None:
-            if self.best != self.baseline:
-                sentence += ": it is not tested yet"
-            return (f"{sentence}.", *self.notes)
-        unit = text_if(self.measure.unit and self.score.unit, f" {self.score.unit}")
-        differs = "does not clearly differ from"
-        if found.low > 0.0 or found.high < 0.0:
-            verb = "loses" if found.mean < 0.0 else "gains"
-            interval = f"({three_digits(found.low, '+')} to {three_digits(found.high, '+')})"
-            differs = f"{verb} {three_digits(abs(found.mean))}{unit} {interval} against"
-        sentence += (
-            f"; on the test examples of {len(self.found.fresh)} fresh seeds it {differs}"
-            f" {self.baseline}, where validation had promised"
-            f" {three_digits(self.promise(self.best), '+')}{unit}."
+        sentence = f"{self.best} is best by the {self.title} on validation examples"
+        if self.comparison is None:
+            return (f"{sentence}: it is not tested yet.", *self.notes)
+        verdict = self.comparison.verdict
+        tested = f"On the test examples of {len(self.study.found.fresh)} fresh seeds:"
+        return (
+            f"{sentence}.",
+            f"{tested} {verdict.headline}",
+            *verdict.sentences,
+            *self.notes,
         )
-        return (sentence, *self.notes)
 
     @property
     def as_json(self) -> dict[str, Any]:
-        """The output of --json, with each arm's validation value and its gain on test examples."""
+        """The output of --json, with each arm's validation value and the comparison."""
+        found = self.study.found
         return {
             "criterion": self.study.criterion,
             "best": self.best,
             "baseline": self.baseline,
-            "judged": list(self.found.judged),
-            "fresh": list(self.found.fresh),
+            "judged": list(found.judged),
+            "fresh": list(found.fresh),
             "sentences": list(self.sentences),
-            "arms": [self._arm_as_json(arm_score) for arm_score in self.judged],
+            "arms": [
+                {
+                    "arm": judged.arm.label,
+                    "method": judged.arm.method,
+                    "settings": dict(judged.arm.settings),
+                    "validation": judged.mean if judged.values else None,
+                    "error": judged.error,
+                    "chosen": judged.arm.label in found.best,
+                    "fault": judged.fault,
+                }
+                for judged in self.judged
+            ],
             "comparison": None if self.comparison is None else self.comparison.as_json,
             "folder": str(self.folder),
-        }
-
-    def _arm_as_json(self, judged: ArmScore) -> dict[str, Any]:
-        label = judged.arm.label
-        chosen = label in self.found.best
-        tested = self.difference(label)
-        return {
-            "arm": label,
-            "method": judged.arm.method,
-            "settings": dict(judged.arm.settings),
-            "validation": judged.mean if judged.values else None,
-            "error": judged.error,
-            "chosen": chosen,
-            "promised": self.promise(label) if chosen else None,
-            "gained": None if tested is None else tested.mean,
-            "fault": judged.fault,
         }
 
 
 def read_search(folder: Path, study: Study) -> Search:
     """Return a search from the runs that are finished."""
-    found = study.found or SearchOutcome(study.seeds)
     opened = OpenedRuns(study, folder)
-    runs = [[opened.get(arm, seed) for seed in found.judged] for arm in study.arms]
+    seeds = study.found.judged or study.seeds
+    runs = [[opened.get(arm, seed) for seed in seeds] for arm in study.arms]
     judged = [
         ArmScore(each.arm, fault=next(iter(failed.values())))
         if (failed := study.failures(each.arm))
@@ -312,7 +273,7 @@ def read_search(folder: Path, study: Study) -> Search:
     if first is None:
         return Search(study, judged, ACCURACY, folder=folder)
     search = Search(study, judged, first.score, None, folder, _notes(study, judged, first))
-    tested = study.of(found.best, found.fresh)
+    tested = study.of(study.found.best, study.found.fresh)
     if not search.best or tested.unfinished(folder):
         return search
     plan = replace(tested, kind="compare", baseline=search.baseline)
@@ -321,21 +282,14 @@ def read_search(folder: Path, study: Study) -> Search:
 
 def _notes(study: Study, judged: Sequence[ArmScore], first: Run) -> tuple[str, ...]:
     """Return the limits of a search: skipped seeds, failed arms, clients without a score."""
-    found = study.found or SearchOutcome(study.seeds)
     notes = []
-    if study.found and len(found.judged) < len(study.seeds):
+    if 0 < len(study.found.judged) < len(study.seeds):
         notes.append(
-            f"Judged by {len(found.judged)} of {len(study.seeds)} seeds, begun in {study.minutes:g}"
-            " minutes: the same command continues."
+            f"Judged by {len(study.found.judged)} of {len(study.seeds)} seeds, begun in"
+            f" {study.minutes:g} minutes: the same command continues."
         )
-    failing = [arm_score for arm_score in judged if arm_score.fault]
-    notes += [
-        f"{arm_score.arm.label} was not judged: {arm_score.fault}." for arm_score in failing[:NAMED]
-    ]
-    if len(failing) > NAMED:
-        notes.append(
-            f"{len(failing) - NAMED} more arms were not judged; the table of the report says why."
-        )
+    if failing := [arm_score.arm.label for arm_score in judged if arm_score.fault]:
+        notes.append(f"Not judged, as the table of the report explains: {join_names(failing)}.")
     if lacking := sorted({*first.final()} - {*first.validated(first.serves)}):
         notes.append(
             f"Without a validation {first.score.words}, and so without a part in the choice:"

@@ -70,7 +70,6 @@ def run_in_processes(runs: Runs, jobs: int, log_level: int, ended: Ended) -> Non
     This process prints what the others log from a level on.
     """
     context = multiprocessing.get_context("spawn")
-    at_a_time = min(jobs, len(runs))
     with contextlib.ExitStack() as opened:
         over, held_open = context.Pipe(duplex=False)
         records, sent = context.Pipe(duplex=False)
@@ -86,7 +85,7 @@ def run_in_processes(runs: Runs, jobs: int, log_level: int, ended: Ended) -> Non
         # processes as long as runs are waiting.
         of_apps = any(isinstance(run, AppRun) for run in runs.values())
         pool = ProcessPoolExecutor(
-            at_a_time,
+            min(jobs, len(runs)),
             mp_context=context,
             initializer=begin_worker,
             initargs=(over, sent, context.Lock()),
@@ -98,8 +97,7 @@ def run_in_processes(runs: Runs, jobs: int, log_level: int, ended: Ended) -> Non
             # print its traceback.
             with hold_signals(signal.SIGINT):
                 started = {
-                    pool.submit(run_quietly, run, at_a_time, log_level): name
-                    for name, run in runs.items()
+                    pool.submit(run_quietly, run, log_level): name for name, run in runs.items()
                 }
             for done in as_completed(started):
                 ended(started[done], _error_of(done))
@@ -153,8 +151,8 @@ def _end_with_pipe(over: Connection) -> None:
     os._exit(1)  # an interrupted run continues with the same command
 
 
-def run_quietly(run: Settings | AppRun, at_a_time: int, log_level: int) -> None:
-    """Run in a worker process, one of several, without log lines below a level."""
+def run_quietly(run: Settings | AppRun, log_level: int) -> None:
+    """Run in a worker process, without log lines below a level."""
     logging.getLogger("flwr").setLevel(log_level)
     # imported late, as PyTorch is with these
     if isinstance(run, AppRun):
@@ -171,7 +169,7 @@ def run_quietly(run: Settings | AppRun, at_a_time: int, log_level: int) -> None:
     else:
         from fairbloom.simulation.run import simulate
 
-        simulate(run, processors=max(1, processors_here() // at_a_time))
+        simulate(run)
 
 
 # Log records of workers, printed by their driver: its progress bar makes room for them ------------

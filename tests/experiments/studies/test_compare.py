@@ -134,29 +134,8 @@ def test_runs_in_workers_are_those_of_the_run_command(compared: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_the_number_of_jobs_changes_no_number(
-    here: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    subtests: pytest.Subtests,
-) -> None:
-    """Each has fewer processors then; alone, this model would be computed by all of them."""
-    monkeypatch.syspath_prepend(here)
-    (here / "wide_model.py").write_text(
-        "from torch import nn\n\n\nclass Wide(nn.Sequential):\n    def __init__(self):\n       "
-        " layers = (nn.Linear(64, 600), nn.ReLU(), nn.Linear(600, 600), nn.ReLU(), nn.Linear(600,"
-        " 10))\n        super().__init__(nn.Flatten(), *layers)\n"
-    )
-    words = (
-        "compare",
-        "--model",
-        "wide_model:Wide",
-        "--methods",
-        "fedavg,fedfv",
-        "--seeds",
-        1,
-        "--clients",
-        5,
-    )
+def test_the_number_of_jobs_changes_no_number(here: Path, subtests: pytest.Subtests) -> None:
+    words = ("compare", "--model", "mlp", "--methods", "fedavg,fedfv", "--seeds", 1, "--clients", 5)
     words += ("--partition", "dirichlet", "--rounds", 1, "--device", "cpu")
     for jobs in (1, 2):
         with subtests.test(jobs=jobs):

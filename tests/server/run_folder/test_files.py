@@ -85,7 +85,7 @@ VALUES: dict[File[Any], Any] = {
     EXAMPLES: {"seeds": "draw", "trained": {"é": 30}},
     SCHEMA: 'target = "é"\n',
     SPLIT: Split.of(load_task(Settings.of({"clients": 3}).run_config())),
-    ENGINE: {"engine": "workers", "workers": 2},
+    ENGINE: {"engine": "stacked", "block": 2},
     KNOWN: Known(("a", "b"), ("a", "b", "c")),
     PREPROCESSING: Preprocessing(
         form="table",
@@ -218,7 +218,7 @@ def test_declaring_a_file_is_enough_for_runs_to_write_it(
 def test_what_a_file_held_when_the_run_began_is_kept(tmp_path: Path) -> None:
     begun = RunStart(load_task(Settings.of({}).run_config()), {}, {"engine": "loop"}, deployed=True)
     files.write_initial_files(tmp_path, begun)
-    files.write_initial_files(tmp_path, replace(begun, engine={"engine": "workers"}))
+    files.write_initial_files(tmp_path, replace(begun, engine={"engine": "stacked"}))
     assert ENGINE.read(tmp_path) == {"engine": "loop"}
     assert not SPLIT.exists_in(tmp_path)  # this machine does not know a deployed run's split
 
