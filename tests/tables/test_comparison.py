@@ -230,3 +230,36 @@ def test_each_kind_has_a_sentence_and_each_conversion_a_name() -> None:
     for kind in SENTENCES:
         assert say(Finding(kind, "x", ("a",), value=1.0, elsewhere=2.0, rows=3, words=("y",)))
     assert len({way.about for way in KNOWN}) == len(KNOWN) - 2  # of powers of ten there are three
+
+
+# Both halves --------------------------------------------------------------------------------------
+
+
+def test_numbers_of_many_kinds_in_all_are_quantities() -> None:
+    """Few distinct numbers at each site, and more than twenty at all: no codes."""
+    low, high = (numbers_of([float(first + k % 15) for k in range(90)]) for first in (0, 12))
+    assert {each.kind for each in found({"a": low, "b": low, "c": high})} == {"numbers"}
+    same = numbers_of([float(40 + k % 15) for k in range(90)])
+    few = numbers_of([float(k % 15) for k in range(90)])
+    kinds = {each.kind for each in found({"a": few, "b": few, "c": few})}
+    assert not kinds
+    assert {each.kind for each in found({"a": few, "b": few, "c": same})} == {"numbers"}
+
+
+def test_codes_among_texts_are_not_explained() -> None:
+    usual = texts_of(["1", "2", "unknown"] * 20)
+    other = texts_of(["0", "1", "none"] * 20)
+    (finding,) = found({**dict.fromkeys("abcd", usual), "e": other}, "categories")
+    assert not finding.explained_by
+
+
+def test_one_spelling_in_two_cases_is_no_question() -> None:
+    cells = {"a": texts_of(["Secondary"] * 30), "b": texts_of(["secondary"] * 30)}
+    assert not found({**cells, "c": texts_of(["SECOND-ARY"] * 30)})
+
+
+@pytest.mark.parametrize(("center", "is_code"), [(0.0, False), (30.0, True), (-30.0, True)])
+def test_a_number_among_anothers_is_no_code(center: float, is_code: bool) -> None:
+    coded = numbers_of([*normal(170, 9, 60), -9.0, -9.0])
+    cells = {"a": coded, "b": numbers_of(normal(center, 6, 200))}
+    assert [each.sites for each in found(cells, "far")] == [("a",)] * is_code

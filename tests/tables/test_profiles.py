@@ -192,3 +192,12 @@ def test_another_ratio_is_no_second_unit(ratio: float, rows: int) -> None:
     numbers = random.normal(100, 12, rows)
     numbers[::2] *= ratio
     assert find_two_units(numbers, []) is None
+
+
+def test_columns_of_texts_go_on_in_another_one() -> None:
+    half = ["x", "y"] * 20
+    cells = {"old": texts_of([*half, *[""] * 40]), "new": texts_of([*[""] * 40, *half])}
+    (found,) = profile(cells)["old"].found
+    assert (found.kind, found.column, found.rows) == ("exclusive", "new", 40)
+    cells["new"] = texts_of([*[""] * 30, "x", *half, *[""] * 9])  # one row has both
+    assert not profile(cells)["old"].found
