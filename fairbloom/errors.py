@@ -28,6 +28,13 @@ class FairbloomError(ValueError):
     """
 
 
+def raise_first(faults: Mapping[str, object], kind: type[FairbloomError] = FairbloomError) -> None:
+    """Raise an error of a kind with the first of these faults, by their words, that is there."""
+    for fault, is_there in faults.items():
+        if is_there:
+            raise kind(fault)
+
+
 # Whether the command line calls the functions that users also call from Python.
 _ON_COMMAND_LINE = ContextVar("on_command_line", default=False)
 

@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import FairbloomError, raise_first
 from fairbloom.flower import is_simulated
 from fairbloom.logs import log
 from fairbloom.own_code import digest_own_code
@@ -320,16 +320,18 @@ class RunFolder:
                     " the one that your clients reply, as in RunFolder(path, best_model='val_acc')"
                 )
             return
-        if not strategy.fraction_evaluate:
-            raise FairbloomError(
+        raise_first(
+            {
                 f"best_model = {self.validation.metric!r} has no effect with fraction_evaluate = 0,"
-                " as no client evaluates: raise fraction_evaluate, or leave best_model out"
-            )
-        if early_stopping and not strategy.evaluate_every:
-            raise FairbloomError(
+                " as no client evaluates: raise fraction_evaluate, or leave best_model out": (
+                    not strategy.fraction_evaluate
+                ),
                 f"early_stopping = {early_stopping} has no effect with evaluate_every = 0,"
-                " which evaluates the last round only: set evaluate_every, as in 1"
-            )
+                " which evaluates the last round only: set evaluate_every, as in 1": (
+                    early_stopping and not strategy.evaluate_every
+                ),
+            }
+        )
 
 
 class RoundWriter:
