@@ -42,7 +42,11 @@ def profiles_page(
         sections.append(Section(f"field-{len(sections)}", name, "", [Note(sentences), chart]))
     rest = [name for name in fields if name not in names[:MAX_PICTURES]]
     if rest:
-        rows = [_row(name, fields[name], findings) for name in rest]
+        rows = []
+        for name in rest:
+            said = [each for each in findings if each.field == name]
+            remarks = [f"{join_first(each.sites, 3)}: {say(each)}" for each in said]
+            rows.append([Cell(name), Cell.of(len(fields[name])), Cell("; ".join(remarks))])
         table = Table("others", "Fields without a picture", ["field", "sites", "remark"], rows)
         sections.append(Section("others", "All other fields", "", [table]))
     sites = {site for columns in fields.values() for site in columns}
@@ -57,12 +61,6 @@ def profiles_page(
         [("sites", f"{len(sites):,}"), ("fields", f"{len(fields):,}")],
         sections,
     )
-
-
-def _row(name: str, columns: Profiles, findings: Sequence[Finding]) -> list[Cell]:
-    said = [each for each in findings if each.field == name]
-    remarks = [f"{join_first(each.sites, 3)}: {say(each)}" for each in said]
-    return [Cell(name), Cell.of(len(columns)), Cell("; ".join(remarks))]
 
 
 def _picture(name: str, columns: Profiles, apart: Sequence[str], of_missing: bool) -> Charts:

@@ -57,7 +57,6 @@ from fairbloom.strategies import METHODS, FairStrategy, canonical, served_model
 from fairbloom.strategies.named import COMMON, title
 from fairbloom.strategies.torchjd import TORCHJD
 from fairbloom.tasks import TASKS, TaskInfo
-from fairbloom.text import text_if
 
 from ..arms import Arm, label_of
 from ..study import Study
@@ -158,11 +157,6 @@ class Run(Shown):
     def of_app(self) -> bool:
         """Whether it is the run of a user's ServerApp, which has no task."""
         return "task" not in self.settings
-
-    @property
-    def on_task(self) -> str:
-        """The end of a title, such as " on digits"; "" for the run of an app."""
-        return text_if(not self.of_app, f" on {self.settings.get('task')}")
 
     @property
     def parameters(self) -> dict[str, Value]:

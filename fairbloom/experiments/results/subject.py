@@ -72,7 +72,7 @@ class Subject:
     def title(self) -> str:
         """The end of a title: ": use predicted from the data in wards" or " on digits"."""
         if not self.has_tables:
-            return self.run.on_task
+            return text_if(not self.run.of_app, f" on {self.run.settings.get('task')}")
         source = text_if(self.folder, f" from the data in {self.folder}")
         return f": {self.schema.target} predicted{source}"
 
