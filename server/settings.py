@@ -251,13 +251,11 @@ class Settings(RunSettings):
             if option.key in SETTINGS
             and (value := getattr(self, name)) != SETTINGS[option.key].default
         }
-        if self.weighting:
-            common["weighting"] = self.weighting
-        if self.server_optimizer_lr:
-            common["server_optimizer_lr"] = self.server_optimizer_lr
         if not self.test_share:
             common["fraction_evaluate"] = 0.0
+        unset = {"weighting": self.weighting, "server_optimizer_lr": self.server_optimizer_lr}
         common |= {
+            **{name: value for name, value in unset.items() if value},
             "fraction_train": self.fraction_train,
             "min_available_nodes": max(1, self.min_clients),
             "enrolled_sizes": self.enrolled_sizes,

@@ -88,12 +88,14 @@ Row = Mapping[str, object]
 class Validation:
     """The score on validation examples, by which a best model is chosen and a run stops early.
 
-    `metric` is its name on the wire, and `measure` one of `summarize`.
+    `metric` is its name on the wire, and `measure` one of `summarize`. Without validation examples,
+    the `split` is "test".
     """
 
     score: Score
     metric: str
     measure: str = "mean"
+    split: str = "validation"
 
     @classmethod
     def of(cls, score: Score, model: str = "global", measure: str = "mean") -> Self:
@@ -103,7 +105,7 @@ class Validation:
     @property
     def column(self) -> str:
         """The column of rounds.csv with the measure over the clients."""
-        return measure_column(self.score, "validation", self.measure)
+        return f"{self.score.column(split=self.split)}_{self.measure}"
 
     def of_round(self, finished: Round) -> float | None:
         """Return the measure over the clients, None if no client has reported the score."""
@@ -227,11 +229,6 @@ def round_columns(
         *("bytes_sent", "bytes_received", "seconds"),
     )
     return tuple(filter(None, columns))
-
-
-def measure_column(score: Score, split: str, measure: str) -> str:
-    """Return the column of rounds.csv with a measure of a score on validation or test examples."""
-    return f"{score.column(split=split)}_{measure}"
 
 
 def format_round(

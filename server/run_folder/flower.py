@@ -289,15 +289,14 @@ class RunFolder:
             if isinstance(value, bool | int | float | str)
         }
         config = {"num-rounds": arguments["num_rounds"], **collect_options(strategy), **given}
-        if self.loss:
-            config["loss"] = self.loss
         if early_stopping or "early-stopping" in CONFIG.read(self.path).settings:
             config["early-stopping"] = early_stopping  # 0 extends a run that stopped early
-        if best_by != "mean":
-            config["best-model"] = best_by
-        if self.validation:
-            config["validation-metric"] = self.validation.metric
-        return config
+        optional = {
+            "loss": self.loss,
+            "best-model": text_if(best_by != "mean", best_by),
+            "validation-metric": self.validation.metric if self.validation else "",
+        }
+        return config | {key: value for key, value in optional.items() if value}
 
     def _describe(
         self, recorder: RunRecorder, grid: Grid, *, in_process: bool

@@ -75,25 +75,15 @@ def _picture(name: str, columns: Profiles, apart: Sequence[str], of_missing: boo
         rows = _shares(columns, sites, of_missing)
         spec = shares(rows, sites, "share of the rows")
     else:
-        rows = _boxes(columns, sites, apart)
+        keys = ("low", "lower", "value", "upper", "high")  # at 5, 25, 50, 75 and 95 %
+        rows = [
+            {"site": site, "apart": site in apart}
+            | dict(zip(keys, map(short, quantiles_of(columns[site])[[0, 2, 3, 4, 6]]), strict=True))
+            for site in sites
+        ]
         spec = boxes(rows, sites, name)
     about = f"{title} by site; {join_first(apart, 3)} {plural(len(apart), 'stands', 'stand')} out"
     return Charts([Chart(f"picture-{name}", title, about, spec)])
-
-
-def _boxes(columns: Profiles, sites: Sequence[str], apart: Sequence[str]) -> list[Row]:
-    """Return the quantiles of each site at 5, 25, 50, 75 and 95 %."""
-    keys = ("low", "lower", "value", "upper", "high")
-    return [
-        {
-            "site": site,
-            "apart": site in apart,
-            **dict(
-                zip(keys, map(short, quantiles_of(columns[site])[[0, 2, 3, 4, 6]]), strict=True)
-            ),
-        }
-        for site in sites
-    ]
 
 
 def _shares(columns: Profiles, sites: Sequence[str], of_missing: bool) -> list[Row]:
