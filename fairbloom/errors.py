@@ -28,6 +28,17 @@ class FairbloomError(ValueError):
     """
 
 
+def faults_in(faults: Mapping[str, object]) -> list[str]:
+    """Return the words of those faults that are there."""
+    return [fault for fault, is_there in faults.items() if is_there]
+
+
+def raise_first(faults: Mapping[str, object], kind: type[FairbloomError] = FairbloomError) -> None:
+    """Raise an error of a kind with the words of the first fault that is there."""
+    for fault in faults_in(faults):
+        raise kind(fault)
+
+
 # Whether the command line calls the functions that users also call from Python.
 _ON_COMMAND_LINE = ContextVar("on_command_line", default=False)
 

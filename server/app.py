@@ -12,7 +12,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from torch.nn import Module
 
-from fairbloom.errors import FairbloomError, ReportableError, join_names
+from fairbloom.errors import FairbloomError, ReportableError, join_names, raise_first
 from fairbloom.flower import is_simulated
 from fairbloom.logs import log
 from fairbloom.protocol.accounts import AccountStatus
@@ -351,21 +351,17 @@ def check_accounts(
         return
     names = join_names(sorted(accounts))
     try:
-        if not settings.test_share:
-            raise ReportableError(
-                "test-share = 0: a privacy account has fixed the split of its rows, and its steps:"
-                " leave test-share out, and use the model of the run"
-            )
-        if settings.early_stopping or settings.best_model != SETTINGS["best-model"].default:
-            raise ReportableError(
-                "early-stopping and best-model need scores of more than the last round, and privacy"
-                " accounts have few tests: leave them out"
-            )
-        if settings.score not in ("", ACCURACY, LOSS):
-            raise ReportableError(
-                f"score = {settings.score!r}: privacy accounts report only accuracy and loss: set"
-                " score = accuracy"
-            )
+        faults: dict[str, object] = {
+            "test-share = 0: a privacy account has fixed the split of its rows, and its steps:"
+            " leave test-share out, and use the model of the run": not settings.test_share,
+            "early-stopping and best-model need scores of more than the last round, and privacy"
+            " accounts have few tests: leave them out": (
+                settings.early_stopping or settings.best_model != SETTINGS["best-model"].default
+            ),
+            f"score = {settings.score!r}: privacy accounts report only accuracy and loss: set"
+            " score = accuracy": settings.score not in ("", ACCURACY, LOSS),
+        }
+        raise_first(faults, ReportableError)
         check_settings(settings)
         check_terms(replace(method.terms(1), measure=tuple(sorted(method.needs))))
     except ReportableError as error:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from fairbloom.errors import FairbloomError, did_you_mean
+from fairbloom.errors import FairbloomError, did_you_mean, raise_first
 from fairbloom.imports import is_import_string
 from fairbloom.protocol.attacks import ATTACKS, share_in
 from fairbloom.protocol.effects import apply_marks, collect_marks, explain_without_effect
@@ -125,26 +125,43 @@ class Settings(RunSettings):
             resolved["scores"] = ",".join([*split_names(run.scores), run.score])
         settings = cls.model_validate({**given, **resolved})
         settings.check_effects()
-        settings.check_attack()
-        settings.check_quorum()
-        settings.check_scores()
-        settings.check_norm()
+        settings.check_values()
         settings.check_training()
         return settings
 
-    def check_attack(self) -> None:
-        """Raise SettingsError if the attack, or the share of attackers, is unknown."""
-        if self.attack and self.attack not in ATTACKS and not is_import_string(self.attack):
-            hint = did_you_mean(self.attack, ATTACKS)
-            raise SettingsError(
-                f"attack = {self.attack!r}: {hint}there are {', '.join(ATTACKS)}, and yours as"
-                " my_module:attack"
-            )
+    def check_values(self) -> None:
+        """Raise SettingsError for a value that is unknown, or does not fit the other settings.
+
+        For example, `min-clients` is at most the number of clients that exist or train.
+        """
+        attack = self.attack
         share = share_in(self.attackers)
-        if share is not None and not 0.0 < share < 1.0:
-            raise SettingsError(
-                f"attackers = {self.attackers!r}: a share must be above 0 and below 1"
-            )
+        training = len(split_names(self.training_clients))
+        fewest = f"min-clients = {self.min_clients} is more than"
+        faults: dict[str, object] = {
+            f"attack = {attack!r}: {did_you_mean(attack, ATTACKS)}there are {', '.join(ATTACKS)},"
+            " and yours as my_module:attack": (
+                attack and attack not in ATTACKS and not is_import_string(attack)
+            ),
+            f"attackers = {self.attackers!r}: a share must be above 0 and below 1": (
+                share is not None and not 0.0 < share < 1.0
+            ),
+            f"{fewest} clients = {self.clients}: lower it": 0 < self.clients < self.min_clients,
+            f"{fewest} the number of training-clients = {training}: lower it": (
+                0 < training < self.min_clients
+            ),
+            **{
+                f"scores = {self.scores!r}: {name!r} is unknown: {did_you_mean(name, FURTHER)}there"
+                f" are {', '.join(FURTHER)}": name not in FURTHER
+                for name in split_names(self.scores)
+            },
+            f"norm = {self.norm!r}: the initial weights were trained with the network's own norm"
+            " layers: leave norm out": self.initial_weights and self.norm in ("group", "layer"),
+            f"warmup = {self.warmup} must be less than num-rounds = {self.num_rounds}: lower it": (
+                self.warmup >= max(2, self.num_rounds)
+            ),
+        }
+        raise_first(faults, SettingsError)
 
     def check_effects(self) -> None:
         """Raise SettingsError if a setting has no effect with the others."""
@@ -169,23 +186,9 @@ class Settings(RunSettings):
         if error := explain_without_effect(given, idle):
             raise SettingsError(error)
 
-    def check_scores(self) -> None:
-        """Raise SettingsError if `scores` names an unknown score."""
-        for name in split_names(self.scores):
-            if name not in FURTHER:
-                hint = did_you_mean(name, FURTHER)
-                raise SettingsError(
-                    f"scores = {self.scores!r}: {name!r} is unknown: {hint}there are"
-                    f" {', '.join(FURTHER)}"
-                )
-
     def check_training(self) -> None:
         """Raise FairbloomError if clients cannot train so, or the method forbids it."""
         check_optimizer(self)
-        if self.warmup >= max(2, self.num_rounds):
-            raise SettingsError(
-                f"warmup = {self.warmup} must be less than num-rounds = {self.num_rounds}: lower it"
-            )
         method = self.strategy()
         if PLAIN_SGD in method.requires and (beyond := self.beyond_plain_sgd()):
             method.check_fit(OTHER_STEPS, beyond.key, repr(beyond.value))
@@ -211,30 +214,23 @@ class Settings(RunSettings):
             blamed = text_if(by_method, f"method = {self.method!r}: ")
             raise SettingsError(f"{blamed}{error}") from error
 
-    def check_norm(self) -> None:
-        """Raise SettingsError if initial weights would go into other norm layers than their own."""
-        if self.initial_weights and self.norm in ("group", "layer"):
-            raise SettingsError(
-                f"norm = {self.norm!r}: the initial weights were trained with the network's own"
-                " norm layers: leave norm out"
-            )
-
     def check_deployed(self) -> None:
         """Raise SettingsError if deployed clients cannot run with these settings."""
-        reasons = {
+        faults: dict[str, object] = {
             "pooled = true: the training data of all clients lie together in one process only:"
-            " leave it out with deployed clients": self.pooled,
+            " leave it out with deployed clients, or use fairbloom run": self.pooled,
             "privacy.mode = simulated: noise from the run's seed protects nobody: leave it out with"
-            " deployed clients, whose owners open accounts": self.privacy__mode == SIMULATED,
-            "attack: clients attack on one machine only: leave it out with deployed clients": (
-                self.attack
+            " deployed clients, whose owners open accounts, or use fairbloom run": (
+                self.privacy__mode == SIMULATED
             ),
+            "attack: clients attack on one machine only: leave it out with deployed clients, or use"
+            " fairbloom run": self.attack,
             f"held-out-clients = {self.held_out_clients:g}: every deployed client is in training:"
-            " leave it out, or name those that train by training-clients": self.held_out_clients,
+            " leave it out, or name those that train by training-clients, or use fairbloom run": (
+                self.held_out_clients
+            ),
         }
-        for reason, applies in reasons.items():
-            if applies:
-                raise SettingsError(f"{reason}, or use fairbloom run")
+        raise_first(faults, SettingsError)
 
     def check_schema(self) -> None:
         """Raise SettingsError if the task needs a schema on real nodes, and it is missing."""
@@ -244,17 +240,6 @@ class Settings(RunSettings):
                 " fairbloom data DIR --write-schema FILE infers one from files like theirs; submit"
                 " with --schema FILE"
             )
-
-    def check_quorum(self) -> None:
-        """Raise SettingsError if min-clients exceeds the number of clients that exist or train."""
-        for key, of in (
-            ("clients", self.clients),
-            ("the number of training-clients", len(split_names(self.training_clients))),
-        ):
-            if of and self.min_clients > of:
-                raise SettingsError(
-                    f"min-clients = {self.min_clients} is more than {key} = {of}: lower it"
-                )
 
     def strategy(self, **options: Any) -> FairStrategy:
         """Return the method with its parameters and the common options; `options` add to them."""
@@ -266,13 +251,11 @@ class Settings(RunSettings):
             if option.key in SETTINGS
             and (value := getattr(self, name)) != SETTINGS[option.key].default
         }
-        if self.weighting:
-            common["weighting"] = self.weighting
-        if self.server_optimizer_lr:
-            common["server_optimizer_lr"] = self.server_optimizer_lr
         if not self.test_share:
             common["fraction_evaluate"] = 0.0
+        unset = {"weighting": self.weighting, "server_optimizer_lr": self.server_optimizer_lr}
         common |= {
+            **{name: value for name, value in unset.items() if value},
             "fraction_train": self.fraction_train,
             "min_available_nodes": max(1, self.min_clients),
             "enrolled_sizes": self.enrolled_sizes,

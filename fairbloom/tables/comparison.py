@@ -143,22 +143,23 @@ def compare(fields: Mapping[str, Profiles]) -> list[Finding]:
 
 # Sites that leave ---------------------------------------------------------------------------------
 
-Judge = Callable[[Sequence[str]], Mapping[str, Finding]]
+Judge = Callable[[Sequence[str]], Iterator[Finding]]
 
 
 def _let_leave(sites: Sequence[str], judge: Judge) -> Iterator[Finding]:
     """Yield the findings on sites that stand out, each compared with those that have not left.
 
-    `judge` returns the findings on some of these sites. At most a third of the sites leave.
+    `judge` yields the findings on some of these sites, each on one. At most a third of the sites
+    leave.
     """
     left = [*sites]
     for _ in range(max(1, len(sites) // 3)):
-        found = judge(left) if len(left) > 1 else {}
+        found = [*judge(left)] if len(left) > 1 else []
         if not found:
             return
-        site, finding = max(found.items(), key=lambda pair: pair[1].size)
+        finding = max(found, key=lambda each: each.size)
         yield replace(finding, sites=tuple(left)) if len(left) == 2 else finding
-        left.remove(site)
+        left.remove(finding.sites[0])
 
 
 def _usual(distances: NDArray[np.float64], of_few: float) -> float:
@@ -173,13 +174,12 @@ def _usual(distances: NDArray[np.float64], of_few: float) -> float:
 def _compare_missing(name: str, columns: Profiles) -> Iterator[Finding]:
     """Yield the sites with another share of missing values."""
 
-    def judge(sites: Sequence[str]) -> dict[str, Finding]:
+    def judge(sites: Sequence[str]) -> Iterator[Finding]:
         rows = np.array([columns[site].rows for site in sites])
         missing = np.array([sum(columns[site].missing.values()) for site in sites])
         shares = missing / np.maximum(rows, 1)
-        found: dict[str, Finding] = {}
         if np.ptp(shares) <= MISSING_APART:
-            return found
+            return
         for place, site in enumerate(sites):
             others = np.delete(shares, place)
             middle = float(np.median(others))
@@ -192,10 +192,7 @@ def _compare_missing(name: str, columns: Profiles) -> Iterator[Finding]:
             limit = max(apart, MISSING_ERRORS * error, USUAL * usual)
             size = abs(share - middle) / limit
             if size > 1.0:
-                found[site] = Finding(
-                    "missing", name, (site,), size, share, middle, int(missing[place])
-                )
-        return found
+                yield Finding("missing", name, (site,), size, share, middle, int(missing[place]))
 
     yield from _let_leave([site for site in columns if columns[site].rows], judge)
 
@@ -313,10 +310,9 @@ def _compare_numbers(name: str, columns: Profiles) -> Iterator[Finding]:
     if few := [site for site in numeric if known[site] < FEWEST_QUANTILES]:
         yield Finding("untold", name, tuple(few), 0.0)
 
-    def judge(sites: Sequence[str]) -> dict[str, Finding]:
+    def judge(sites: Sequence[str]) -> Iterator[Finding]:
         numbers = _Numbers.of([columns[site] for site in sites])
         distances = numbers.distances(())
-        found = {}
         for place in np.flatnonzero(distances > NUMBERS_APART).tolist():
             own = distances if len(sites) > FEW_SITES else numbers.distances([place])
             usual = _usual(np.delete(own, place), USUAL_OF_FEW)
@@ -324,7 +320,7 @@ def _compare_numbers(name: str, columns: Profiles) -> Iterator[Finding]:
             if size > 1.0:
                 quantiles = numbers.quantiles[place]
                 others = numbers.mix([place])
-                found[sites[place]] = Finding(
+                yield Finding(
                     "numbers",
                     name,
                     (sites[place],),
@@ -334,7 +330,6 @@ def _compare_numbers(name: str, columns: Profiles) -> Iterator[Finding]:
                     columns[sites[place]].present,
                     explained_by=_explain_numbers(name, quantiles, others, usual),
                 )
-        return found
 
     yield from _let_leave(used, judge)
 
@@ -413,7 +408,7 @@ def _compare_categories(name: str, columns: Profiles) -> Iterator[Finding]:
     if _are_numbers(columns):
         return
 
-    def judge(sites: Sequence[str]) -> dict[str, Finding]:
+    def judge(sites: Sequence[str]) -> Iterator[Finding]:
         texts, counts = _shares_of([columns[site] for site in sites])
         total = counts.sum(axis=0)
         present = np.array([columns[site].present for site in sites], np.float64)
@@ -421,7 +416,6 @@ def _compare_categories(name: str, columns: Profiles) -> Iterator[Finding]:
         largest = (counts / np.maximum(present, 1.0)[:, None]).max(axis=0)
         expected_most = np.where(counts == 0.0, largest * present[:, None], 0.0)
         may_lack = expected_most.max(axis=1, initial=0.0) > EXPECTED_ROWS
-        found = {}
         for place in np.flatnonzero(may_lack | (apart > CATEGORIES_APART)).tolist():
             site = sites[place]
             others = np.delete(counts, place, axis=0)
@@ -441,7 +435,7 @@ def _compare_categories(name: str, columns: Profiles) -> Iterator[Finding]:
             shown = np.flatnonzero(counts[place] if are_own else expected > fewest)
             written = {_fold(text): text for each in sites for text in columns[each].values}
             written |= {_fold(text): text for text in columns[site].values}
-            found[site] = Finding(
+            yield Finding(
                 "categories" if are_own else "lacking",
                 name,
                 (site,),
@@ -452,7 +446,6 @@ def _compare_categories(name: str, columns: Profiles) -> Iterator[Finding]:
                 tuple(written[texts[each]] for each in shown),
                 ways,
             )
-        return found
 
     filled = [site for site in columns if columns[site].present]
     having = [site for site in filled if 2 * columns[site].others <= columns[site].present]
@@ -507,15 +500,10 @@ def _compare_spellings(name: str, columns: Profiles) -> Iterator[Finding]:
                     if share >= FREQUENT
                 )
             )
-            if is_one and _are_similar(folded[text], folded[usual]):
+            if is_one and difflib.get_close_matches(folded[usual], [folded[text]], 1, SIMILAR):
                 sites = tuple(counts[text])
                 yield Finding("spelling", name, sites, words=(text, usual))
                 break
-
-
-def _are_similar(first: str, second: str) -> bool:
-    matcher = difflib.SequenceMatcher(None, first, second)
-    return matcher.real_quick_ratio() >= SIMILAR and matcher.ratio() >= SIMILAR
 
 
 # Names --------------------------------------------------------------------------------------------

@@ -86,25 +86,34 @@ def describe(
         return {
             "clients": clients,
             "faults": faults,
-            "columns": [*_list_columns(schema, columns)],
+            "columns": [
+                {
+                    "column": name,
+                    "client": client,
+                    "values": _describe_values(schema.fields[name], present_values(column)),
+                    "missing": int(is_missing(column).sum()),
+                }
+                for name, columns_of in columns.items()
+                for client, column in columns_of.items()
+            ],
             "remarks": [*remarks, *copies, *told],
         }
     faults = _join_alike([*_summarise_faults(tables)])
-    if len(faults) > MAX_FAULTS:
-        faults = [
-            *faults[:MAX_FAULTS],
-            {"client": f"and {len(faults) - MAX_FAULTS} more, which --every-client prints"},
-        ]
+    rest = f"and {len(faults) - MAX_FAULTS} more, which --every-client prints"
+    advice = [*copies, *told]
+    further = (
+        f"and {len(advice) - MAX_ADVICE:,} more, which --every-client prints, and --page draws"
+    )
     return {
         "clients": summarise_clients([*_summarise_clients(tables, count_examples)]),
-        "faults": faults,
+        "faults": _shorten(faults, MAX_FAULTS, {"client": rest}),
         "columns": [
             _summarise_column(
                 schema, name, columns_of, [each for each in findings if each.field == name]
             )
             for name, columns_of in columns.items()
         ],
-        "remarks": [*remarks, *_shorten([*copies, *told])],
+        "remarks": [*remarks, *_shorten(advice, MAX_ADVICE, _remark("", "", further))],
     }
 
 
@@ -166,27 +175,9 @@ def _read_tables(tables: Tables) -> dict[str, ClientTable]:
     return {name: table for name, table in tables.items() if isinstance(table, ClientTable)}
 
 
-def _list_columns(
-    schema: Schema, columns: Mapping[str, Mapping[str, ColumnValues]]
-) -> Iterator[Row]:
-    """Return a row for each column of each client."""
-    return (
-        {
-            "column": name,
-            "client": client,
-            "values": _describe_values(schema.fields[name], present_values(column)),
-            "missing": int(is_missing(column).sum()),
-        }
-        for name, columns_of in columns.items()
-        for client, column in columns_of.items()
-    )
-
-
-def _shorten(advice: Sequence[Row]) -> Iterator[Row]:
-    """Yield the first pieces of advice, and how many more there are."""
-    yield from advice[:MAX_ADVICE]
-    if (rest := len(advice) - MAX_ADVICE) > 0:
-        yield _remark("", "", f"and {rest:,} more, which --every-client prints, and --page draws")
+def _shorten(rows: list[Row], most: int, rest: Row) -> list[Row]:
+    """Return the first rows; of more, the `rest` is a row that says how many there are."""
+    return rows if len(rows) <= most else [*rows[:most], rest]
 
 
 def _find_spellings(schema: Schema, tables: Tables) -> Iterator[Row]:
@@ -347,14 +338,12 @@ def _summarise_file(file: EncodedFile, clients: Mapping[str, NDArray[np.intp]]) 
     for place, rows in enumerate(clients.values()):
         of_row[rows] = place
     names = [*clients]
-    if not file.faults:
-        return
     yield from (
         _describe_fault(join_names(names), error)
         for error in file.faults
         if not isinstance(error, CellError) or error.rows is None
     )
-    for table in file.read():  # several are of one client
+    for table in file.read() if file.faults else ():  # several are of one client
         for column, problem, remedy, rows in _find_kinds(file, table):
             first, last = table.lines[rows[[0, -1]]].tolist()
             more = len(rows) - 1
@@ -388,18 +377,17 @@ def _kinds_of_column(file: EncodedFile, table: ReadTable, name: str) -> Iterator
     values = file.columns[name][table.start : table.start + len(table)]
     rows = np.flatnonzero(is_unknown(values))
     cells, codes = different_cells(table.find(table.column_name(name)).take(rows))
-    kinds: dict[tuple[str, str], list[int]] = {}
-    remedies: dict[tuple[str, str], str] = {}
+    # By problem and category: the codes of the cells, and the remedy of the first.
+    kinds: dict[tuple[str, str], tuple[list[int], str]] = {}
     for code, cell in enumerate(cells[:-1]):
         problem, remedy = explain_cell(
             cell, name, field, name == file.schema.target, table.decimal, table.file.key
         )
         text = text_if(field.categories, normalise(cell))
-        kinds.setdefault((problem, text), []).append(code)
-        remedies.setdefault((problem, text), remedy)
+        kinds.setdefault((problem, text), ([], remedy))[0].append(code)
     yield from (
-        (name, problem, remedies[problem, text], rows[np.isin(codes, same)])
-        for (problem, text), same in kinds.items()
+        (name, problem, remedy, rows[np.isin(codes, same)])
+        for (problem, _), (same, remedy) in kinds.items()
     )
 
 

@@ -193,14 +193,16 @@ def profile(columns: Mapping[str, Cells], floor: int = 1) -> dict[str, ColumnPro
             found[name].append(Found("two-units", two.rows, round(two.ratio, 4)))
     return {
         name: _profile_column(
-            cells, floor, [_round_down(each, floor) for each in found[name] if each.rows >= floor]
+            cells,
+            floor,
+            [
+                replace(each, rows=each.rows // floor * floor)
+                for each in found[name]
+                if each.rows >= floor
+            ],
         )
         for name, cells in columns.items()
     }
-
-
-def _round_down(found: Found, floor: int) -> Found:
-    return replace(found, rows=found.rows // floor * floor)
 
 
 def _profile_column(cells: Cells, floor: int, found: Sequence[Found]) -> ColumnProfile:
@@ -211,7 +213,7 @@ def _profile_column(cells: Cells, floor: int, found: Sequence[Found]) -> ColumnP
         texts = np.bincount(cells.codes[cells.codes >= 0], minlength=len(cells.texts)).tolist()
         counts = {text: count for text, count in zip(cells.texts, texts, strict=True) if count}
     quantiles: tuple[float | None, ...] = ()
-    if are_few(numbers):
+    if all(len(np.unique(some)) <= MAX_NUMBERS for some in (numbers[:SAMPLE], numbers)):
         different, rows = np.unique(numbers, return_counts=True)
         counts |= zip(map(format_number, different.tolist()), rows.tolist(), strict=True)
         listed = _list(counts, floor)
@@ -241,11 +243,6 @@ def _list(counts: Mapping[str, int], floor: int) -> dict[str, int]:
     listed = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
     most = MAX_LISTED if floor > 1 else None
     return {text: count // floor * floor for text, count in listed[:most] if count >= floor}
-
-
-def are_few(numbers: NDArray[np.float64]) -> bool:
-    """Return whether there are at most MAX_NUMBERS distinct numbers."""
-    return all(len(np.unique(some)) <= MAX_NUMBERS for some in (numbers[:SAMPLE], numbers))
 
 
 def measure_quantiles(numbers: NDArray[np.float64], floor: int) -> tuple[float | None, ...]:

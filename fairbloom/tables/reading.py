@@ -213,22 +213,18 @@ class CellError(DataError):
 
 def read(path: Path, file: SchemaFile) -> ReadTable:
     """Return the table of a file, by its ending."""
-    try:
-        return _read(path, file)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}", "unreadable") from error
-
-
-def _read(path: Path, file: SchemaFile) -> ReadTable:
     readers = {".parquet": _read_parquet, ".xlsx": _read_workbook}
     ending = path.suffix.lower()
-    with path.open("rb") as content:
-        start = content.read(4)
-    found = next((kind for begin, kind in STARTS.items() if start.startswith(begin)), "")
-    if found != text_if(ending in readers, ending):
-        begins = f"begins like {found}" if found else "does not begin like one"
-        raise DataError(f"{path} is no {ending} file: it {begins}: {REMEDY}", "other-format")
-    return _check_rows(readers.get(ending, _read_text)(path, file))
+    try:
+        with path.open("rb") as content:
+            start = content.read(4)
+        found = next((kind for begin, kind in STARTS.items() if start.startswith(begin)), "")
+        if found != text_if(ending in readers, ending):
+            begins = f"begins like {found}" if found else "does not begin like one"
+            raise DataError(f"{path} is no {ending} file: it {begins}: {REMEDY}", "other-format")
+        return _check_rows(readers.get(ending, _read_text)(path, file))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}", "unreadable") from error
 
 
 def _check_rows(table: ReadTable) -> ReadTable:

@@ -26,7 +26,7 @@ from pydantic import (
     ValidationError,
 )
 
-from fairbloom.errors import ReportableError, did_you_mean, reason_of
+from fairbloom.errors import ReportableError, did_you_mean, faults_in, reason_of
 
 from .groups import OTHER, GroupBy, read_groups
 
@@ -576,16 +576,14 @@ def _find_contradictions(schema: Schema) -> Iterator[str]:
         "client": [schema.client] if schema.client else [],
     }
     for key, name in [(key, name) for key, names in keys.items() for name in names]:
-        if not name or len(name) > MAX_TEXT:
-            yield (
+        yield from faults_in(
+            {
                 f"{key}.{shorten_value(name)}: the name of a column has 1 to {MAX_TEXT} characters:"
-                " shorten it"
-            )
-        if fold(name) in seen:
-            yield (
-                f"{key} has {name!r}, and {seen[fold(name)]!r} is the same in another case of"
-                " letters: name it once"
-            )
+                " shorten it": not 1 <= len(name) <= MAX_TEXT,
+                f"{key} has {name!r}, and {seen.get(fold(name))!r} is the same in another case of"
+                " letters: name it once": fold(name) in seen,
+            }
+        )
         seen[fold(name)] = name
     if schema.target not in schema.fields:
         yield (
@@ -598,39 +596,43 @@ def _find_contradictions(schema: Schema) -> Iterator[str]:
         for key, column in (("target", schema.target), ("client", schema.client))
         if schema.unit and fold(schema.unit) == fold(column)
     )
-    for name in schema.determining:
-        if name not in schema.inputs:
-            near = did_you_mean(name, schema.inputs)
-            yield f"determining = {name!r}: {near}name fields that are inputs"
+    yield from (
+        f"determining = {name!r}: {did_you_mean(name, schema.inputs)}name fields that are inputs"
+        for name in schema.determining
+        if name not in schema.inputs
+    )
     if not schema.inputs:
         yield "fields has no column but the target: nothing to learn from: add one"
-    for name, field in schema.fields.items():
-        yield from (f"fields.{name}.{fault}" for fault in _find_faults_of(field))
+    yield from (
+        f"fields.{name}.{fault}"
+        for name, field in schema.fields.items()
+        for fault in _find_faults_of(field)
+    )
     classes = schema.predicted.categories
-    if not classes and schema.predicted.center is None:
-        yield (
+    wrong_positive = _find_wrong_positive(schema.positive, classes)
+    yield from faults_in(
+        {
             f"fields.{schema.target}.center is missing: a quantity is learned in units of its scale"
-            " around its center"
-        )
-    if len(classes) == 1:
-        yield (
+            " around its center": not classes and schema.predicted.center is None,
             f"fields.{schema.target}.categories has one class: a target has two or more: add the"
-            " others"
-        )
-    if fault := _find_wrong_positive(schema.positive, classes):
-        yield fault
+            " others": len(classes) == 1,
+            wrong_positive: wrong_positive,
+        }
+    )
     yield from find_wrong_groups(schema)
     files: dict[str, str] = {}
     for file, about in schema.files.items():
         client = "" if schema.client else client_of(file)
         is_own = bool(about.fields) and is_of_client(file)
-        if is_own and (other := files.setdefault(client, file)) != file:
-            yield f"files.{file}.fields: files.{other} has those of the same client: leave one out"
-        if about.groupChar and about.groupChar == about.decimalChar:
-            yield (
+        other = files.setdefault(client, file) if is_own else file
+        yield from faults_in(
+            {
+                f"files.{file}.fields: files.{other} has those of the same client: leave one"
+                " out": other != file,
                 f"files.{file}.groupChar = {about.groupChar!r}: it is the decimal mark, too: choose"
-                " one of the two"
-            )
+                " one of the two": about.groupChar and about.groupChar == about.decimalChar,
+            }
+        )
         yield from (
             f"files.{file}.fields.{name}: {did_you_mean(name, schema.fields)}it must be one of the"
             " fields"
@@ -660,30 +662,28 @@ def _find_wrong_positive(positive: str, classes: Sequence[str]) -> str:
 
 def _find_faults_of(field: Field) -> Iterator[str]:
     """Yield the faults of one column, each as key, value and remedy."""
-    if field.type == "string" and not field.categories:
-        yield "categories is missing: a column of texts needs them; or name the column in ignore"
-    yield from _find_wrong_spellings(field.categories, field.spellings, field.categories)
-    yield from (
-        f"missingValues: {marker!r} is a category, or spells one: leave it out of one"
-        for marker in field.missingValues
-        if marker in (*field.categories, *chain(*field.spellings.values()))
-    )
+    texts = (*field.categories, *chain(*field.spellings.values()))
     limits = field.constraints
-    if field.categories and limits != Constraints(required=limits.required):
-        yield (
+    yield from faults_in(
+        {
+            "categories is missing: a column of texts needs them; or name the column in ignore": (
+                field.type == "string" and not field.categories
+            ),
+            **{
+                f"missingValues: {marker!r} is a category, or spells one: leave it out of one": (
+                    marker in texts
+                )
+                for marker in field.missingValues
+            },
             "constraints is for numbers: a column of categories has no minimum, maximum or enum:"
-            " leave them out"
-        )
-    if not limits.minimum <= limits.maximum:
-        yield (
+            " leave them out": field.categories and limits != Constraints(required=limits.required),
             f"constraints.minimum = {limits.minimum:g} is above the maximum, {limits.maximum:g}:"
-            " exchange them"
-        )
-    if (field.center is None) != (field.scale is None):
-        yield (
+            " exchange them": not limits.minimum <= limits.maximum,
             f"{'scale' if field.scale is None else 'center'} is missing: center and scale belong"
-            " together"
-        )
+            " together": (field.center is None) != (field.scale is None),
+        }
+    )
+    yield from _find_wrong_spellings(field.categories, field.spellings, field.categories)
 
 
 def _find_wrong_spellings(

@@ -1,6 +1,6 @@
 """Table 1 of a study, as clinicians print it: each column at each site, and in all."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -27,11 +27,9 @@ def table_one(schema: Schema, columns: Mapping[str, Mapping[str, ColumnValues]])
     for name, sites in columns.items():
         field = schema.fields[name]
         cells = {ALL: np.concatenate([*sites.values()]), **sites} if sites else {}
-        rows.append(
-            {"field": name, "value": "n", **{at: len(values) for at, values in cells.items()}}
-        )
         present = {at: present_values(values) for at, values in cells.items()}
-        rows.append(
+        rows += [
+            {"field": name, "value": "n", **{at: len(values) for at, values in cells.items()}},
             {
                 "field": name,
                 "value": "missing, n (%)",
@@ -39,25 +37,21 @@ def table_one(schema: Schema, columns: Mapping[str, Mapping[str, ColumnValues]])
                     at: _share(len(values) - len(present[at]), len(values))
                     for at, values in cells.items()
                 },
-            }
-        )
-        rows += _of_categories(name, field, present) if field.categories else []
+            },
+            *(
+                {
+                    "field": name,
+                    "value": f"{category}, n (%)",
+                    **{
+                        at: _share(int((values == place).sum()), len(values))
+                        for at, values in present.items()
+                    },
+                }
+                for place, category in enumerate(field.categories)
+            ),
+        ]
         rows += [] if field.categories else [_of_numbers(name, field, present)]
     return rows
-
-
-def _of_categories(name: str, field: Field, present: Mapping[str, ColumnValues]) -> Sequence[Row]:
-    return [
-        {
-            "field": name,
-            "value": f"{category}, n (%)",
-            **{
-                at: _share(int((values == place).sum()), len(values))
-                for at, values in present.items()
-            },
-        }
-        for place, category in enumerate(field.categories)
-    ]
 
 
 def _of_numbers(name: str, field: Field, present: Mapping[str, ColumnValues]) -> Row:

@@ -180,26 +180,14 @@ class FileClients:
         values = dict(zip(own, numbers, strict=True)) | {
             name: column[order] for name, column in self.encoded.columns.items() if name not in own
         }
+        columns = preprocessing_of(self._setup.schema_).columns
         inputs = encode_columns(
-            preprocessing_of(self._setup.schema_).columns,
+            columns,
             values,
             {name: moments[:, place] for place, name in enumerate(own)},
             [len(rows) for rows in usable],
         )
-        self._warn_of_clipped(order, inputs)
-        return FileExamples(
-            torch.from_numpy(inputs),
-            as_targets(values[schema.target], Target.of(schema)),
-            encode_groups(schema, values),
-            None if self.encoded.units is None else self.encoded.units[order],
-            dict(zip(self._parts, moments, strict=True)),
-        )
-
-    def _warn_of_clipped(self, order: Rows, inputs: NDArray[np.float32]) -> None:
-        """Log the columns in which numbers are cut off as inputs; `order` has the inputs' rows."""
-        for name, rows in find_beyond(
-            preprocessing_of(self._setup.schema_).columns, inputs
-        ).items():
+        for name, rows in find_beyond(columns, inputs).items():
             log.warning(
                 "%s, column %r: %s more than %g deviations away from the mean of training, where"
                 " they are cut off, the first in row %d of the table: correct them",
@@ -209,6 +197,13 @@ class FileClients:
                 MAX_INPUT,
                 order[rows].min() + 1,
             )
+        return FileExamples(
+            torch.from_numpy(inputs),
+            as_targets(values[schema.target], Target.of(schema)),
+            encode_groups(schema, values),
+            None if self.encoded.units is None else self.encoded.units[order],
+            dict(zip(self._parts, moments, strict=True)),
+        )
 
 
 def own_columns(schema: Schema) -> list[str]:

@@ -81,7 +81,6 @@ def load(setup: Setup, *, smallest_client: int, **_: str) -> Task:
     """
     schema = parse_schema(setup.schema_)
     files = CsvFiles(setup, smallest_client)
-    files.warn_of_left_out()
     predicted = Target.of(schema)
     place = predicted.classes.index(schema.positive) if schema.positive else None
 
@@ -134,7 +133,8 @@ class CsvFiles:
 
     `clients` are named as their files or folders, or by a column of a single file, which is read at
     once. A setup for one client has all files of the folder as its parts.
-    `left_out` are the clients of a single file that have too few rows.
+    `left_out` are the clients of a single file that have too few rows: they are logged, and
+    DataError is raised if all are.
     """
 
     def __init__(self, setup: Setup, smallest: int) -> None:
@@ -151,19 +151,16 @@ class CsvFiles:
             single = self._of_file(*self._paths)
             self.clients = single.names
             self.left_out = single.left_out
-
-    def warn_of_left_out(self) -> None:
-        """Log which clients are left out; raise DataError if all are."""
-        if not self.left_out:
-            return
-        left_out = len(self.left_out)
-        every = left_out + len(self.clients)
-        fault = f"{left_out:,} of {every:,} clients have fewer than {self._smallest} rows"
-        if left_out == every:
-            raise DataError(
-                f"data-dir = {self._setup.data_dir!r}: {fault}: name the right column of clients"
+        if self.left_out:
+            fault = (
+                f"{len(self.left_out):,} of {len(single.rows):,} clients have fewer than"
+                f" {smallest} rows"
             )
-        log.warning("%s and are left out: %s", fault, join_names(self.left_out))
+            if not self.clients:
+                raise DataError(
+                    f"data-dir = {setup.data_dir!r}: {fault}: name the right column of clients"
+                )
+            log.warning("%s and are left out: %s", fault, join_names(self.left_out))
 
     def clients_with(self, client: str) -> FileClients:
         """Return the clients of the file that has a client."""

@@ -11,6 +11,7 @@ from fairbloom.protocol import names
 from fairbloom.protocol.scores import ACCURACY, LOSS_SCORE, Score, accuracy_first
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.round import Round
+from fairbloom.text import text_if
 
 from ..fairness import percent_improved, summarize
 from .participation import COLUMNS as PARTICIPATION, Participations
@@ -87,12 +88,14 @@ Row = Mapping[str, object]
 class Validation:
     """The score on validation examples, by which a best model is chosen and a run stops early.
 
-    `metric` is its name on the wire, and `measure` one of `summarize`.
+    `metric` is its name on the wire, and `measure` one of `summarize`. Without validation examples,
+    the `split` is "test".
     """
 
     score: Score
     metric: str
     measure: str = "mean"
+    split: str = "validation"
 
     @classmethod
     def of(cls, score: Score, model: str = "global", measure: str = "mean") -> Self:
@@ -102,7 +105,7 @@ class Validation:
     @property
     def column(self) -> str:
         """The column of rounds.csv with the measure over the clients."""
-        return measure_column(self.score, "validation", self.measure)
+        return f"{self.score.column(split=self.split)}_{self.measure}"
 
     def of_round(self, finished: Round) -> float | None:
         """Return the measure over the clients, None if no client has reported the score."""
@@ -178,31 +181,36 @@ class ClientRows:
                 if (score, model) != (LOSS_SCORE, "global")  # it always has a column, see below
             ]
 
-        columns = [
+        optional = (
+            (
+                self.disparity,
+                [
+                    (f"train_{each.replace('-', '_')}_before_round", column(each, trained))
+                    for each in (names.DISPARITY, names.DISPARITY_HARD)
+                ],
+            ),
+            (self.inexactness, [(names.INEXACTNESS, column(names.INEXACTNESS, trained))]),
+            (
+                self.validated,
+                [
+                    *scores("validation", "global"),
+                    ("validation_loss_of_global_model", column(names.LOSS + ENDINGS["validation"])),
+                ],
+            ),
+            (self.validated and self.personal, scores("validation", "personal")),
+            (self.kept, [(PERSONAL_ROUND, column(names.PERSONAL_ROUND))]),
+            (
+                self.two_classes,
+                [(SHARE_OF_LARGER_CLASS, LARGER_CLASS.cells(column(names.LARGER_CLASS)))],
+            ),
+        )
+        return [
             *scores("test", "global", "personal"),
             ("test_loss_of_global_model", column(self.loss)),
             ("train_loss_before_round", column(names.LOSS_BEFORE, trained)),
             (TRAIN_LOSS_OF_GLOBAL_MODEL, column(names.TRAIN_LOSS)),
+            *(each for is_written, columns in optional if is_written for each in columns),
         ]
-        if self.disparity:
-            columns += [
-                (f"train_{each.replace('-', '_')}_before_round", column(each, trained))
-                for each in (names.DISPARITY, names.DISPARITY_HARD)
-            ]
-        if self.inexactness:
-            columns.append((names.INEXACTNESS, column(names.INEXACTNESS, trained)))
-        if self.validated:
-            columns += [
-                *scores("validation", "global"),
-                ("validation_loss_of_global_model", column(names.LOSS + ENDINGS["validation"])),
-            ]
-            if self.personal:
-                columns += scores("validation", "personal")
-        if self.kept:
-            columns.append((PERSONAL_ROUND, column(names.PERSONAL_ROUND)))
-        if self.two_classes:
-            columns.append((SHARE_OF_LARGER_CLASS, LARGER_CLASS.cells(column(names.LARGER_CLASS))))
-        return columns
 
 
 def round_columns(
@@ -210,22 +218,17 @@ def round_columns(
 ) -> tuple[str, ...]:
     """Return the columns of rounds.csv, by the models, examples and method of the run."""
     models = ("global", "personal") if method.terms(1).has_personal_models else ("global",)
-    columns = ["round", "participants", "replies_used", "refused", "missing", "offline"]
-    if method.defence:
-        columns.append("left_out")
-    if method.keeps_states:
-        columns.append("lost_states")
-    columns += ["clients", "clients_scored", IMPROVED]
-    columns += [f"{score.column(model)}_{measure}" for model in models for measure in MEASURES]
-    if validation:
-        columns.append(validation.column)
-    columns += [report.replace("-", "_") for report in method.reports]
-    return (*columns, "bytes_sent", "bytes_received", "seconds")
-
-
-def measure_column(score: Score, split: str, measure: str) -> str:
-    """Return the column of rounds.csv with a measure of a score on validation or test examples."""
-    return f"{score.column(split=split)}_{measure}"
+    columns = (
+        *("round", "participants", "replies_used", "refused", "missing", "offline"),
+        text_if(method.defence, "left_out"),
+        text_if(method.keeps_states, "lost_states"),
+        *("clients", "clients_scored", IMPROVED),
+        *(f"{score.column(model)}_{measure}" for model in models for measure in MEASURES),
+        validation.column if validation else "",
+        *(report.replace("-", "_") for report in method.reports),
+        *("bytes_sent", "bytes_received", "seconds"),
+    )
+    return tuple(filter(None, columns))
 
 
 def format_round(
@@ -257,12 +260,8 @@ def format_round(
         ),
         "missing": shlex.join(finished.missing),
         "offline": shlex.join(finished.offline),
-    }
-    if finished.left_out:
-        row["left_out"] = shlex.join(finished.left_out)
-    if finished.lost_states:
-        row["lost_states"] = shlex.join(finished.lost_states)
-    row |= {
+        "left_out": shlex.join(finished.left_out),
+        "lost_states": shlex.join(finished.lost_states),
         "clients": finished.clients or None,
         "bytes_sent": finished.bytes_sent,
         "bytes_received": finished.bytes_received,

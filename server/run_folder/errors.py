@@ -2,7 +2,7 @@
 
 import csv
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from fairbloom.errors import FairbloomError
@@ -31,66 +31,53 @@ def name_app_option(choice: str, *, at_once: bool) -> Iterator[None]:
         raise RunFolderError(words) from error
 
 
+# What another content than the expected one raises.
+CONTENT_ERRORS = (ValueError, LookupError, TypeError, AttributeError)
+
+
 @contextmanager
-def explain_write_errors(what: str, folder: Path) -> Iterator[None]:
+def _explained(problem: str, remedy: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Turn errors of these kinds into a RunFolderError: the problem, the error, the remedy."""
+    try:
+        yield
+    except kinds as error:
+        if isinstance(error, RunFolderError):
+            raise
+        said = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        why = getattr(error, "strerror", None) or said
+        raise RunFolderError(f"{problem}: {why}. {remedy}") from error
+
+
+def explain_write_errors(what: str, folder: Path) -> AbstractContextManager[None]:
     """Turn an OSError while `what` is written into a RunFolderError with a remedy."""
-    try:
-        yield
-    except OSError as error:
-        raise RunFolderError(
-            f"{what} cannot be written to {folder}: {error.strerror}. What was written before is"
-            " intact: make room there, or correct its permissions, and run the same command again;"
-            " or choose another folder (--out)"
-        ) from error
-
-
-@contextmanager
-def explain_read_errors(path: Path, remedy: str) -> Iterator[None]:
-    """Turn any error about a file's content into a RunFolderError with the remedy."""
-    try:
-        yield
-    except (
+    return _explained(
+        f"{what} cannot be written to {folder}",
+        "What was written before is intact: make room there, or correct its permissions, and run"
+        " the same command again; or choose another folder (--out)",
         OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        csv.Error,
-    ) as error:
-        raise RunFolderError(f"{path} cannot be read: {_describe(error)}. {remedy}") from error
+    )
 
 
-@contextmanager
-def explain_other_state(folder: Path) -> Iterator[None]:
+def explain_read_errors(path: Path, remedy: str) -> AbstractContextManager[None]:
+    """Turn any error about a file's content into a RunFolderError with the remedy."""
+    return _explained(
+        f"{path} cannot be read", remedy, OSError, *CONTENT_ERRORS, RecursionError, csv.Error
+    )
+
+
+def explain_other_state(folder: Path) -> AbstractContextManager[None]:
     """Turn errors from an intact checkpoint of another run into a RunFolderError."""
-    try:
-        yield
-    except RunFolderError:
-        raise
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        raise RunFolderError(
-            f"the last checkpoint in {folder} is whole, but not what this run needs:"
-            f" {_describe(error)}. Put back a copy, use the Fairbloom that wrote it, or choose"
-            " another folder (--out)"
-        ) from error
+    return _explained(
+        f"the last checkpoint in {folder} is whole, but not what this run needs",
+        "Put back a copy, use the Fairbloom that wrote it, or choose another folder (--out)",
+        *CONTENT_ERRORS,
+        ArithmeticError,
+    )
 
 
-def _describe(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
-
-
-@contextmanager
-def explain_access_errors(folder: Path) -> Iterator[None]:
+def explain_access_errors(folder: Path) -> AbstractContextManager[None]:
     """Turn an OSError while a folder is examined into a RunFolderError."""
-    try:
-        yield
-    except OSError as error:
-        raise RunFolderError(
-            f"{folder} cannot be used: {error.strerror}. Choose another folder (--out)"
-        ) from error
+    return _explained(f"{folder} cannot be used", "Choose another folder (--out)", OSError)
 
 
 def check_place(folder: Path) -> None:

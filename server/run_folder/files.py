@@ -147,13 +147,6 @@ def _splits() -> "type[Split]":
     return Split
 
 
-def _data_at(start: RunStart) -> dict[str, Any] | None:
-    """Return the checksums of the files, and the names of clients that are left out, if any."""
-    names = start.task.left_out
-    left_out = {LEFT_OUT: names} if names else {}
-    return {**start.data, **left_out} or None
-
-
 def _encode_optional(value: "Preprocessing | Grouped | None") -> bytes:
     return b"" if value is None else value.encode()
 
@@ -186,7 +179,15 @@ DATA = File[Mapping[str, Any]](
     encode=_encode_json,
     decode=_decode_object,
     default={},
-    initial=_data_at,
+    # the checksums of the files, and the names of clients that are left out, if any
+    initial=lambda start: (
+        {
+            key: value
+            for key, value in {**start.data, LEFT_OUT: start.task.left_out}.items()
+            if value
+        }
+        or None
+    ),
 )
 
 # The key in EXAMPLES of the numbers of examples of each client, see `Splits.count`.

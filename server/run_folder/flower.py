@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import FairbloomError, raise_first
 from fairbloom.flower import is_simulated
 from fairbloom.logs import log
 from fairbloom.own_code import digest_own_code
@@ -289,15 +289,14 @@ class RunFolder:
             if isinstance(value, bool | int | float | str)
         }
         config = {"num-rounds": arguments["num_rounds"], **collect_options(strategy), **given}
-        if self.loss:
-            config["loss"] = self.loss
         if early_stopping or "early-stopping" in CONFIG.read(self.path).settings:
             config["early-stopping"] = early_stopping  # 0 extends a run that stopped early
-        if best_by != "mean":
-            config["best-model"] = best_by
-        if self.validation:
-            config["validation-metric"] = self.validation.metric
-        return config
+        optional = {
+            "loss": self.loss,
+            "best-model": text_if(best_by != "mean", best_by),
+            "validation-metric": self.validation.metric if self.validation else "",
+        }
+        return config | {key: value for key, value in optional.items() if value}
 
     def _describe(
         self, recorder: RunRecorder, grid: Grid, *, in_process: bool
@@ -320,16 +319,18 @@ class RunFolder:
                     " the one that your clients reply, as in RunFolder(path, best_model='val_acc')"
                 )
             return
-        if not strategy.fraction_evaluate:
-            raise FairbloomError(
+        raise_first(
+            {
                 f"best_model = {self.validation.metric!r} has no effect with fraction_evaluate = 0,"
-                " as no client evaluates: raise fraction_evaluate, or leave best_model out"
-            )
-        if early_stopping and not strategy.evaluate_every:
-            raise FairbloomError(
+                " as no client evaluates: raise fraction_evaluate, or leave best_model out": (
+                    not strategy.fraction_evaluate
+                ),
                 f"early_stopping = {early_stopping} has no effect with evaluate_every = 0,"
-                " which evaluates the last round only: set evaluate_every, as in 1"
-            )
+                " which evaluates the last round only: set evaluate_every, as in 1": (
+                    early_stopping and not strategy.evaluate_every
+                ),
+            }
+        )
 
 
 class RoundWriter:

@@ -32,7 +32,6 @@ from .csv_rows import (
     Row,
     Validation,
     format_round,
-    measure_column,
     round_columns,
     with_losses_before,
 )
@@ -133,12 +132,8 @@ class RunRecorder:
         self._grouped = grouped
         self._groups = TableWriter(GROUPS.path_in(path), grouped.columns) if grouped else None
         self._validation = validation
-        self._measure = best_by if validation is None else validation.measure
-        self._best_by = measure_column(self.score, "test", best_by)
-        self._best_score = self.score
-        if validation is not None:
-            self._best_by = validation.column
-            self._best_score = validation.score
+        # The score that chooses the best model.
+        self._chosen_by = validation or Validation(self.score, self.score.name, best_by, "test")
         terms = method.terms(1)
         self._table = ClientRows(
             scores,
@@ -312,10 +307,10 @@ class RunRecorder:
         if self._stopping is not None:
             self._stopping = self._stopping.after(finished)
             self.stopped = self._stopping.reason
-        value = row.get(self._best_by)
+        value = row.get(self._chosen_by.column)
         if isinstance(value, float):
             self._last = value
-            if not self._best or self._best_score.better(value, self._best["mean"]) > 0.0:
+            if not self._best or self._chosen_by.score.better(value, self._best["mean"]) > 0.0:
                 self._best = {"mean": value, "round": finished.number}
                 self._new_best = finished.evaluated
         self._seconds += float(str(row["seconds"]))
@@ -344,7 +339,7 @@ class RunRecorder:
                 BEST.write(
                     self.path,
                     _to_numpy(self._new_best),
-                    {"round": self._best["round"], self._best_by: self._best["mean"]},
+                    {"round": self._best["round"], self._chosen_by.column: self._best["mean"]},
                 )
             self._keep(
                 min((int(path.stem) for path in list_checkpoints(self._checkpoints)), default=0)
@@ -376,14 +371,14 @@ class RunRecorder:
                 self.saved,
                 self.stopped,
             )
-        score = self._best_score
+        score = self._chosen_by.score
         best = self._best.get("mean", math.nan)
         if score.better(best, self._last) > abs(best) / 2.0:  # the end is worse by more than half
             log.warning(
                 "the mean %s%s is %s at the end; it was %s after round %d (its model is in %s):"
                 " lower the learning rate",
                 score.name,
-                OVER[self._measure],
+                OVER[self._chosen_by.measure],
                 score.written(self._last),
                 score.written(best),
                 self._best["round"],

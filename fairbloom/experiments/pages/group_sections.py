@@ -44,7 +44,18 @@ def subgroups_section(scene: Scene, reports: Reports, *more: Table) -> Section |
         "Over the examples of all clients that report the group; means over the seeds with which"
         " some client does."
     )
-    note += _describe_lacking(reports)
+    every = [report for by_seed in reports.values() for report in by_seed]
+    # The mark of a score is explained with the clients, unless all are among them.
+    names = {
+        client
+        for report in every
+        for grouping in report.grouped.groupings
+        for group in report.of(ALL, grouping)
+        for clients in group.without.values()
+        for client in clients
+    }
+    some = any(names < {*report.clients} for report in every)
+    note += text_if(names, f" {PARTIAL}{text_if(some, f' ({join_first(sorted(names))})')}.")
     blocks: list[Block] = [
         Table(
             "groups",
@@ -89,21 +100,6 @@ def _by_name(by_seed: Sequence[GroupReport], client: str, grouping: str) -> dict
         for group in report.of(client, grouping):
             found.setdefault(group.group, []).append(group)
     return found
-
-
-def _describe_lacking(reports: Reports) -> str:
-    """Return what the mark of a score means; it names the clients unless all are among them."""
-    every = [report for by_seed in reports.values() for report in by_seed]
-    names = {
-        client
-        for report in every
-        for grouping in report.grouped.groupings
-        for group in report.of(ALL, grouping)
-        for clients in group.without.values()
-        for client in clients
-    }
-    some = any(names < {*report.clients} for report in every)
-    return text_if(names, f" {PARTIAL}{text_if(some, f' ({join_first(sorted(names))})')}.")
 
 
 def _left_out(by_seed: Sequence[GroupReport], grouping: str) -> str:

@@ -42,7 +42,11 @@ def profiles_page(
         sections.append(Section(f"field-{len(sections)}", name, "", [Note(sentences), chart]))
     rest = [name for name in fields if name not in names[:MAX_PICTURES]]
     if rest:
-        rows = [_row(name, fields[name], findings) for name in rest]
+        rows = []
+        for name in rest:
+            said = [each for each in findings if each.field == name]
+            remarks = [f"{join_first(each.sites, 3)}: {say(each)}" for each in said]
+            rows.append([Cell(name), Cell.of(len(fields[name])), Cell("; ".join(remarks))])
         table = Table("others", "Fields without a picture", ["field", "sites", "remark"], rows)
         sections.append(Section("others", "All other fields", "", [table]))
     sites = {site for columns in fields.values() for site in columns}
@@ -59,12 +63,6 @@ def profiles_page(
     )
 
 
-def _row(name: str, columns: Profiles, findings: Sequence[Finding]) -> list[Cell]:
-    said = [each for each in findings if each.field == name]
-    remarks = [f"{join_first(each.sites, 3)}: {say(each)}" for each in said]
-    return [Cell(name), Cell.of(len(columns)), Cell("; ".join(remarks))]
-
-
 def _picture(name: str, columns: Profiles, apart: Sequence[str], of_missing: bool) -> Charts:
     """Return sites one below the other, those that stand out first."""
     ordered = [*dict.fromkeys([*(site for site in apart if site in columns), *columns])]
@@ -77,25 +75,15 @@ def _picture(name: str, columns: Profiles, apart: Sequence[str], of_missing: boo
         rows = _shares(columns, sites, of_missing)
         spec = shares(rows, sites, "share of the rows")
     else:
-        rows = _boxes(columns, sites, apart)
+        keys = ("low", "lower", "value", "upper", "high")  # at 5, 25, 50, 75 and 95 %
+        rows = [
+            {"site": site, "apart": site in apart}
+            | dict(zip(keys, map(short, quantiles_of(columns[site])[[0, 2, 3, 4, 6]]), strict=True))
+            for site in sites
+        ]
         spec = boxes(rows, sites, name)
     about = f"{title} by site; {join_first(apart, 3)} {plural(len(apart), 'stands', 'stand')} out"
     return Charts([Chart(f"picture-{name}", title, about, spec)])
-
-
-def _boxes(columns: Profiles, sites: Sequence[str], apart: Sequence[str]) -> list[Row]:
-    """Return the quantiles of each site at 5, 25, 50, 75 and 95 %."""
-    keys = ("low", "lower", "value", "upper", "high")
-    return [
-        {
-            "site": site,
-            "apart": site in apart,
-            **dict(
-                zip(keys, map(short, quantiles_of(columns[site])[[0, 2, 3, 4, 6]]), strict=True)
-            ),
-        }
-        for site in sites
-    ]
 
 
 def _shares(columns: Profiles, sites: Sequence[str], of_missing: bool) -> list[Row]:

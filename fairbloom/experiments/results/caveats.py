@@ -159,9 +159,8 @@ def _attacked(runs: Sequence[Run]) -> list[str]:
         f"{join_first(names)} {plural(len(names), 'attacks', 'attack')} by {attack}"
         for attack, names in attackers.items()
     ]
-    if not clauses:
-        return []
-    return [f"{'; '.join(clauses)}, as set: all measures are over the honest clients."]
+    said = f"{'; '.join(clauses)}, as set: all measures are over the honest clients."
+    return [said] if clauses else []
 
 
 def caveats_of_data(by_seed: Sequence[Run]) -> list[str]:
@@ -228,10 +227,8 @@ def _rare_classes(run: Run) -> list[str]:
         if client in larger
     }
     few = [f"{client} {count}" for client, count in counts.items() if count < FEWEST_OF_A_CLASS]
-    named = join_first(few, MAX_LISTED)
-    if not few:
-        return []
-    return [f"Few test examples of the rarer class: {named}."]
+    said = f"Few test examples of the rarer class: {join_first(few, MAX_LISTED)}."
+    return [said] if few else []
 
 
 def describe_leak(run: Run) -> list[str]:

@@ -53,13 +53,10 @@ class Measure:
     # whether it has the unit of the score; the angle is in radians, the others have no unit
     unit: bool = True
 
-    def is_good_high(self, score: Score) -> bool:
-        """Return whether a higher number is better for the clients."""
-        return score.higher_is_better if self.good == "as score" else self.good == "high"
-
     def better(self, value: float, than: float, score: Score) -> float:
         """Return by how much a number is better than another; negative if it is worse."""
-        return value - than if self.is_good_high(score) else than - value
+        good_high = score.higher_is_better if self.good == "as score" else self.good == "high"
+        return value - than if good_high else than - value
 
     def title(self, clients: int = 0) -> str:
         """Return its title in tables: "worst 10 %", or "worst client" if these are one client."""
@@ -117,12 +114,6 @@ def _percentile(percent: int) -> Callable[[ClientScores], float]:
     return lambda served: float(np.percentile([*served.values.values()], percent))
 
 
-def _uniform(served: ClientScores) -> float:
-    """Return the mean over all examples."""
-    total = sum(served.examples[name] * value for name, value in served.values.items())
-    return total / sum(served.examples[name] for name in served.values)
-
-
 def _against(name: str) -> Callable[[ClientScores], float]:
     """Return the function of a measure that `against_baseline` computes."""
     return lambda served: against_baseline(
@@ -160,7 +151,13 @@ REGISTRY: Mapping[str, Measure] = {
     "angle": Measure(
         "angle", lambda served: math.acos(min(1.0, _spread("cosine")(served))), "low", 3, unit=False
     ),
-    "uniform": Measure("uniform", _uniform),
+    "uniform": Measure(  # the mean over all examples
+        "uniform",
+        lambda s: (
+            sum(s.examples[name] * value for name, value in s.values.items())
+            / sum(s.examples[name] for name in s.values)
+        ),
+    ),
     "percentile_5": Measure("percentile_5", _percentile(5)),
     "percentile_95": Measure("percentile_95", _percentile(95)),
     "improved": Measure("improved", lambda s: s.training.get("improved", math.nan), "high"),

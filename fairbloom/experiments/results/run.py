@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbloom.errors import FairbloomError, did_you_mean, explained_in_python, join_names
+from fairbloom.errors import (
+    FairbloomError,
+    did_you_mean,
+    explained_in_python,
+    join_names,
+    raise_first,
+)
 from fairbloom.protocol.scores import LOSS_SCORE, WHY_UNDEFINED, Score, put_first
 from fairbloom.protocol.settings import Mark, RunSettings, Value, key_of
 from fairbloom.rounds.options import Options
@@ -104,13 +110,16 @@ def load(folder: str | os.PathLike[str], score: str = "") -> "Run":
     """
     path = Path(folder).absolute()
     refuse_study(path)
-    if not path.exists():
-        raise RunFolderError(f"no folder {path}: fairbloom show lists the runs in the folder runs")
-    if not is_run_folder(path):
-        raise RunFolderError(
+    raise_first(
+        {
+            f"no folder {path}: fairbloom show lists the runs in the folder runs": (
+                not path.exists()
+            ),
             f"{path} is not a run folder: it has no {CONFIG.name}; fairbloom show FOLDER lists the"
-            " runs in one"
-        )
+            " runs in one": not is_run_folder(path),
+        },
+        RunFolderError,
+    )
     scores = SCORES.read(path)
     known = {each.name: each for each in (*scores, LOSS_SCORE)}
     if score and score not in known:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fairbloom.errors import FairbloomError, did_you_mean
+from fairbloom.errors import FairbloomError, did_you_mean, raise_first
 from fairbloom.protocol.settings import split_names
 from fairbloom.tables.preprocessing import (
     TABLE,
@@ -84,27 +84,29 @@ People = Mapping[str, Labels]
 
 def load(setup: Setup, *, groups: str, group: str, left_out: str) -> Task:
     """Return the task; the test set adult.test is split into the same groups as adult.data."""
-    if groups == "published" and setup.partition != PHD:
-        raise FairbloomError(
-            f"adult.groups = 'published': it says who is a client of partition = {PHD}; leave it"
-            f" out with partition = {setup.partition}"
-        )
+    without = split_names(left_out)
+    faults: dict[str, object] = {
+        f"adult.groups = 'published': it says who is a client of partition = {PHD}; leave it out"
+        f" with partition = {setup.partition}": groups == "published" and setup.partition != PHD,
+        **{
+            f"adult.left-out = {name!r}: only columns of categories are inputs:"
+            f" {did_you_mean(name, CATEGORIES)}there are {', '.join(CATEGORIES)}": (
+                name not in CATEGORIES
+            )
+            for name in without
+        },
+        f"adult.left-out = {left_out!r} leaves no input: name fewer columns": (
+            CATEGORIES.keys() <= {*without}
+        ),
+    }
+    raise_first(faults)
     given = (PHD, f"non-{PHD}") if setup.partition == PHD else CATEGORIES.get(setup.partition)
     names = number_clients(setup.clients) if given is None else name_clients(setup, given)
-    without = split_names(left_out)
-    for name in without:
-        if name not in CATEGORIES:
-            raise FairbloomError(
-                f"adult.left-out = {name!r}: only columns of categories are inputs: "
-                f"{did_you_mean(name, CATEGORIES)}there are {', '.join(CATEGORIES)}"
-            )
     fields = {
         name: field.model_copy(update={"input": name not in without})
         for name, field in ADULT.fields.items()
     }
     schema = describe_columns(ADULT.model_copy(update={"fields": fields}), "adult.group", group)
-    if not schema.inputs:
-        raise FairbloomError(f"adult.left-out = {left_out!r} leaves no input: name fewer columns")
     columns = input_columns(schema)
 
     @cache

@@ -85,16 +85,6 @@ def _no_head(model: nn.Module, why: str) -> ReportableError:
     )
 
 
-def _norm(model: nn.Module) -> set[str]:
-    """Return the arrays of all normalization layers."""
-    return {
-        name
-        for path, module in model.named_modules()
-        if isinstance(module, NORMS)
-        for name in _arrays_in(path, module)
-    }
-
-
 def _arrays_in(path: str, module: nn.Module) -> Iterator[str]:
     prefix = f"{path}." if path else ""
     return (prefix + name for name in module.state_dict())
@@ -103,5 +93,10 @@ def _arrays_in(path: str, module: nn.Module) -> Iterator[str]:
 PARTS: Mapping[str, Callable[[nn.Module], set[str]]] = {
     "head": _head,
     "body": lambda model: set(model.state_dict()) - _head(model),
-    "norm": _norm,
+    "norm": lambda model: {
+        name
+        for path, module in model.named_modules()
+        if isinstance(module, NORMS)
+        for name in _arrays_in(path, module)
+    },
 }

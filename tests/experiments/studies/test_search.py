@@ -328,8 +328,8 @@ def test_measures_know_which_direction_is_good(
     name: str, high: bool, high_of_an_error: bool
 ) -> None:
     error = Score("mae", higher_is_better=False)
-    assert find_measure(name).is_good_high(ACCURACY) is high
-    assert find_measure(name).is_good_high(error) is high_of_an_error
+    assert (find_measure(name).better(1.0, 0.0, ACCURACY) > 0.0) is high
+    assert (find_measure(name).better(1.0, 0.0, error) > 0.0) is high_of_an_error
     assert find_measure("group-gap:accuracy").better(3.0, 5.0, ACCURACY) == 2.0
 
 
