@@ -1,7 +1,7 @@
 """The profile of a device's tables: what its owner sees, and what leaves once the owner agrees.
 
 In the state folder, `profiles` has a file for each letter and each answer on a schema that has
-left. A letter lies there with the digests of its rows: where a new one would differ from it by
+left. A letter lies there with the digests of its cells: where a new one would differ from it by
 fewer rows than the floor, the difference would show them, and the earlier one goes again.
 """
 
@@ -57,10 +57,10 @@ LETTER = "*.letter"
 
 @dataclass(frozen=True, eq=False)
 class SentLetter:
-    """A letter that may leave or has left, with the digests of its rows, and why it is this one."""
+    """A letter that may leave or has left, the digests of its cells, and why it is this one."""
 
     letter: Letter
-    digests: NDArray[np.uint64]
+    digests: NDArray[np.uint32]
     note: str = ""
 
 
@@ -253,7 +253,8 @@ def _read_sent(client: ClientSettings, secret: bytes) -> Iterator[SentLetter]:
                 " single rows. Bring the state-dir back from a copy"
             )
         content, _, digests = rest.partition(b"\n")
-        yield SentLetter(decode_letter(content), np.frombuffer(digests, np.uint64))
+        letter = decode_letter(content)
+        yield SentLetter(letter, np.frombuffer(digests, np.uint32).reshape(-1, len(letter.columns)))
 
 
 def _check_of(secret: bytes) -> bytes:

@@ -39,7 +39,7 @@ MOST = 10
 def read_letters(federation: Federation, files: Sequence[Path]) -> dict[str, Letter]:
     """Return the newest letter of each enrolled client, or the one in `files`, by client.
 
-    Raise DeployError without a letter, or if one cannot be used.
+    Raise DeployError if no letter has rows, or one cannot be used.
     """
     newest = [find_letter(federation.path, each.name) for each in federation.enrolled()]
     letters = dict[str, Letter]()
@@ -51,10 +51,10 @@ def read_letters(federation: Federation, files: Sequence[Path]) -> dict[str, Let
                 f"{path} cannot be used: {error}. Delete it, and ask its client's owner for another"
             ) from error
         letters[letter.client] = letter
-    if not letters:
+    if not any(letter.rows for letter in letters.values()):
         raise DeployError(
-            "no client has sent a profile: its owner sends one by fairbloom client profile"
-            " client.toml, or writes it by --out FILE, for you to name"
+            "no client has sent a profile of at least limits.rows rows: its owner sends one by"
+            " fairbloom client profile client.toml, or writes it by --out FILE, for you to name"
         )
     return letters
 
@@ -136,9 +136,13 @@ def _block_of(letter: Letter, schema: Schema, findings: Sequence[Finding]) -> It
         yield from (
             f"{several}{key} = {quote(way[key])}" for key in USUAL if way[key] != USUAL[key]
         )
-    fields = {squash(name): name for name in schema.fields}
-    for name in letter.columns:
-        field = schema.unit if fold(name) == fold(letter.unit) else fields.get(squash(name), "")
+    columns = {*map(fold, letter.columns)}
+    fields = {*map(fold, schema.fields)}
+    lacked = {squash(name): name for name in schema.fields if fold(name) not in columns}
+    # A column of a field's own name is that field's, and each field has one column.
+    for name in (each for each in letter.columns if fold(each) not in fields):
+        is_unit = fold(name) == fold(letter.unit)
+        field = schema.unit if is_unit else lacked.pop(squash(name), "")
         if field and fold(field) != fold(name):
             yield f"fields.{write_key(field)}.name = {quote(name)}"
     known = {

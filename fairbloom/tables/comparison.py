@@ -259,6 +259,11 @@ def quantiles_of(column: ColumnProfile) -> NDArray[np.float64]:
     return np.array(given, np.float64)
 
 
+def _has_enough(column: ColumnProfile) -> bool:
+    """Return whether a column has quantiles enough to be compared."""
+    return int(np.isfinite(quantiles_of(column)).sum()) >= FEWEST_QUANTILES
+
+
 def _numbers_of(column: ColumnProfile) -> NDArray[np.float64]:
     """Return the listed values as numbers; none if one of them is a text."""
     numbers = [parse_number(text) for text in column.values]
@@ -305,9 +310,8 @@ def _compare_numbers(name: str, columns: Profiles) -> Iterator[Finding]:
         for site, column in columns.items()
         if column.quantiles or len(_numbers_of(column))
     }
-    known = {site: np.isfinite(quantiles_of(column)).sum() for site, column in numeric.items()}
-    used = [site for site in numeric if known[site] >= FEWEST_QUANTILES]
-    if few := [site for site in numeric if known[site] < FEWEST_QUANTILES]:
+    used = [site for site, column in numeric.items() if _has_enough(column)]
+    if few := [site for site in numeric if site not in used]:
         yield Finding("untold", name, tuple(few), 0.0)
 
     def judge(sites: Sequence[str]) -> Iterator[Finding]:
@@ -535,10 +539,10 @@ def _distance_from(column: ColumnProfile, sites: Sequence[ColumnProfile]) -> flo
     if not _are_numbers(together):
         _, counts = _shares_of([*together.values()])
         return float(_variation(counts[0], counts[0].sum(), counts[1:].sum(axis=0)))
-    quantiles = [quantiles_of(each) for each in together.values()]
-    if min(np.isfinite(each).sum() for each in quantiles) < FEWEST_QUANTILES:
+    told = [each for each in together.values() if _has_enough(each)]
+    if column not in told or len(told) < 2:
         return math.inf
-    apart = distance(quantiles[0], _Numbers.of([*together.values()]).mix([0]))
+    apart = distance(quantiles_of(column), _Numbers.of(told).mix([0]))
     return math.inf if math.isnan(apart) else apart
 
 

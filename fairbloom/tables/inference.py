@@ -281,7 +281,7 @@ def draft(
             determining.append(name)
     shown = join_first([*dict.fromkeys(table.file.key for table in tables.values())], 10)
     lines = [
-        f"# Inferred from {shown}. Read it and correct it.",
+        f"# Inferred from {_printable(shown)}. Read it and correct it.",
         *(f"# {_printable(note)}" for note in (*notes, *remarks, *unclear)),
         f"target = {quote(target)}",
         *_positive_lines(drafted.fields[target], positive_words),

@@ -25,7 +25,7 @@ from fairbloom.system.values import decode_as
 from fairbloom.text import join_first
 
 from .advice import propose, say
-from .cells import MISSING, FileColumn, different_cells, parse_number
+from .cells import MAX_NUMBER, MISSING, FileColumn, different_cells, parse_number
 from .comparison import Finding, Profiles, compare, match_names
 from .identifiers import DATE, find_units, judge_numbers, judge_texts
 from .inference import squash
@@ -37,7 +37,7 @@ from .profiles import (
     ColumnProfile,
     profile,
 )
-from .reading import ReadTable, Values
+from .reading import ReadTable
 from .reasons import DataError
 from .schema import MAX_TEXT, Field, SchemaFile, fold, normalise
 from .survey import Column, Sites
@@ -61,8 +61,8 @@ USUAL = {"encoding": "utf-8", "decimalChar": ".", "groupChar": ""}
 # A field of which no schema says more yet.
 NUMBER = Field(type="number")
 
-# Bytes of the digest of a row, or of a cell.
-DIGEST_BYTES = 8
+# Bytes of the digest of a cell.
+DIGEST_BYTES = 4
 
 # Rows of the table that stands for a letter, and the seed of their order.
 MAX_ROWS = 10_000
@@ -130,7 +130,9 @@ def _check(letter: Letter) -> dict[str, bool]:
         f"the floor is at least {MIN_FLOOR}": letter.floor >= MIN_FLOOR,
         "it has columns and at most 10^12 rows": len(letter.columns) > 0 and letter.rows <= 10**12,
         "its date is a day": str(date.fromisoformat(letter.date)) == letter.date,
-        "its client is no path": not re.search(r"[/\\]|^\.", letter.client),
+        "its client has a client's name": bool(
+            re.fullmatch("[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", letter.client)
+        ),
         "names have 1 to 200 characters": all(0 < len(each) <= MAX_TEXT for each in names),
         "formats have their keys": all(each.keys() == USUAL.keys() for each in formats),
     } | {
@@ -161,6 +163,9 @@ def _check_column(column: ColumnProfile, rows: int, floor: int) -> dict[str, boo
         "patterns are short": max(map(len, column.patterns), default=0) <= MAX_PATTERN,
         "there are seven quantiles, or none": len(column.quantiles) in (0, len(PROBABILITIES)),
         "it has quantiles or values": not (column.quantiles and column.values),
+        f"numbers are at most {MAX_NUMBER:g}": all(
+            abs(each) <= MAX_NUMBER for each in (*given, *(found.number for found in column.found))
+        ),
         "quantiles ascend, with three digits": given == sorted(float(f"{q:.3g}") for q in given),
         "what rows show is of a kind": all(each.kind in KINDS for each in column.found),
         "an identifier has nothing else": column == hidden or not column.identifier,
@@ -254,28 +259,47 @@ class SiteTables:
 
     def digest(
         self, rows: NDArray[np.intp], secret: bytes, names: Collection[str]
-    ) -> NDArray[np.uint64]:
-        """Return the digests of these rows, in these columns, under a secret of 32 bytes."""
-        digests = []
-        for table in self.tables:
-            columns = [values for name in names if (values := table.find(name)) is not None]
-            widths = np.full(len(table), len(columns), np.uint64)
-            cells = [widths, *map(_digest_cells, columns)]
-            content = (row.tobytes() for row in np.stack(cells, axis=1))
-            digests += [blake3(row, key=secret).digest(DIGEST_BYTES) for row in content]
-        return np.frombuffer(b"".join(digests), np.uint64)[rows]
+    ) -> NDArray[np.uint32]:
+        """Return the digests of these rows' cells under a secret of 32 bytes.
+
+        They have shape (rows, columns); 0 where a table has no such column.
+        """
+        digests = [
+            np.concatenate([_digest_cells(table, name, secret) for table in self.tables])
+            for name in names
+        ]
+        return np.stack(digests, axis=1)[rows]
 
 
-def _digest_cells(values: Values) -> NDArray[np.uint64]:
+def _digest_cells(table: ReadTable, name: str, secret: bytes) -> NDArray[np.uint32]:
     """Return a digest of each cell as it is written: how it is read may change with other rows."""
+    values = table.find(name)
+    if values is None:
+        return np.zeros(len(table), np.uint32)
     texts, codes = different_cells(values)
-    digests = [blake3(text.encode()).digest(DIGEST_BYTES) for text in texts]
-    return np.frombuffer(b"".join(digests), np.uint64)[codes]
+    digests = [blake3(text.encode(), key=secret).digest(DIGEST_BYTES) for text in texts]
+    return np.frombuffer(b"".join(digests), np.uint32)[codes]
 
 
-def count_changed(before: NDArray[np.uint64], after: NDArray[np.uint64]) -> int:
-    """Return how many rows, by their digests, were added, or taken away if those are more."""
-    earlier, later = (Counter(each.tolist()) for each in (before, after))
+def count_changed(before: NDArray[np.uint32], after: NDArray[np.uint32]) -> int:
+    """Return how many rows, by their cells' digests, were added, or taken away if those are more.
+
+    A column of which most cells are others, such as a renamed one, would make each row new, and
+    hide that few rows changed in the other columns. It does not count if these tell rows apart.
+    """
+    most = max(len(before), len(after))
+    kept = [
+        place
+        for place in range(before.shape[1])
+        if 2 * _count_other(before[:, [place]], after[:, [place]]) <= most
+    ]
+    if 2 * len({row.tobytes() for row in before[:, kept]}) > len(before):
+        return _count_other(before[:, kept], after[:, kept])
+    return _count_other(before, after)
+
+
+def _count_other(before: NDArray[np.uint32], after: NDArray[np.uint32]) -> int:
+    earlier, later = (Counter(row.tobytes() for row in each) for each in (before, after))
     return max((later - earlier).total(), (earlier - later).total())
 
 

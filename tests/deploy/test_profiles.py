@@ -4,6 +4,7 @@ what the operator makes of it. Attacks: sequences of profiles and answers, and h
 import json
 import re
 import shutil
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,19 @@ def test_profiles_of_nearly_the_same_rows_are_one(
     assert owner.send(wider) == first  # a new column makes no row new
     assert owner.send(changed(floor)) != first
     assert choose_letter(owner.client, read_site(owner.client), DAY).note == ""
+
+
+@pytest.mark.parametrize("name", ["age", "years"])
+def test_a_column_written_anew_does_not_hide_a_row(owner: Owner, name: str) -> None:
+    rows = hospital(200)
+    first = owner.send(rows)
+
+    def anew(count: int) -> Rows:
+        more = [row | {"age": f"{row['age']}0"} for row in rows + hospital(count, seed=1)]
+        return renamed(more, age=name)
+
+    assert owner.send(anew(1)) == first
+    assert owner.send(anew(5)).rows == 205
 
 
 def test_a_profile_is_compared_with_all_that_left(owner: Owner) -> None:
@@ -520,6 +534,26 @@ def test_the_draft_reads_every_hospital_by_its_block(
         assert find_faults(ClientSettings.of({}, bundle / "client.toml"), text) == []
 
 
+def test_each_field_has_one_column_of_a_block(tmp_path: Path, letters: dict[str, Letter]) -> None:
+    def with_ages(name: str, *names: str) -> Letter:
+        columns = dict(letters[name].columns)
+        age = columns.pop("age")
+        return replace(letters[name], columns=columns | dict.fromkeys(names, age))
+
+    changed = {
+        "north": letters["north"],
+        "south": with_ages("south", "Age (y)", "A.G.E"),
+        "west": with_ages("west", "age", "Age."),
+    }
+    list(write_schema(changed, [], tmp_path, {"target": "outcome"}))
+    blocks = {
+        name: tomllib.loads((tmp_path / "clients" / f"{name}.toml").read_text())["files"]["*"]
+        for name in changed
+    }
+    assert blocks["south"]["fields"] == {"age": {"name": "Age (y)"}}
+    assert "age" not in blocks["west"]["fields"]
+
+
 def test_a_newcomer_changes_no_digest(tmp_path: Path, letters: dict[str, Letter]) -> None:
     out = tmp_path / "out"
     wanted = {"target": "outcome"}
@@ -601,6 +635,9 @@ def test_letters_are_of_enrolled_clients_or_named(tmp_path: Path) -> None:
     named = tmp_path / "named.json"
     named.write_bytes(letter(tmp_path / "d", "north", hospital(160)))
     assert read_letters(federation, [named])["north"].rows == 160
+    named.write_bytes(letter(tmp_path / "d", "north", hospital(4)))
+    with refused_with("no client has sent a profile of at least limits.rows rows"):
+        read_letters(Federation.init(tmp_path / "other", ["localhost"], 1), [named])
     named.write_bytes(b"{}")
     with refused_with(str(named), "Delete it, and ask its client's owner for another"):
         read_letters(federation, [named])

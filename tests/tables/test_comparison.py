@@ -213,6 +213,14 @@ def test_a_column_of_another_name_is_matched_once() -> None:
     assert not [*match_names(fields, {"a": columns})]  # it lacks no field
 
 
+def test_a_small_site_does_not_hide_that_names_match() -> None:
+    column = profile({"edad": numbers_of(normal(50, 9))})
+    sites = {"a": numbers_of(normal(50, 9)), "b": numbers_of(normal(50, 9, 3))}
+    for used, matched in (("ab", ["age"]), ("b", [])):
+        fields = {"age": profiles({site: sites[site] for site in used})}
+        assert [each.field for each in match_names(fields, {"d": column})] == matched
+
+
 # What rows show -----------------------------------------------------------------------------------
 
 

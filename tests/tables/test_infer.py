@@ -433,6 +433,11 @@ def test_a_draft_names_ten_of_its_files_and_counts_the_others(folder: Folder) ->
     assert "s09.csv and 37 more. Read it" in inferred(there).splitlines()[0]
 
 
+def test_a_file_name_writes_no_line_of_a_draft(folder: Folder) -> None:
+    there = folder(**{"a\nmissing = 'drop'\n# \x1b": csv_of(30)})
+    assert parse_schema(inferred(there)).missing == "error"
+
+
 def test_without_a_target_the_likeliest_column_is_suggested(folder: Folder) -> None:
     rows = [
         f"{k},{'yes' if k % 3 else 'no'},{k % 7},{'fm'[k % 2] * (k % 5 > 0)}" for k in range(30)
