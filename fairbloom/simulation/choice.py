@@ -165,9 +165,11 @@ def why_unstackable(
     ):
         return f"stacking does not support {unsupported}"
     try:
-        make_program(model, task, examples)
+        program = make_program(model, task, examples)
     except UnstackableError as reason:
         return f"the model {type(model).__name__} cannot be stacked: {reason}"
+    if not program.draws_alike and settings.engine != "stacked":
+        return "stacked clients draw other numbers for dropout than the loop does on this device"
     return ""
 
 

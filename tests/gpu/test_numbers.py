@@ -226,13 +226,21 @@ def test_a_card_augments_as_the_cpu_does(tmp_path: Path, engine: str, augment: s
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_dropout_on_a_card_has_equal_bits_twice(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_dropout_on_a_card_has_equal_bits_twice(tmp_path: Path, engine: str) -> None:
     first, second = (
-        run(tmp_path / name, device="cuda", engine="stacked", model=DROPPED, num_rounds=3)
+        run(tmp_path / name, device="cuda", engine=engine, model=DROPPED, num_rounds=3)
         for name in ("first", "second")
     )
-    assert engine_of(first) == "loop"
+    assert engine_of(first) == engine
     assert (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_auto_leaves_dropout_on_a_card_to_the_loop(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", device="cuda", model=DROPPED, fraction=1.0, num_rounds=1)
+    assert engine_of(folder) == "loop"
 
 
 BOTH = [
@@ -242,8 +250,9 @@ BOTH = [
     {"model": f"{OWN}:group_normed"},
     {"model": f"{OWN}:group_normed", "learning_rate_decay": 0.5},
     {"model": f"{OWN}:group_normed", "precision": "bfloat16"},
+    {"model": f"{OWN}:dropping"},
 ]
-LOOP = [{"model": f"{OWN}:batch_normed"}, {"model": f"{OWN}:dropping"}]
+LOOP = [{"model": f"{OWN}:batch_normed"}]
 STACKED = [
     {"model": "mlp", "method": "scaffold"},
     {"model": "mlp", "method": "fedprox"},

@@ -375,14 +375,14 @@ def test_a_run_that_continues_knows_the_losses_of_its_last_round(tmp_path: Path)
 T = TypeVar("T")
 
 MLP = {"method": "fedavg", "model": "mlp", "batch_size": 16}
-NETWORK = MLP | {"model": "cnn"}
+NETWORK = MLP | {"model": "tests.simulation.test_stacked:Dropped"}
 
 LOOP = [
     MLP | {"method": "fedprox", "momentum": 0.9},
     MLP | {"method": "ditto"},
     MLP | {"method": "scaffold"},
     MLP | {"learning_rate_decay": 0.9},
-    MLP | {"model": "tests.simulation.test_stacked:Dropped"},
+    NETWORK,
 ]
 
 STACKED = [

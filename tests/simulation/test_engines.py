@@ -264,7 +264,6 @@ def test_a_damaged_engine_json_is_named_and_can_be_deleted(tmp_path: Path) -> No
         ({"model": "mlp"}, "stacked", "the model can be computed for many clients at once"),
         ({"model": "logistic"}, "loop", "linear steps one by one take"),
         ({"model": "cnn"}, "loop", "convolutions and recurrent layers are slow on the processor"),
-        ({"model": "tests.nets:Dropping"}, "loop", "it draws, as dropout does"),
         ({"model": "mlp", "fraction": 0.01}, "loop", "a round has one client"),
         ({"model": "mlp", "time_budget": 60.0}, "loop", "does not support time-budget = 60.0"),
     ],

@@ -24,8 +24,10 @@ from fairbloom.server.settings import Settings
 from fairbloom.simulation.choice import choose
 from fairbloom.simulation.clients import LocalClients
 from fairbloom.simulation.run import simulate
+from fairbloom.simulation.stacked import programs
 from fairbloom.simulation.stacked.blocks import MAX_PADDING, StackedClient, divide_into_blocks
 from fairbloom.simulation.stacked.clients import StackedClients
+from fairbloom.simulation.stacked.dropout import Drop, draw_masks
 from fairbloom.simulation.stacked.programs import Chain, Mapped, UnstackableError, make_program
 from fairbloom.strategies import FedAvg
 from fairbloom.tasks import Examples, load_task
@@ -80,8 +82,7 @@ def program(model: str, **changes: Any) -> Any:
     [
         ("tests.nets:Contrasted", "depends on the others of its batch"),
         ("tests.nets:Branching", "PyTorch cannot map it over clients"),
-        ("tests.client.nets:Dropping", "draws, as dropout does"),
-        ("tests.simulation.test_stacked:Dropped", "draws, as dropout does"),
+        ("tests.client.nets:Dropping", "draws, other than by dropout"),
         ("tests.client.nets:Normed", "BatchNorm keeps statistics"),
         (
             "tests.client.nets:Untouched",
@@ -113,10 +114,16 @@ class Dropped(nn.Module):
         return self.last(nn.functional.dropout(hidden, p=0.5, training=self.training))  # type: ignore[no-any-return]
 
 
+DROPPED = "tests.simulation.test_stacked:Dropped"
+
+
 @pytest.mark.parametrize(
     "changes",
     [
-        {"augment": "flip", "stragglers": 0.5},
+        {"model": DROPPED},
+        {"model": DROPPED, "batch-size": 0, "local-epochs": 2},
+        {"model": DROPPED, "augment": "crop-flip", "stragglers": 0.5},
+        {"augment": "flip"},
         {"augment": "crop-flip", "batch-size": 0, "local-epochs": 2},
     ],
 )
@@ -128,13 +135,46 @@ def test_clients_draw_together_as_each_does_by_itself(changes: dict[str, Any]) -
     )
 
 
+def test_masks_do_not_depend_on_the_size_of_a_block() -> None:
+    config = config_of(model=DROPPED)
+    _, together, model = both(config)
+    few = StackedClients(together.method, RunSettings.of(config), block=2)
+    names = together.online(1)
+    assert_same_replies(
+        few.train(names, model, PLAIN_TERMS), together.train(names, model, PLAIN_TERMS), 1e-12
+    )
+
+
+def test_clients_of_other_seeds_draw_other_masks() -> None:
+    generators = [torch.Generator().manual_seed(seed) for seed in (1, 1, 2)]
+    (mask,) = draw_masks([Drop((1, 50), torch.float32, 0.5)], generators, [3, 3, 2])
+    assert torch.equal(mask[0], mask[1])
+    assert not torch.equal(mask[0, :2], mask[2, :2])
+    assert set(mask.flatten().tolist()) == {0.0, 2.0}
+    assert not mask[2, 2].any()
+
+
+def test_auto_stacks_dropout_only_if_it_draws_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of(model="tests.nets:Dropping", fraction=1.0)
+    assert choose(RunSettings.of(config)).engine == "stacked"
+
+    def draw_others(drops: Any, generators: Any, sizes: Any) -> list[Tensor]:
+        return [1.0 + mask for mask in draw_masks(drops, generators, sizes)]
+
+    monkeypatch.setattr(programs, "draw_masks", draw_others)
+    taken = choose(RunSettings.of(config))
+    assert taken.engine != "stacked"
+    assert "draw other numbers for dropout" in taken.reason
+    assert choose(RunSettings.of({**config, "engine": "stacked"})).engine == "stacked"
+
+
 def test_a_users_own_augmentation_is_not_stacked() -> None:
     taken = choose(RunSettings.of(config_of(augment="torch:relu", engine="stacked", fraction=1.0)))
     assert taken.engine == "loop"
     assert "does not support augment = torch:relu" in taken.reason
 
 
-@pytest.mark.parametrize("model", ["logistic", "mlp", "cnn"])
+@pytest.mark.parametrize("model", ["logistic", "mlp", DROPPED])
 def test_stacked_clients_compute_in_bfloat16(model: str) -> None:
     changes: dict[str, Any] = {"task": "digits", "model": model, "precision": "bfloat16"}
     loop, together, weights = both(config_of(**changes))

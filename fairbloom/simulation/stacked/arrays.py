@@ -50,7 +50,7 @@ class BlockArrays(StepKind):
         self.set_rate(rate)
         return [array[: len(weights[0])] for array in self.weights]
 
-    def of_first(self, count: int) -> StepArrays:
+    def of_first(self, count: int, masks: Sequence[Tensor]) -> StepArrays:
         """Return the arrays of the first clients, which still train."""
         return StepArrays(
             [array[:count] for array in self.weights],
@@ -58,6 +58,7 @@ class BlockArrays(StepKind):
             [array[:count] for array in self.anchor],
             self.optimizer,
             [array[:count] for array in self.shift],
+            masks,
             self.rate,
         )
 

@@ -75,13 +75,14 @@ from .blocks import (
     repeat_step,
     takes_all,
 )
+from .dropout import draw_masks
 from .programs import Program, UnstackableError, in_tensors, make_program
 
 # The rules, work and metrics that stacked clients support. A rule may correct gradients only by
 # `shift`, which is added to all clients' gradients at once. Left out are the time budget, which is
-# each client's own. `find_unsupported` checks the optimizer: a user's own may use a whole array,
-# which here belongs to several clients. A user's own augmentation draws from PyTorch's global
-# generators, which belong to one client at a time.
+# each client's own, and random draws of models other than dropout. `find_unsupported` checks the
+# optimizer: a user's own may use a whole array, which here belongs to several clients. A user's own
+# augmentation draws from PyTorch's global generators, which belong to one client at a time.
 SUPPORTED = Support(
     hooks=hooks_of(
         *(Rule.replace_steps, Rule.pull, Rule.loss, Rule.personal_arrays, Rule.adapt),
@@ -268,7 +269,7 @@ class StackedClients(LocalClients):
         return augment_steps(steps, work.augment, self.seeds(block, terms, training))
 
     def seeds(self, block: Sequence[StackedClient], terms: Terms, training: str) -> list[int]:
-        """Return the seed of each client's augmentation."""
+        """Return the seed of each client's dropout and augmentation."""
         return [
             draws_seed(member.local.order, terms.server_round, member.local.key, training)
             for member in block
@@ -445,7 +446,7 @@ class _BlockRound(ClientRound):
     def _is_first_loss_before(self) -> bool:
         """Return whether the first step computes the mean loss of each client's examples."""
         work = self._work
-        exact = work.augment == NO_AUGMENTATION and not work.bfloat16
+        exact = work.augment == NO_AUGMENTATION and not (work.bfloat16 or self._program.drops)
         return exact and not work.idle and takes_all(self._block)
 
     def take_steps(self) -> None:
@@ -551,6 +552,7 @@ class _BlockRound(ClientRound):
             work,
             shift,
             watch,
+            engine.seeds(block, self._terms, training) if self._program.drops else (),
             engine.capture,
             engine.block,
         )
@@ -570,10 +572,13 @@ def train_together(
     work: LocalWork,
     shift: Sequence[Tensor] = (),
     after_step: Callable[[int, Copy], None] | None = None,
+    seeds: Sequence[int] = (),
     capture: Capture = NO_CAPTURE,
     most: int = 0,
 ) -> Tensor | None:
     """Take the local steps of many clients in place, as `train` does for one.
+
+    Each client's dropout draws by its seed.
 
     Return the mean loss of each client's first batch, shape (k,), or None without steps. A rule
     adds `shift` to the gradients, arrays of shape (k, *shape). After each step, `after_step` is
@@ -587,14 +592,22 @@ def train_together(
     if recorded is not None:
         rows.arrays = recorded.begin(rows.arrays, anchor, shift, work.learning_rate)
 
-    def compute(step: StepBatch) -> Tensor:
-        of_step = arrays.of_first(step.shape[0])  # the first clients still train
+    def compute(step: StepBatch, masks: Sequence[Tensor]) -> Tensor:
+        of_step = arrays.of_first(step.shape[0], masks)  # the first clients still train
         return take_step(of_step, step.inputs, partial(minimised_loss, task, step, work))
 
     first_losses = None
+    generators = [torch.Generator(rows.arrays[0].device).manual_seed(seed) for seed in seeds]
     for number, step in enumerate(steps, start=1):
+        masks: list[Tensor] = (
+            draw_masks(program.drops, generators[: step.shape[0]], step.sizes)
+            if program.drops
+            else []
+        )
         losses = (
-            compute(step) if recorded is None else _take_recorded(capture, recorded, step, compute)
+            compute(step, masks)
+            if recorded is None
+            else _take_recorded(capture, recorded, step, masks, compute)
         )
         if first_losses is None:
             first_losses = step.means(losses.double())
@@ -609,14 +622,17 @@ def _take_recorded(
     capture: Capture,
     recorded: BlockArrays,
     step: StepBatch,
-    compute: Callable[[StepBatch], Tensor],
+    masks: Sequence[Tensor],
+    compute: Callable[[StepBatch, Sequence[Tensor]], Tensor],
 ) -> Tensor:
     """Take a step by its graph if it has one; return the losses."""
+
+    def of_batch(batch: Sequence[Tensor]) -> Tensor:
+        left = iter(batch)
+        return compute(step.of_tensors(left), [*left])
+
     return capture.take(
-        recorded,
-        (names_of(step.inputs), step.counts is None),
-        step.tensors(),
-        lambda batch: compute(step.of_tensors(iter(batch))),
+        recorded, (names_of(step.inputs), step.counts is None), [*step.tensors(), *masks], of_batch
     )
 
 

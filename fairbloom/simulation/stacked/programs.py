@@ -7,6 +7,7 @@ the reason, and clients are computed one by one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple, Protocol, cast
 
@@ -33,6 +34,7 @@ from fairbloom.tasks.inputs import (
 from fairbloom.tasks.models import HeldTensors, choose_output
 from fairbloom.tasks.task import AnyExamples, Examples, is_of_model
 
+from .dropout import Drop, draw_masks, record_drops, with_masks
 from .optimizers import RowOptimizer
 
 
@@ -52,8 +54,8 @@ class StepArrays(NamedTuple):
     """The arrays that a step of k clients changes, in the model's order, each of shape (k, *shape).
 
     The anchor of a pull has one row for all clients, or one for each. Velocity, anchor and the
-    shift of gradients are empty if they are not used. `rate` holds the learning rate of recorded
-    steps.
+    shift of gradients are empty if they are not used, and so are the masks of dropout, each of
+    shape (k, b, …). `rate` holds the learning rate of recorded steps.
     """
 
     weights: Sequence[Tensor]
@@ -61,6 +63,7 @@ class StepArrays(NamedTuple):
     anchor: Sequence[Tensor]
     optimizer: RowOptimizer | None = None
     shift: Sequence[Tensor] = ()
+    masks: Sequence[Tensor] = ()
     rate: Tensor | None = None
 
 
@@ -71,13 +74,21 @@ TakeStep = Callable[[StepArrays, Inputs, Summed], Tensor]
 class Program(Protocol):
     """One model with the parameters of many clients.
 
-    `weights` are its arrays in their order, shape (k, *shape).
+    `weights` are its arrays in their order, shape (k, *shape). `drops` are the calls of dropout in
+    training. `draws_alike`: whether clients that train by themselves draw the same masks.
     """
 
     model: nn.Module
+    drops: Sequence[Drop] = ()
+    draws_alike: bool = True
 
-    def __call__(self, weights: Sequence[Tensor], inputs: Inputs) -> Tensor:
-        """Return the outputs, shape (k, b, …), for b examples of each of k clients."""
+    def __call__(
+        self, weights: Sequence[Tensor], inputs: Inputs, masks: Sequence[Tensor] = ()
+    ) -> Tensor:
+        """Return the outputs, shape (k, b, …), for b examples of each of k clients.
+
+        With masks they are the outputs of training.
+        """
 
     def make_step(self, work: LocalWork, *, shifted: bool) -> TakeStep:
         """Return a function that takes a step in place, as `fairbloom.client.work.descend` does.
@@ -92,19 +103,28 @@ class Mapped(Program):
     Parameters and buffers that are not in `names` are the model's own.
     """
 
-    def __init__(self, model: nn.Module, names: Sequence[str], output: str) -> None:
-        def one(weights: Sequence[Tensor], inputs: Inputs) -> Tensor:
+    def __init__(
+        self, model: nn.Module, names: Sequence[str], output: str, drops: Sequence[Drop] = ()
+    ) -> None:
+        def one(weights: Sequence[Tensor], inputs: Inputs, masks: Sequence[Tensor]) -> Tensor:
             positional, named = arguments_of(inputs)
             of_client = dict(zip(names, weights, strict=True))
-            outputs = functional_call(model, of_client, positional, named)
+            with with_masks(iter(masks)) if masks else nullcontext():
+                outputs = functional_call(model, of_client, positional, named)
             return choose_output(model, outputs, output)
 
+        self.drops = drops
         self.model = model
         self._all = vmap(one, randomness="error")
 
-    def __call__(self, weights: Sequence[Tensor], inputs: Inputs) -> Tensor:
+    def __call__(
+        self, weights: Sequence[Tensor], inputs: Inputs, masks: Sequence[Tensor] = ()
+    ) -> Tensor:
         """Return the outputs; see Program."""
-        outputs: Tensor = self._all(tuple(weights), inputs)
+        # Measuring clients switches the model, which they share.
+        if self.drops and self.model.training != bool(masks):
+            self.model.train(bool(masks))
+        outputs: Tensor = self._all(tuple(weights), inputs, tuple(masks))
         return outputs
 
     def make_step(self, work: LocalWork, *, shifted: bool) -> TakeStep:
@@ -122,7 +142,7 @@ def step_by_autograd(
     else:
         leaves, optimizer = arrays.optimizer.of_first(len(arrays.weights[0]))
     with autocast(leaves[0].device, bfloat16=work.bfloat16):
-        losses, total = summed(program(leaves, inputs))
+        losses, total = summed(program(leaves, inputs, arrays.masks))
     gradients = gradients_of(total, leaves)
     with torch.no_grad():
         correct = partial(torch._foreach_add, arrays.shift) if arrays.shift else None
@@ -151,7 +171,9 @@ class Chain(Program):
         self._layers = tuple(layers)
         self.model: nn.Module = nn.ModuleList(layers)
 
-    def __call__(self, weights: Sequence[Tensor], inputs: Inputs) -> Tensor:
+    def __call__(
+        self, weights: Sequence[Tensor], inputs: Inputs, masks: Sequence[Tensor] = ()
+    ) -> Tensor:
         """Return the outputs, shape (k, b, outputs); see Program."""
         left = iter(weights)
         (x,) = tensors_of(inputs)
@@ -286,7 +308,9 @@ def make_program(model: nn.Module, task: Task, examples: AnyExamples) -> Program
     trainable = _trainable(model)
     held = HeldTensors(model)
     try:
-        program: Program = Mapped(model, [*trainable], task.output)
+        drops = _find_drops(model, task, examples[slice(0, min(3, len(examples)))][0])
+        held.restore()
+        program: Program = Mapped(model, [*trainable], task.output, drops)
         if isinstance(examples.inputs, Tensor) and len(trainable) == len(list(model.parameters())):
             layers = chain_layers(model)
             if layers is not None:
@@ -294,6 +318,8 @@ def make_program(model: nn.Module, task: Task, examples: AnyExamples) -> Program
         _check_same(program, model, task, examples)
         if any(held.other_attributes()):
             _check_kept(program, model, task, examples)
+        if drops:
+            program.draws_alike = _draws_alike(program, model, task, examples)
     except UnstackableError:
         raise
     except Exception as error:  # PyTorch, or a user's model, may raise anything on many clients
@@ -308,6 +334,48 @@ def make_program(model: nn.Module, task: Task, examples: AnyExamples) -> Program
     if changes_buffers:
         raise UnstackableError("it changes buffers as it trains")
     return program
+
+
+@torch.no_grad()
+def _find_drops(model: nn.Module, task: Task, inputs: Inputs) -> list[Drop]:
+    """Return the calls of dropout in training.
+
+    Raise UnstackableError if one does not drop example by example.
+    """
+    drops: list[Drop] = []
+    with seeded(0, device_of(inputs)), record_drops(drops):
+        outputs_of(model.train(), inputs, task.output)
+    count = len(tensors_of(inputs)[0])
+    if any(drop.shape[0] != count for drop in drops):
+        raise UnstackableError("its dropout is not of one example after the other")
+    return drops
+
+
+@torch.no_grad()
+def _draws_alike(program: Program, model: nn.Module, task: Task, examples: Examples) -> bool:
+    """Return whether two clients draw the masks that each draws by itself, from equal seeds.
+
+    Raise UnstackableError if masks have another effect on several clients than on each.
+    """
+    inputs, _ = examples[slice(0, min(3, len(examples)))]
+    size = len(tensors_of(inputs)[0])
+    device = device_of(inputs)
+    masks = draw_masks(
+        program.drops, [torch.Generator(device).manual_seed(seed) for seed in (1, 2)], [size, size]
+    )
+    weights = [torch.stack([parameter, parameter]) for parameter in _trainable(model).values()]
+    together = program(weights, combine_inputs([inputs, inputs], torch.stack), masks)
+    model.train()
+    alike = True
+    for row, seed in enumerate((1, 2)):
+        with with_masks(iter([mask[row] for mask in masks])):
+            masked = outputs_of(model, inputs, task.output)
+        if not torch.allclose(masked, together[row], rtol=1e-3, atol=1e-5):
+            raise UnstackableError("its dropout differs for several clients at once")
+        with seeded(seed, device):
+            single = outputs_of(model, inputs, task.output)
+        alike &= torch.allclose(single, together[row], rtol=1e-3, atol=1e-5)
+    return alike
 
 
 def _check_kept(program: Program, model: nn.Module, task: Task, examples: Examples) -> None:
@@ -409,15 +477,15 @@ def _check_each_by_itself(model: nn.Module, task: Task, inputs: Inputs, targets:
 def _check_same_in_evaluation(model: nn.Module, task: Task, inputs: Inputs) -> None:
     """Raise UnstackableError if a model draws or differs between training and evaluation.
 
-    The model is left in evaluation.
+    Only dropout may do so in training. The model is left in evaluation.
     """
     outputs = []
     for training, seed in ((False, 0), (False, 1), (True, 0)):
         model.train(training)
-        with seeded(seed, device_of(inputs)):
+        with seeded(seed, device_of(inputs)), record_drops([]) if training else nullcontext():
             outputs.append(outputs_of(model, inputs, task.output))
     model.eval()
     if not all(torch.equal(outputs[0], other) for other in outputs[1:]):
         raise UnstackableError(
-            "it draws, as dropout does, or computes otherwise in training than in evaluation"
+            "it draws, other than by dropout, or computes otherwise in training than in evaluation"
         )
