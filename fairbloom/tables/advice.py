@@ -23,7 +23,7 @@ DIGITS = 6
 SENTENCES = {
     "missing": "{share:.0%} of its rows have no value, and {others:.0%} elsewhere",
     "numbers": "median {value}, and {elsewhere} elsewhere: {cause}",
-    "categories": "its categories, {words}, are not those of the others{known}",
+    "categories": "its categories, {words}, are other ones{known}",
     "lacking": "it lacks {words}, which the others have",
     "spelling": "{first!r} may be a spelling of {last!r}",
     "name": "its column {words} may be this one",
@@ -95,7 +95,7 @@ def propose(finding: Finding, about: Field, file: str) -> list[tuple[str, str]]:
             no = "no" if parse_number(value) is None else "0"
             categories = f"categories = [{quote(no)}, {quote(value)}]"
             lines = NEXT.join([categories, f'spellings = {{{write_key(no)} = [""]}}'])
-            return [(of_field, lines)] if value != no else []
+            return [(of_field, lines)] * (value != no)
         case "far" | "negative" | "zero":
             return [(of_field, f"missingValues = [{quote(format_number(finding.value))}]")]
     return []

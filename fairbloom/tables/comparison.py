@@ -24,7 +24,7 @@ from .schema import fold_cell, normalise
 Profiles = Mapping[str, ColumnProfile]
 
 # A share of missing values stands out if it is so far from the others' median, by as many standard
-# errors, and beyond what is usual.
+# errors, and beyond the usual.
 MISSING_APART = 0.25
 MISSING_ERRORS = 4.0
 
@@ -38,17 +38,17 @@ USUAL_OF_FEW = 0.25
 CATEGORIES_USUAL_OF_FEW = 0.4
 MISSING_USUAL_OF_FEW = 0.1
 
-# A site lacks a category if so many rows of it are expected, by the 10 % quantile of the others'
+# A site lacks a category if as many rows of it are expected, by the 10 % quantile of the others'
 # shares.
 EXPECTED_ROWS = 7.0
 
 # Quantiles without which the numbers of a site cannot be compared.
 FEWEST_QUANTILES = 5
 
-# The smallest range of a site's numbers, in shares of the others', by which a distance is divided.
+# The smallest range of a site's numbers that divides a distance, in shares of the others'.
 SMALLEST_RANGE = 0.02
 
-# A conversion explains a distance if it leaves at most the larger of EXPLAINED and what is usual,
+# A conversion explains a distance if it leaves at most the larger of EXPLAINED and the usual,
 # and at most the distance divided by CURED. All that leave half as much again are named.
 EXPLAINED = 0.3
 CURED = 2.5
@@ -71,10 +71,10 @@ ROWS_OF_CODE = 5
 # Listed numbers of a site that are counted out.
 MOST_COUNTED = 10_000
 
-# Other sites of which what is usual is measured with neither the site nor themselves.
+# Of so few other sites the usual distance is measured with neither the site nor themselves.
 FEW_SITES = 40
 
-# Similarity of two spellings that may be one; a category of so many of a site's rows is frequent.
+# With at most as many other sites, the usual distance is measured without the site and themselves.
 SIMILAR = 0.85
 FREQUENT = 0.05
 
@@ -187,9 +187,8 @@ def _compare_missing(name: str, columns: Profiles) -> Iterator[Finding]:
             usual = _usual(np.abs(others - middle), MISSING_USUAL_OF_FEW)
             variance = max(share * (1.0 - share), middle * (1.0 - middle), 0.05)
             error = math.sqrt(variance / max(int(rows[place]), 1))
-            rounding = columns[site].floor / max(int(rows[place]), 1)
-            apart = MISSING_APART + (rounding if columns[site].floor > 1 else 0.0)
-            limit = max(apart, MISSING_ERRORS * error, USUAL * usual)
+            rounding = (columns[site].floor - 1) / max(int(rows[place]), 1)
+            limit = max(MISSING_APART + rounding, MISSING_ERRORS * error, USUAL * usual)
             size = abs(share - middle) / limit
             if size > 1.0:
                 yield Finding("missing", name, (site,), size, share, middle, int(missing[place]))
@@ -347,7 +346,7 @@ def _explain(
 ) -> tuple[Conversion, ...]:
     """Return the conversions that explain a distance `apart` in a field.
 
-    `left` is what is left after one. Those of the quantity that the field names come first, then
+    `left` is the rest after one. First come conversions of the quantity that the field names, then
     the most usual.
     """
     rest = {each: left(each) for each in (*CONVERSIONS, *more)}
@@ -539,11 +538,11 @@ def _distance_from(column: ColumnProfile, sites: Sequence[ColumnProfile]) -> flo
     if not _are_numbers(together):
         _, counts = _shares_of([*together.values()])
         return float(_variation(counts[0], counts[0].sum(), counts[1:].sum(axis=0)))
-    told = [each for each in together.values() if _has_enough(each)]
-    if column not in told or len(told) < 2:
+    known = [each for each in together.values() if _has_enough(each)]
+    if column not in known or len(known) < 2:
         return math.inf
-    apart = distance(quantiles_of(column), _Numbers.of(told).mix([0]))
-    return math.inf if math.isnan(apart) else apart
+    apart = distance(quantiles_of(column), _Numbers.of(known).mix([0]))
+    return float(np.nan_to_num(apart, nan=math.inf))
 
 
 # What the rows of a site show ---------------------------------------------------------------------
@@ -564,7 +563,7 @@ def _join_found(name: str, columns: Profiles) -> Iterator[Finding]:
     alike: dict[tuple[str, float, str], dict[str, Found]] = {}
     for site, column in columns.items():
         for each in column.found:
-            number = each.number if each.kind != "two-units" else 0.0
+            number = each.number * (each.kind != "two-units")  # whose ratios differ by chance
             alike.setdefault((each.kind, number, each.column), {})[site] = each
     for (kind, number, other), sites in alike.items():
         first = next(iter(sites.values()))
@@ -577,7 +576,7 @@ def _join_found(name: str, columns: Profiles) -> Iterator[Finding]:
             tuple(sites),
             value=first.number,
             rows=sum(each.rows for each in sites.values()),
-            words=(other,) if other else (),
+            words=tuple(filter(None, [other])),
         )
 
 

@@ -76,7 +76,7 @@ def describe(
     copies = [
         _remark("all", clients, remark) for clients, remark in find_duplicates(_read_tables(tables))
     ]
-    told = [
+    advice = [
         _remark(each.field, join_first(each.sites, SHOWN), sentence)
         for each, sentence in zip(findings, sentences, strict=True)
         if each.kind != "untold"
@@ -96,11 +96,11 @@ def describe(
                 for name, columns_of in columns.items()
                 for client, column in columns_of.items()
             ],
-            "remarks": [*remarks, *copies, *told],
+            "remarks": [*remarks, *copies, *advice],
         }
     faults = _join_alike([*_summarise_faults(tables)])
     rest = f"and {len(faults) - MAX_FAULTS} more, which --every-client prints"
-    advice = [*copies, *told]
+    advice = [*copies, *advice]
     further = (
         f"and {len(advice) - MAX_ADVICE:,} more, which --every-client prints, and --page draws"
     )

@@ -1,4 +1,4 @@
-"""Profiles: what is said of each column of a site's tables, above a floor of rows.
+"""Profiles: the columns of a site's tables, described above a floor of rows.
 
 Nothing in a profile depends on fewer rows than its floor: every count is rounded down to a multiple
 of it, no cell appears that fewer rows hold, and a quantile is the mean of as many numbers, with as
@@ -52,7 +52,7 @@ FILLED = 0.9
 FILLED_BY_EACH = 0.1
 
 
-# The kinds of what is found that are a number which may stand for a missing value.
+# The kinds of finds that are a number which may stand for a missing value.
 CODES = ("far", "negative", "zero")
 
 
@@ -136,7 +136,7 @@ class Cells:
     def of(cls, about: Field, values: ColumnValues) -> "Cells":
         """Return the cells of a column that is encoded by a schema; faulty ones count for none."""
         gone = int(is_missing(values).sum())
-        missing = {"": gone} if gone else {}
+        missing = {"": gone}
         # What is the same in all rows takes no memory.
         if about.categories:
             nothing = np.broadcast_to(np.nan, len(values))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fairbloom.text import three_digits
+from fairbloom.text import text_if, three_digits
 
 from .determining import present_values
 from .encoding import ColumnValues
@@ -55,8 +55,8 @@ def table_one(schema: Schema, columns: Mapping[str, Mapping[str, ColumnValues]])
 
 
 def _of_numbers(name: str, field: Field, present: Mapping[str, ColumnValues]) -> Row:
-    unit = f" ({field.unit})" if field.unit else ""
-    cells: dict[str, str | int] = {"field": name, "value": f"median [25 %, 75 %]{unit}"}
+    heading = f"median [25 %, 75 %]{text_if(field.unit, f' ({field.unit})')}"
+    cells: dict[str, str | int] = {"field": name, "value": heading}
     apart = 0.0
     for at, values in present.items():
         cells[at] = ""
@@ -65,7 +65,7 @@ def _of_numbers(name: str, field: Field, present: Mapping[str, ColumnValues]) ->
         low, middle, high = np.percentile(values, [25, 50, 75]).tolist()
         cells[at] = f"{three_digits(middle)} [{three_digits(low)}, {three_digits(high)}]"
         others = [each for site, each in present.items() if site not in (at, ALL)]
-        rest = np.concatenate(others) if at != ALL and others else values[:0]
+        rest = np.concatenate([values[:0], *others])
         if len(rest):
             low, other, high = np.percentile(rest, [25, 50, 75]).tolist()
             apart = max(apart, abs(middle - other) / (high - low) if high > low else 0.0)

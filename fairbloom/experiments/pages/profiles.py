@@ -30,8 +30,8 @@ def profiles_page(
 
     `advice` has a sentence for each of the findings, with the lines that a person may paste.
     """
-    told = [each for each in findings if each.kind not in QUIET]
-    names = [*dict.fromkeys(each.field for each in told)]
+    known = [each for each in findings if each.kind not in QUIET]
+    names = [*dict.fromkeys(each.field for each in known)]
     sections: list[Section] = []
     for name in names[:MAX_PICTURES]:
         about = [place for place, each in enumerate(findings) if each.field == name]
