@@ -112,7 +112,6 @@ def choose_letter(client: ClientSettings, site: SiteTables, day: str) -> SentLet
     decode_letter(encode_letter(letter))  # what the server would refuse does not leave
     secret = secret_of(Path(client.state_dir))
     rows = site.rows_of(client.unit)
-    made = SentLetter(letter, site.digest(rows, secret, letter.columns))
     for earlier in reversed([*_read_sent(client, secret)]):
         before = earlier.letter
         # in the earlier columns: a new one would make all rows new
@@ -131,7 +130,7 @@ def choose_letter(client: ClientSettings, site: SiteTables, day: str) -> SentLet
             " would show them: that one goes again."
         )
         return replace(earlier, letter=replace(before, client=client.name), note=note)
-    return made
+    return SentLetter(letter, site.digest(rows, secret, letter.columns))
 
 
 def describe_letter(letter: Letter) -> Iterator[str]:

@@ -236,19 +236,24 @@ def profile(
     compares the profiles of all sites and writes the common schema.
     """
     from fairbloom.deploy.device import profile as profiles
+    from fairbloom.system.files import make_folder
+    from fairbloom.system.lock import exclusive_lock
     from fairbloom.tables.letters import encode_letter
 
     settings = ClientSettings.of({}, config)
     site = profiles.read_site(settings)
     print("Only this screen shows:")
     print("\n".join(profiles.show_site(settings, site)) or "nothing stands out")
-    chosen = profiles.choose_letter(settings, site, str(datetime.now(UTC).date()))
-    print(f"\n{chosen.note}This would leave:")
-    print("\n".join(profiles.describe_letter(chosen.letter)))
-    print(encode_letter(chosen.letter).decode())
-    if yes or typer.confirm(f"May it leave, to {out or settings.server}?"):
-        profiles.send(settings, chosen, out)
-        print(f"it has left, to {out or settings.server}")
+    make_folder(Path(settings.state_dir))
+    # two at once would not be compared with each other
+    with exclusive_lock(Path(settings.state_dir, "profiles.lock")):
+        chosen = profiles.choose_letter(settings, site, str(datetime.now(UTC).date()))
+        print(f"\n{chosen.note}This would leave:")
+        print("\n".join(profiles.describe_letter(chosen.letter)))
+        print(encode_letter(chosen.letter).decode())
+        if yes or typer.confirm(f"May it leave, to {out or settings.server}?"):
+            profiles.send(settings, chosen, out)
+            print(f"it has left, to {out or settings.server}")
 
 
 account = typer.Typer(

@@ -230,11 +230,10 @@ class SiteTables:
             for name in table.columns:
                 cells = part[fold(name)].texts if fold(name) in part else ()
                 is_cell = any(fold(text) == fold(name) for text in cells)
-                numbers = (parse_number(name), parse_number(name, ","))
                 if (
                     is_cell
                     or DATE.fullmatch(name)
-                    or numbers != (None, None)
+                    or (parse_number(name), parse_number(name, ",")) != (None, None)
                     or fold(name) in MISSING
                 ):
                     raise DataError(
@@ -253,8 +252,7 @@ class SiteTables:
             if fold(name) != fold(unit)
             and not any(is_identifier(name, each) for each in (column, self.columns[name]))
         }
-        count = len(rows) // floor * floor
-        hidden = ColumnProfile(count, {}, floor=floor, identifier=IDENTIFIES)
+        hidden = ColumnProfile(len(rows) // floor * floor, {}, floor=floor, identifier=IDENTIFIES)
         return dict.fromkeys(columns, hidden) | profile(cells, floor)
 
     def digest(

@@ -35,6 +35,7 @@ from fairbloom.deploy.fleet.profiles import describe_told, keep
 from fairbloom.deploy.fleet.wire_pb2 import Told
 from fairbloom.deploy.operator.profiles import describe_findings, read_letters, write_schema
 from fairbloom.deploy.operator.status import survey
+from fairbloom.system.lock import exclusive_lock
 from fairbloom.tables.comparison import compare
 from fairbloom.tables.letters import (
     MAX_BYTES,
@@ -218,6 +219,16 @@ def test_no_thirteenth_profile_or_answer_leaves(
     owner.send(hospital(seed=7))
     with refused_with("limits.profiles = 13"):
         send_answer(owner.client, True)
+
+
+def test_two_profiles_at_once_are_refused(owner: Owner, capsys: pytest.CaptureFixture[str]) -> None:
+    owner.send(hospital())
+    ask = ("client", "profile", owner.bundle / "client.toml", "--yes", "--out", owner.out)
+    with exclusive_lock(Path(owner.client.state_dir, "profiles.lock")):
+        assert "profiles.lock is locked by process" in captured(capsys, *ask, code=2).err
+    assert owner.left == ["0000.letter"]
+    captured(capsys, *ask)
+    assert owner.left == ["0000.letter", "0001.letter"]
 
 
 def test_with_an_open_account_nothing_leaves(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
