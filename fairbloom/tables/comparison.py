@@ -71,10 +71,11 @@ ROWS_OF_CODE = 5
 # Listed numbers of a site that are counted out.
 MOST_COUNTED = 10_000
 
-# Of so few other sites the usual distance is measured with neither the site nor themselves.
+# With at most as many other sites, the usual distance is measured without the site and themselves.
 FEW_SITES = 40
 
-# With at most as many other sites, the usual distance is measured without the site and themselves.
+# Similarity of two spellings that may be one, and the share of a site's rows from which a category
+# is frequent.
 SIMILAR = 0.85
 FREQUENT = 0.05
 
