@@ -1,1 +1,1 @@
-"""After training: predict with a finished run's model, evaluate it at a new site, or export it."""
+"""After training: predict with a finished run's model, or evaluate it at a new site."""

@@ -38,6 +38,7 @@ from benchmarks.tables import read_csv
 from benchmarks.workloads import Workload
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.arms import parse_arms
+from fairbloom.experiments.results.compared_scores import personal_label
 from fairbloom.protocol.settings import Value
 from fairbloom.server.checkpoint import load_model
 from fairbloom.server.settings import Settings, check_used
@@ -110,8 +111,8 @@ def test_the_table_has_gains_of_the_chosen_arms(tmp_path: Path) -> None:
     assert found.comparison is not None
     assert (len(found.study.found.judged), len(found.study.found.fresh)) == (2, 3)
     rows = {str(row["method"]): row for row in rows_of(found.comparison)}
-    (chosen,) = (label for label in found.found.best if "Ditto" in label)
-    personal = found.tested(chosen)
+    (chosen,) = (label for label in found.study.found.best if "Ditto" in label)
+    personal = personal_label(chosen)
     assert [*rows] == [found.baseline, personal]  # Ditto's common model is FedAvg's
     assert float(str(rows[personal]["mean"])) == pytest.approx(
         found.comparison.spread(personal, "mean")[0], abs=0.06
@@ -121,7 +122,7 @@ def test_the_table_has_gains_of_the_chosen_arms(tmp_path: Path) -> None:
 
     write_rows(tmp_path / "tables" / "seeds.csv", [*seeds_of(found)])
     table = pandas.read_csv(tmp_path / "tables" / "seeds.csv")
-    assert sorted(table["seed"]) == sorted([*found.found.fresh] * 2)
+    assert sorted(table["seed"]) == sorted([*found.study.found.fresh] * 2)
     assert table[table["method"] == "ditto"]["mean"].mean() == pytest.approx(
         found.comparison.spread(personal, "mean")[0]
     )
