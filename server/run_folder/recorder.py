@@ -274,7 +274,8 @@ class RunRecorder:
         self.begin()
         if self.in_process:
             finished = with_losses_before(finished, self._losses)
-        row = format_round(finished, seconds, self.method.reports, self.score, self._validation)
+        cells = format_round(finished, seconds, self.method.reports, self.score, self._validation)
+        row = {name: cells[name] for name in self._rounds.columns if name in cells}
         with explain_write_errors(f"round {finished.number}", self.path):
             self._rounds.add([[row.get(column) for column in self._rounds.columns]])
             self._participations.add(finished)

@@ -49,7 +49,8 @@ def write_sites(folder: Path, sites: Iterable[str], single: bool) -> Path:
     folder.mkdir()
     tables = {
         site: [
-            f"{site},{site},{10 * row + SITES.index(site)},{'yes' if row % 2 else 'no'}\n"
+            f"{site},{site if row % 3 else 'any'},{10 * row + SITES.index(site)},"
+            f"{'yes' if row % 2 else 'no'}\n"
             for row in range(12)
         ]
         for site in sites
