@@ -180,7 +180,6 @@ def compare(
     target: str = "",
     methods: Named | Sequence[Named] = METHODS,
     app: str | os.PathLike[str] | None = None,
-    flwr: bool = False,
     runs: Folders = (),
     baseline: Named | None = None,
     seeds: int = 3,
@@ -208,9 +207,6 @@ def compare(
     app
         The folder of a Flower app, which is trained instead of a task. Its run config has method,
         seed, num-rounds and out; --set and --rounds change other values of it.
-    flwr
-        Run the app by `flwr run`, in Flower's simulation and one run after the other, instead of
-        each run in a process of its own.
     runs
         Folders of runs to compare by the method and seed that they recorded, instead of training:
         runs/a runs/b, or `runs/*`.
@@ -249,7 +245,6 @@ def compare(
     if runs:
         changed = {
             "app": app,
-            "flwr": flwr,
             "methods": methods != METHODS,
             "seeds": seeds != 3,
             "seed": seed,
@@ -260,7 +255,7 @@ def compare(
                 f"{given[0]} has no effect with --runs, as these runs have theirs: leave it out"
             )
         return compare_runs(runs, named, Path(out))
-    own = read_app(app, config, flwr=flwr)
+    own = read_app(app, config)
     if not own:
         config = choose_task(config)
     among = parse_arms(methods, config)
@@ -272,7 +267,7 @@ def compare(
     shared = own.split(config) if own else config
     study = Study("compare", among, list(range(seed, seed + seeds)), base, shared, app=own)
     with study_progress("comparing", shown=progress) as bar:
-        return compare_arms(study, Path(out), jobs_of(jobs, own), bar, on_run)
+        return compare_arms(study, Path(out), jobs_of(jobs), bar, on_run)
 
 
 @explained_in_python
@@ -327,7 +322,6 @@ def search(
     target: str = "",
     methods: Named | Sequence[Named] = METHODS,
     app: str | os.PathLike[str] | None = None,
-    flwr: bool = False,
     grid: Mapping[str, Sequence[Value]] | Sequence[str] = (),
     criterion: str = "worst-10",
     mean_within: float | None = None,
@@ -402,7 +396,7 @@ def search(
         raise SettingsError(f"mean-within = {mean_within:g}: give a number of points of at least 0")
     if not isinstance(grid, Mapping):
         grid = parse_grid(grid)
-    own = read_app(app, config, flwr=flwr)
+    own = read_app(app, config)
     if own:
         own = replace(own, needs_validation=True)
     else:
@@ -422,7 +416,7 @@ def search(
         minutes=budget,
     )
     with study_progress("searching", shown=progress) as bar:
-        return search_arms(study, Path(out), jobs_of(jobs, own), bar)
+        return search_arms(study, Path(out), jobs_of(jobs), bar)
 
 
 @expand_options

@@ -74,7 +74,6 @@ class App:
     clients: int  # how many clients take part
     config: Mapping[str, Value]  # the run config
     code: Mapping[str, str]  # the checksums of its modules
-    flwr: bool = False  # whether `flwr run` carries out each run, and not a process of ours
     needs_validation: bool = False  # whether its clients must measure validation examples
 
     @property
@@ -137,9 +136,7 @@ class App:
                 )
 
 
-def read_app(
-    place: str | os.PathLike[str] | None, given: Mapping[str, Value], *, flwr: bool = False
-) -> App | None:
+def read_app(place: str | os.PathLike[str] | None, given: Mapping[str, Value]) -> App | None:
     """Return the app in a folder, None without a folder.
 
     `given` may replace values of its run config. Parameters of methods among `given` are left to
@@ -147,8 +144,6 @@ def read_app(
     needs.
     """
     if place is None:
-        if flwr:
-            raise SettingsError("--flwr runs a Flower app: name its folder by --app")
         return None
     folder = Path(place)
     table = _read_flwr(folder)
@@ -169,8 +164,7 @@ def read_app(
     for key, value in given.items():
         # "." is in the keys of methods' parameters
         of_methods = "." in key or (key in COMMON and key in STRATEGY_OPTIONS)
-        # `flwr run` refuses a key that the app's run config lacks.
-        of_methods |= key in RUN_FOLDER_OPTIONS and not flwr
+        of_methods |= key in RUN_FOLDER_OPTIONS
         if key in config:
             config[key] = check_type(key, value, config[key])
         elif key in ROUNDS:
@@ -192,7 +186,6 @@ def read_app(
         clients,
         config,
         code,
-        flwr,
     )
 
 

@@ -1,14 +1,9 @@
-"""A run of a user's Flower app: in this process, or by `flwr run`."""
+"""A run of a user's Flower app in this process."""
 
 import os
-import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import tomli_w
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -16,18 +11,12 @@ from fairbloom.client.generators import all_seeded
 from fairbloom.errors import FairbloomError, failure_reason
 from fairbloom.imports import imported
 from fairbloom.protocol.settings import Value
-from fairbloom.rounds.refusals import one_line
 from fairbloom.server.run_folder.files import CONFIG, SCORES, is_finished
 from fairbloom.server.run_folder.flower import check_validation, collect_options
 from fairbloom.strategies.named import parse_method, short_key, strategy_of
-from fairbloom.text import text_if
 
 from .grid import SERVER, InProcessGrid
 from .run import one_thread
-
-# Added to the environment of `flwr run`: the app uses the installed packages, and Flower starts the
-# commands of this Python.
-ENVIRONMENT = {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}
 
 
 def run_app(
@@ -59,42 +48,6 @@ def run_app(
     expected.check_end(rounds)
 
 
-def run_by_flwr(
-    folder: str,
-    clients: int,
-    config: Mapping[str, Value],
-    rounds: str,
-    needs_validation: bool = False,
-) -> None:
-    """Run the app in a folder by `flwr run`, in Flower's simulation, and wait for its end.
-
-    Takes the arguments of `run_app`, and raises its errors.
-    """
-    federation = f"num-supernodes={clients} client-resources-num-cpus=1"
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    with tempfile.TemporaryDirectory() as place:
-        file = Path(place, "run-config.toml")
-        file.write_text(tomli_w.dumps(config))
-        done = subprocess.run(  # noqa: S603 (Flower's command)
-            [
-                shutil.which("flwr", path=path) or "flwr",
-                "run",
-                folder,
-                "local",
-                "--stream",
-                "--run-config",
-                str(file),
-                "--federation-config",
-                federation,
-            ],
-            env={**ENVIRONMENT, **os.environ, "PATH": path},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-    Expected(config, needs_validation).check_end(rounds, done.stdout)
-
-
 class Expected:
     """What the run folder of a run must record by its run config."""
 
@@ -122,13 +75,12 @@ class Expected:
         if self._needs_validation:
             check_validation(recorded, SCORES.read(self._folder))
 
-    def check_end(self, rounds: str, output: str = "") -> None:
+    def check_end(self, rounds: str) -> None:
         """Raise FairbloomError if the folder holds no finished run with the number of rounds."""
         if not is_finished(self._folder):
             raise FairbloomError(
                 f"the ServerApp has ended, and {self._folder} holds no finished run: start its"
                 ' strategy by RunFolder(context.run_config["out"]).start'
-                f"{text_if(output, f'. flwr run says: {one_line(output)}')}"
             )
         self.check_settings()
         done = CONFIG.read(self._folder).num_rounds

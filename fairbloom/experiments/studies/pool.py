@@ -25,7 +25,7 @@ from fairbloom.system.machine import processors_here
 from fairbloom.system.supervise import hold_signals, release_signals
 from fairbloom.tasks import check_data, digests
 
-from ..apps import App, AppRun
+from ..apps import AppRun
 from ..study import Runs
 
 
@@ -50,13 +50,8 @@ def check_runs(runs: Runs) -> None:
         check_same_data(Path(run.out), read[place])
 
 
-def jobs_of(jobs: int | None, app: App | None = None) -> int:
-    """Return the number of runs at a time: by default one a processor.
-
-    Flower's simulation takes all processors for one run.
-    """
-    if app is not None and app.flwr:
-        return 1
+def jobs_of(jobs: int | None) -> int:
+    """Return the number of runs at a time: by default one a processor."""
     return jobs or processors_here()
 
 
@@ -156,16 +151,13 @@ def run_quietly(run: Settings | AppRun, log_level: int) -> None:
     logging.getLogger("flwr").setLevel(log_level)
     # imported late, as PyTorch is with these
     if isinstance(run, AppRun):
-        from fairbloom.simulation.app import run_app, run_by_flwr
+        from fairbloom.simulation.app import run_app
 
         # the app's output is not part of the command's output
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         app = run.app
-        shared = (app.clients, run.config, app.rounds, app.needs_validation)
-        if app.flwr:
-            run_by_flwr(app.folder, *shared)
-        else:
-            run_app(app.folder, app.server, app.client, *shared)
+        how = (app.clients, run.config, app.rounds, app.needs_validation)
+        run_app(app.folder, app.server, app.client, *how)
     else:
         from fairbloom.simulation.run import simulate
 

@@ -1,6 +1,5 @@
 """`fairbloom compare --app`: the methods of a comparison in a user's own Flower app."""
 
-import os
 import re
 import shutil
 import sys
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from benchmarks.flower import Flower, flower
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.api import compare, load
 from fairbloom.experiments.apps import read_app
@@ -19,7 +17,7 @@ from fairbloom.experiments.results.caveats import caveats_of_data
 from fairbloom.experiments.studies.search import arms_of
 from fairbloom.experiments.study import Study
 from fairbloom.server.run_folder.files import CONFIG
-from fairbloom.simulation.app import run_app, run_by_flwr
+from fairbloom.simulation.app import run_app
 from tests.client import changed
 
 from ..helpers import as_json, captured
@@ -160,8 +158,6 @@ def test_keys_of_ours_in_its_run_config_are_named(
     ]
     config = read.run({"method": "fedavg", "best-model": "worst-10", "num-rounds": 3}, 0, app)
     assert config.config["best-model"] == "worst-10"
-    with pytest.raises(FairbloomError, match="the app has no best-model"):
-        read_app(app, {"best-model": "worst-10"}, flwr=True)
 
 
 @pytest.mark.parametrize(("seeds", "said"), [("", "by RunFolder("), ("split", "The seeds split")])
@@ -475,10 +471,6 @@ def test_a_fault_of_a_search_is_said_before_a_run_starts(
         ).err
     )
     assert not Path("runs").exists()
-    assert (
-        "--flwr runs a Flower app: name its folder by --app"
-        in captured(capsys, "search", "--flwr", code=2).err
-    )
 
 
 @pytest.mark.slow
@@ -510,42 +502,3 @@ def test_a_search_chooses_by_validation_and_tests_afresh(
     assert as_json(capsys, *words) == found
     assert as_json(capsys, "show", "found") == found
     assert Path("found/report.html").exists()
-
-
-# Runs by `flwr run` -------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Flower]:
-    """Flower's own home and SuperLink, which end with the test."""
-    with flower(tmp_path / "home") as runtime:
-        for name in runtime.environment.keys() - os.environ.keys():
-            monkeypatch.setenv(name, runtime.environment[name])
-        yield runtime
-
-
-@pytest.mark.slow
-def test_flwr_run_gives_the_comparison_in_process(app: Path, local: Flower) -> None:
-    change(app, "tiny/client.py", "0.01 * len(calls)", "0.0")
-    given = {"app": app, "methods": "fedavg,fedfv(alpha=0.25)", "seeds": 1, "progress": False}
-    there = compare(**given, flwr=True, out="there")
-    here = compare(**given, out="here")
-    assert there.failed == {}
-    assert there.methods == here.methods
-    assert [
-        method
-        for method in here.methods
-        if there.values[method][0] != pytest.approx(here.values[method][0])
-    ] == []
-    longer = compare(**given, flwr=True, rounds=4, out="there")
-    assert {load(run).rounds_done for run in Path("there/runs").iterdir()} == {4}
-    assert longer.failed == {}
-
-
-@pytest.mark.slow
-def test_the_reason_of_a_run_that_flower_fails_is_told(app: Path, local: Flower) -> None:
-    change(app, "tiny/server.py", 'print("the app prints")', 'raise KeyError("nowhere")')
-    read = read_app(app, {})
-    planned = read.run({"method": "fedavg", "num-rounds": 3}, 0, app / "run")
-    with pytest.raises(FairbloomError, match=r"no finished run: .* flwr run says: .*KeyError"):
-        run_by_flwr(read.folder, read.clients, planned.config, read.rounds)
