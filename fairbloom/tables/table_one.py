@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fairbloom.text import three_digits
+from fairbloom.text import text_if, three_digits
 
 from .determining import present_values
 from .encoding import ColumnValues
@@ -55,8 +55,10 @@ def table_one(schema: Schema, columns: Mapping[str, Mapping[str, ColumnValues]])
 
 
 def _of_numbers(name: str, field: Field, present: Mapping[str, ColumnValues]) -> Row:
-    unit = f" ({field.unit})" if field.unit else ""
-    cells: dict[str, str | int] = {"field": name, "value": f"median [25 %, 75 %]{unit}"}
+    cells: dict[str, str | int] = {
+        "field": name,
+        "value": f"median [25 %, 75 %]{text_if(field.unit, f' ({field.unit})')}",
+    }
     apart = 0.0
     for at, values in present.items():
         cells[at] = ""
