@@ -36,7 +36,14 @@ from fairbloom.protocol.private import (
     check_terms,
 )
 from fairbloom.protocol.scores import put_first
-from fairbloom.protocol.settings import SETTINGS, Mark, SettingsError, marked, split_names
+from fairbloom.protocol.settings import (
+    SETTINGS,
+    Mark,
+    SettingsError,
+    digest,
+    marked,
+    split_names,
+)
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.rounds.arrays import Model, forms_of
@@ -94,7 +101,7 @@ from .run_folder.recorded import OnRound, RecordedRound, ignore
 from .run_folder.recorder import RunRecorder
 from .run_folder.stopping import EarlyStopping
 from .run_folder.values import RunStart
-from .settings import Settings, digest_changed, find_grown, resolve
+from .settings import Settings, default_config, find_grown, resolve
 from .waiting import MOST_TIMES, check_sizes, drop_revoked, wait_for_clients
 
 app = ServerApp()
@@ -110,7 +117,13 @@ def main(grid: Grid, context: Context) -> None:
             settings.check_schema()
         folder = choose_run_folder(settings)
         if not is_simulated(grid) and not list_checkpoints(CHECKPOINTS.path_in(folder)):
-            check_weights_digest(settings)
+            weights = settings.initial_weights
+            found = digest_weights(weights) if weights else ""
+            if settings.weights_digest != found:
+                raise FairbloomError(
+                    f"weights-digest = {settings.weights_digest!r}: owners of devices accept the"
+                    f" weights of initial-weights by their digest: set weights-digest = {found!r}"
+                )
         announce(folder)
         quorum = Quorum(
             settings.wait_for_clients,
@@ -149,16 +162,6 @@ def main(grid: Grid, context: Context) -> None:
         federate(settings, wait_for_them, lambda recorded: save(recorded.number), deployed=True)
         if not is_simulated(grid):
             send_final_model(folder, settings, patient)
-
-
-def check_weights_digest(settings: Settings) -> None:
-    """Raise FairbloomError unless the settings have the digest of `initial-weights`."""
-    digest = digest_weights(settings.initial_weights) if settings.initial_weights else ""
-    if settings.weights_digest != digest:
-        raise FairbloomError(
-            f"weights-digest = {settings.weights_digest!r}: owners of devices accept the weights of"
-            f" initial-weights by their digest: set weights-digest = {digest!r}"
-        )
 
 
 def send_final_model(folder: Path, settings: Settings, grid: Grid) -> None:
@@ -390,12 +393,11 @@ def _run_rounds(
         # rounds ask for losses, if they are not known from the round before.
         if not rounds.evaluates(number):
             return []
-        metrics: list[str] = []
-        if not recorder.knows_losses(rounds.clients.online(1)):
-            metrics.append(LOSS_BEFORE)
-        if DISPARITY in method.needs:
-            metrics.append(DISPARITY_HARD)
-        return metrics
+        metrics = {
+            LOSS_BEFORE: not recorder.knows_losses(rounds.clients.online(1)),
+            DISPARITY_HARD: DISPARITY in method.needs,
+        }
+        return [metric for metric, is_needed in metrics.items() if is_needed]
 
     with suggest_shorter_steps(settings, rounds):
         started = time.perf_counter()
@@ -478,10 +480,11 @@ def choose_run_folder(settings: Settings) -> Path:
     """Return the absolute run folder: `out`, or a folder under runs/ named after the settings."""
     if settings.out:
         return Path(settings.out).absolute()
-    letters = digest_changed(
-        {**settings.run_config(), "data-dir": resolve(settings.data_dir)},
-        marked(Mark.FREE, Mark.LIMIT, Mark.EXTENDABLE),
-    )
+    config = {**settings.run_config(), "data-dir": resolve(settings.data_dir)}
+    free = marked(Mark.FREE, Mark.LIMIT, Mark.EXTENDABLE)
+    # Without defaults: a setting that is new in a later version does not change a run's name.
+    usual = default_config()
+    letters = digest({k: v for k, v in config.items() if k not in free and v != usual.get(k)})
     # Not every file system allows a colon in a name.
     named = f"{settings.task}-{settings.method}".replace(":", ".")
     return Path("runs", f"{named}-seed{settings.seed}-{letters}").absolute()

@@ -21,7 +21,6 @@ from fairbloom.protocol.settings import (
     RunSettings,
     SettingsError,
     Value,
-    digest,
     key_of,
     marked,
     split_names,
@@ -418,12 +417,3 @@ def default_config() -> dict[str, Value]:
 def resolve(folder: str) -> str:
     """Return the absolute path of a folder without symbolic links; "" for no folder."""
     return text_if(folder, str(Path(folder).expanduser().resolve()))
-
-
-def digest_changed(config: Mapping[str, Value], left_out: Collection[str]) -> str:
-    """Return eight letters that depend on the settings that differ from their defaults.
-
-    So a setting that is new in a later version does not change the name of a run.
-    """
-    defaults = default_config()
-    return digest({k: v for k, v in config.items() if k not in left_out and v != defaults.get(k)})

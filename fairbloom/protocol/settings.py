@@ -637,7 +637,7 @@ def expand_own_settings(config: Mapping[str, Any]) -> dict[str, Any]:
         return dict(config)  # the type is refused when the settings are checked
     expanded = {key: value for key, value in config.items() if key != OWN_SETTINGS}
     try:
-        split = shlex.split(words) if words else []
+        split = shlex.split(words)
     except ValueError as error:  # for example, no closing quotation
         raise SettingsError(
             f"own-settings = {words!r}: {error}: write KEY=VALUE words, quoted as in a shell"

@@ -555,8 +555,13 @@ def _ask_about_one_value(name: str, columns: Profiles) -> Iterator[Finding]:
     missing = sum(sum(column.missing.values()) for column in columns.values())
     are_listed = not any(column.others or column.quantiles for column in columns.values())
     if len(values) == 1 and missing and are_listed:
-        having = tuple(site for site, column in columns.items() if column.missing)
-        yield Finding("one-value", name, having, rows=missing, words=tuple(values))
+        yield Finding(
+            "one-value",
+            name,
+            tuple(site for site, column in columns.items() if column.missing),
+            rows=missing,
+            words=tuple(values),
+        )
 
 
 def _join_found(name: str, columns: Profiles) -> Iterator[Finding]:
@@ -567,7 +572,6 @@ def _join_found(name: str, columns: Profiles) -> Iterator[Finding]:
             number = each.number * (each.kind != "two-units")  # whose ratios differ by chance
             alike.setdefault((each.kind, number, each.column), {})[site] = each
     for (kind, number, other), sites in alike.items():
-        first = next(iter(sites.values()))
         rest = [columns[site] for site in columns if site not in sites]
         if kind in CODES and any(_is_usual(number, column) for column in rest):
             continue
@@ -575,7 +579,7 @@ def _join_found(name: str, columns: Profiles) -> Iterator[Finding]:
             kind,
             name,
             tuple(sites),
-            value=first.number,
+            value=next(iter(sites.values())).number,
             rows=sum(each.rows for each in sites.values()),
             words=tuple(filter(None, [other])),
         )

@@ -70,7 +70,6 @@ def describe(
             for name in _find_determining(schema, tables)
             if name not in schema.determining
         ),
-        *_find_spellings(schema, tables),
         *_remark_on_files(schema, tables),
     ]
     copies = [
@@ -180,18 +179,13 @@ def _shorten(rows: list[Row], most: int, rest: Row) -> list[Row]:
     return rows if len(rows) <= most else [*rows[:most], rest]
 
 
-def _find_spellings(schema: Schema, tables: Tables) -> Iterator[Row]:
-    """Yield a remark for each client with several spellings of its name."""
+def _remark_on_files(schema: Schema, tables: Tables) -> Iterator[Row]:
+    """Yield remarks on the spellings of each client's name, on its file, and on missing units."""
     for name, table in _read_tables(tables).items():
         if counts := table.file.spellings.get(name):
             spellings = [f"{spelling} in {counts[spelling]:,} rows" for spelling in sorted(counts)]
             remark = f"it is written {join_first(spellings)}: they are one client"
             yield _remark(schema.client, name, remark)
-
-
-def _remark_on_files(schema: Schema, tables: Tables) -> Iterator[Row]:
-    """Yield the remarks on each client's file, and on its rows that name no unit."""
-    for name, table in _read_tables(tables).items():
         yield from (_remark(column, name, remark) for column, remark in table.file.remarks)
         units = np.array([]) if table.file.units is None else table.file.units[table.rows]
         if count := int((units >= NO_UNIT).sum()):

@@ -72,12 +72,15 @@ def read_columns(
     for name in schema.fields if names is None else names:
         called = [each for each in table.own_names(name) if unread.pop(fold(each), "")]
         if len(called) > 1:
-            problem = f"has the columns {join_first(called)}, each of which is {name!r} here"
-            remedy = (
+            twice = CellError(
+                table,
+                name,
+                f"has the columns {join_first(called)}, each of which is {name!r} here",
                 f"remove one, or put it in ignore and say fields.{name}.name of the other under"
-                f" [files.{this!r}] in the schema"
+                f" [files.{this!r}] in the schema",
+                "two-names",
             )
-            of_columns.append(CellError(table, name, problem, remedy, "two-names"))
+            of_columns.append(twice)
         if called:
             columns[name] = read_column(table, name, schema, of_cells)
             continue
@@ -96,17 +99,28 @@ def read_columns(
             )
             of_columns.append(CellError(table, name, problem, remedy, "no-column"))
     if len(lacking) > MAX_LACKING and unread and of_columns:
-        own = join_first([*unread.values()])
-        problem = f"has no column {join_first(lacking, MAX_LACKING)}"
-        remedy = (
-            f"its own are {own}: say each one's fields.NAME = {{name = OWN}} under"
-            f" [files.{table.file.key!r}] in the schema; a draft proposes those that look alike"
-        )
-        others = [each for each in of_columns if each.why != "no-column"]
-        of_columns = [CellError(table, lacking[0], problem, remedy, "no-column"), *others]
+        of_columns = [
+            CellError(
+                table,
+                lacking[0],
+                f"has no column {join_first(lacking, MAX_LACKING)}",
+                f"its own are {join_first([*unread.values()])}: say each one's fields.NAME ="
+                f" {{name = OWN}} under [files.{table.file.key!r}] in the schema; a draft proposes"
+                " those that look alike",
+                "no-column",
+            ),
+            *(each for each in of_columns if each.why != "no-column"),
+        ]
     if names is None and schema.unit and table.find(table.column_name(schema.unit)) is None:
-        problem = f"has no column {schema.unit!r}, the schema's unit"
-        of_columns.append(CellError(table, schema.unit, problem, "add it", "no-column"))
+        of_columns.append(
+            CellError(
+                table,
+                schema.unit,
+                f"has no column {schema.unit!r}, the schema's unit",
+                "add it",
+                "no-column",
+            )
+        )
     own_names = chain(*map(table.file.names_of, (*schema.fields, schema.unit)))
     known = {fold(name) for name in (*schema.ignore, *schema.fields, schema.client, *own_names)}
     if names is not None:  # new data may have the target, by any client's name of it

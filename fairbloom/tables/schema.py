@@ -573,7 +573,7 @@ def _find_contradictions(schema: Schema) -> Iterator[str]:
     keys = {
         "fields": [*schema.fields],
         "ignore": schema.ignore,
-        "client": [schema.client] if schema.client else [],
+        "client": [*filter(None, [schema.client])],
     }
     for key, name in [(key, name) for key, names in keys.items() for name in names]:
         yield from faults_in(
@@ -601,8 +601,6 @@ def _find_contradictions(schema: Schema) -> Iterator[str]:
         for name in schema.determining
         if name not in schema.inputs
     )
-    if not schema.inputs:
-        yield "fields has no column but the target: nothing to learn from: add one"
     yield from (
         f"fields.{name}.{fault}"
         for name, field in schema.fields.items()
@@ -612,6 +610,9 @@ def _find_contradictions(schema: Schema) -> Iterator[str]:
     wrong_positive = _find_wrong_positive(schema.positive, classes)
     yield from faults_in(
         {
+            "fields has no column but the target: nothing to learn from: add one": (
+                not schema.inputs
+            ),
             f"fields.{schema.target}.center is missing: a quantity is learned in units of its scale"
             " around its center": not classes and schema.predicted.center is None,
             f"fields.{schema.target}.categories has one class: a target has two or more: add the"

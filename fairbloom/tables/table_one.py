@@ -55,8 +55,10 @@ def table_one(schema: Schema, columns: Mapping[str, Mapping[str, ColumnValues]])
 
 
 def _of_numbers(name: str, field: Field, present: Mapping[str, ColumnValues]) -> Row:
-    heading = f"median [25 %, 75 %]{text_if(field.unit, f' ({field.unit})')}"
-    cells: dict[str, str | int] = {"field": name, "value": heading}
+    cells: dict[str, str | int] = {
+        "field": name,
+        "value": f"median [25 %, 75 %]{text_if(field.unit, f' ({field.unit})')}",
+    }
     apart = 0.0
     for at, values in present.items():
         cells[at] = ""

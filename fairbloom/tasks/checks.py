@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from fairbloom.errors import FairbloomError, ReportableError, place_of_function
+from fairbloom.errors import FairbloomError, ReportableError, place_of_function, raise_first
 from fairbloom.logs import log
 from fairbloom.protocol.names import LONGEST_NAME, SEEDS, is_usable_name
 from fairbloom.tables.preprocessing import Preprocessing
@@ -18,7 +18,7 @@ from .collated import CollatedExamples
 from .inputs import arguments_of, names_of, tensors_of
 from .models import choose_output
 from .probabilities import are_probabilities, takes_probabilities
-from .task import AnyExamples, Examples, Splits, Task, is_of_model
+from .task import AnyExamples, Examples, Splits, Task, contents, is_of_model
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -27,32 +27,30 @@ def guard_task(
     name: str, task: Task, validation_share: float = 0.0, test_share: float = 0.2
 ) -> Task:
     """Return the task with checks: faulty splits, preprocessing or losses raise FairbloomError."""
-    for attribute, names in {
+    of_names = {
         "clients": task.clients,
         "class_names": task.class_names,
         **{f"groupings[{by!r}]": groups for by, groups in task.groupings.items()},
-    }.items():
-        if isinstance(names, str):  # each letter would be a name
-            raise FairbloomError(
-                f"task = {name!r}: {attribute} = {names!r} must be a tuple of names: write"
-                f" ({names!r},) if it is one name"
-            )
-    if not task.clients:
-        raise FairbloomError(f"task = {name!r}: it has no clients: name one at least")
+    }
     wrong: list[object] = [
         each for each in task.clients if not isinstance(each, str) or not is_usable_name(each)
     ]
-    for client in wrong or [one for one, other in pairwise(task.ascending) if one == other]:
-        raise FairbloomError(
+    faults: dict[str, object] = {
+        **{  # each letter would be a name
+            f"task = {name!r}: {attribute} = {names!r} must be a tuple of names: write ({names!r},)"
+            " if it is one name": isinstance(names, str)
+            for attribute, names in of_names.items()
+        },
+        f"task = {name!r}: it has no clients: name one at least": not task.clients,
+        **{
             f"task = {name!r}: its client {client!r} needs a name that no other client has: a text"
-            f" of at most {LONGEST_NAME} printable characters"
-        )
-
-    if task.seeds not in ("", *SEEDS):
-        raise FairbloomError(
-            f"task = {name!r}: seeds = {task.seeds!r}: it is {' or '.join(map(repr, SEEDS))}, by"
-            " what the seed does to the data"
-        )
+            f" of at most {LONGEST_NAME} printable characters": True
+            for client in wrong or [one for one, other in pairwise(task.ascending) if one == other]
+        },
+        f"task = {name!r}: seeds = {task.seeds!r}: it is {' or '.join(map(repr, SEEDS))}, by what"
+        " the seed does to the data": task.seeds not in ("", *SEEDS),
+    }
+    raise_first(faults)
 
     on_training: list[str] = []
     probabilities: list[bool] = []  # known with the first examples
@@ -72,17 +70,17 @@ def guard_task(
             raise FairbloomError(
                 f"task = {name!r}: splits({client!r}) must return Splits of two Examples, got {got}"
             )
-        if validation_share and made.validation is None:
-            raise FairbloomError(
+        raise_first(
+            {
                 f"validation-share = {validation_share:g}: task {name} sets no validation examples"
-                " apart: let it return Splits(train, test, validation), with"
-                " setup.validation_share of the examples"
-            )
-        if not test_share and len(made.test):
-            raise FairbloomError(
+                " apart: let it return Splits(train, test, validation), with setup.validation_share"
+                " of the examples": validation_share and made.validation is None,
                 f"test-share = 0: task {name} sets {len(made.test)} test examples of {client}"
-                " apart: let it train on all, by setup.test_share, or leave test-share out"
-            )
+                " apart: let it train on all, by setup.test_share, or leave test-share out": (
+                    not test_share and len(made.test)
+                ),
+            }
+        )
         parts = {
             "training": made.train,
             "test": made.test if test_share else None,
@@ -103,7 +101,10 @@ def guard_task(
                     " the second class: logits train better (binary_cross_entropy_with_logits)",
                     name,
                 )
-        if made.tests_on_training and client not in on_training:
+        tests_on_training = len(made.train) == len(made.test) and (
+            contents(made.train) == contents(made.test)
+        )
+        if tests_on_training and client not in on_training:
             if not on_training:
                 log.warning(
                     "task = %r: client %s tests on its training examples, so its scores say nothing"

@@ -28,7 +28,7 @@ from fairbloom.tables.schema import parse_schema
 from fairbloom.tables.sizes import Row
 from fairbloom.text import join_first, plural, text_if
 
-from .partition import MIN_EXAMPLES, Parts, split, split_units, splits_of
+from .partition import MIN_EXAMPLES, Parts, split, splits_of
 from .targets import Target, as_targets
 from .task import Setup, Splits
 
@@ -147,8 +147,8 @@ class FileClients:
             )
         if self.encoded.units is None:
             return split(np.arange(start, start + kept), self._setup, client)
-        units = self.encoded.units[self._usable[client]]
-        count = len(np.unique(units))
+        units, of_row = np.unique(self.encoded.units[self._usable[client]], return_inverse=True)
+        count = len(units)
         # One for each part of the split.
         fewest = 3 if self._setup.validation_share else 2
         if count < fewest:
@@ -160,7 +160,9 @@ class FileClients:
                 units=count,
                 fewest=fewest,
             )
-        return split_units(units, start, self._setup, client)
+        # No unit is split, and shares count units.
+        parts = split(np.arange(count), self._setup, client)
+        return Parts(*(start + np.flatnonzero(np.isin(of_row, part)) for part in parts))
 
     @cached_property
     def _examples(self) -> FileExamples:

@@ -76,12 +76,12 @@ def infer(
             POSITIVE_WORDS,
         )
         lines.append(f"positive = {quote(positive)}  {ask_about_positive(reason)}")
-    lines.append(f"size = [{width}, {height}]  # width and height in pixels")
-    if grey:
-        lines.append("grey = true")
-    if size > 0:
-        lines.append("resize = true")
-    return "\n".join(lines) + "\n"
+    lines += [
+        f"size = [{width}, {height}]  # width and height in pixels",
+        text_if(grey, "grey = true"),
+        text_if(size > 0, "resize = true"),
+    ]
+    return "\n".join(filter(None, lines)) + "\n"
 
 
 def _most_common_size(files: Sequence[Path]) -> tuple[int, int]:

@@ -175,19 +175,21 @@ def _warn_of_remarks(data: _CheckedData) -> None:
     remarks = len(data.task.describe(False).get("remarks", ()))
     if not remarks:
         return
-    command = ["fairbloom", "data", shlex.quote(data.place)]
-    if data.task_name != "csv":
-        command += ["--task", data.task_name]
-    if data.settings.schema_:
-        command += ["--schema", "FILE"]
-    for each in find_task(data.task_name).settings:
-        value = data.settings.parameters.get(each.key, each.default)
-        if value != each.default:
-            command += ["--set", shlex.quote(f"{each.key}={value}")]
+    defaults = {each.key: each.default for each in find_task(data.task_name).settings}
+    command = [
+        f"fairbloom data {shlex.quote(data.place)}",
+        text_if(data.task_name != "csv", f"--task {data.task_name}"),
+        text_if(data.settings.schema_, "--schema FILE"),
+        *(
+            f"--set {shlex.quote(f'{key}={value}')}"
+            for key, value in data.settings.parameters.items()
+            if key in defaults and value != defaults[key]
+        ),
+    ]
     log.warning(
         "%s on the data: %s shows %s",
         plural(remarks, "1 remark", f"{remarks} remarks"),
-        " ".join(command),
+        " ".join(filter(None, command)),
         plural(remarks, "it", "them"),
     )
 

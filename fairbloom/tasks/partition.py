@@ -311,20 +311,6 @@ def split(indices: Indices, setup: Setup, client: str, tested: Indices | None = 
     )
 
 
-def split_units(units: Indices, start: int, setup: Setup, client: str) -> Parts:
-    """Split a client's rows, which begin at index `start`, as `split`, but no unit.
-
-    `units` has the unit of each row; shares count units.
-    """
-    different, of_row = np.unique(units, return_inverse=True)
-    return Parts(
-        *(
-            start + np.flatnonzero(np.isin(of_row, part))
-            for part in split(np.arange(len(different)), setup, client)
-        )
-    )
-
-
 def _count_share(share: float, count: int) -> int:
     """Return the number of examples in a share, without rounding errors; at least 1 if above 0."""
     return max(int(_fraction_of(share) * count), 1) if share else 0

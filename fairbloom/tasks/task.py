@@ -214,11 +214,6 @@ class Splits:
         yield self.train
         yield self.test
 
-    @property
-    def tests_on_training(self) -> bool:
-        """Whether the test examples are the training examples, in any order."""
-        return len(self.train) == len(self.test) and contents(self.train) == contents(self.test)
-
     def count(self, classes: int) -> dict[str, Any]:
         """Return how many examples are for training, and of how many units and each class all are.
 

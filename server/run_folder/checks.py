@@ -124,17 +124,15 @@ def _check_same_settings(
     before = there.get("num-rounds")
     now = config.get("num-rounds")
     shorter = isinstance(before, int) and isinstance(now, int) and now < before
-    marks = [Mark.FREE]
-    if grown or not finished:
-        marks.append(Mark.LIMIT)
-    free = {*marked(*marks), *grown}
-    if shorter:
-        free.add("num-rounds")
-    # A continued run keeps the values that were decided when it began.
-    undecided = {"fraction": 0.0, "score": ""}
-    free |= {key for key, value in undecided.items() if config.get(key) == value}
-    if DATA.read(path):  # the checksums of the data decide, wherever they are now
-        free.add("data-dir")
+    may_differ: dict[str, object] = {
+        **dict.fromkeys(marked(Mark.LIMIT), grown or not finished),
+        "num-rounds": shorter,
+        # A continued run keeps the values that were decided when it began.
+        "fraction": config.get("fraction") == 0.0,
+        "score": config.get("score") == "",
+        "data-dir": DATA.read(path),  # the checksums of the data decide, wherever they are now
+    }
+    free = {*marked(Mark.FREE), *grown, *(key for key, may in may_differ.items() if may)}
     differing = {
         key
         for key in (config.keys() | there.keys()) - free

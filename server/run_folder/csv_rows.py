@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Self
 
@@ -224,7 +224,7 @@ def round_columns(
         text_if(method.keeps_states, "lost_states"),
         *("clients", "clients_scored", IMPROVED),
         *(f"{score.column(model)}_{measure}" for model in models for measure in MEASURES),
-        validation.column if validation else "",
+        getattr(validation, "column", ""),
         *(report.replace("-", "_") for report in method.reports),
         *("bytes_sent", "bytes_received", "seconds"),
     )
@@ -273,17 +273,6 @@ def format_round(
     if validation is not None:
         row[validation.column] = validation.of_round(finished)
     return row | {report.replace("-", "_"): finished.metrics.get(report) for report in reports}
-
-
-def with_losses_before(finished: Round, losses: Mapping[str, float]) -> Round:
-    """Return a round with these losses as `loss-before` of the clients that do not report it."""
-    return replace(
-        finished,
-        train_metrics={
-            name: {names.LOSS_BEFORE: losses[name], **report} if name in losses else report
-            for name, report in finished.train_metrics.items()
-        },
-    )
 
 
 def _measure_scores(finished: Round, score: Score) -> dict[str, object]:

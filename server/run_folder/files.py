@@ -20,7 +20,7 @@ from fairbloom.system.sealed import read_about
 from fairbloom.system.values import decode_as
 from fairbloom.tables.preprocessing import PREPROCESSING as PREPROCESSING_NAME, Preprocessing
 from fairbloom.tables.schema import SCHEMA_NAME
-from fairbloom.text import join_first
+from fairbloom.text import join_first, text_if
 
 from ..checkpoint import Arrays, load_last, load_model, save_model
 from .errors import (
@@ -316,16 +316,13 @@ def read_stop(folder: Path) -> str:
 
 def log_finished(folder: Path) -> None:
     """Log that a run is finished, why it ended early if it did, and how to extend it."""
-    reason = ""
-    extends = "more num-rounds"
-    if stopped := read_stop(folder):
-        reason = f", since {stopped}"
-        extends = "more num-rounds, and a larger early-stopping if that was the reason,"
+    stopped = read_stop(folder)
     log.info(
-        "%s is finished%s; nothing to run: %s extend it, and another folder begins a new run",
+        "%s is finished%s; nothing to run: more num-rounds%s extend it, and another folder begins a"
+        " new run",
         folder,
-        reason,
-        extends,
+        text_if(stopped, f", since {stopped}"),
+        text_if(stopped, ", and a larger early-stopping if that was the reason,"),
     )
 
 
@@ -373,12 +370,9 @@ def read_model(folder: Path) -> dict[str, NDArray[Any]] | None:
 
 def write_initial_files(folder: Path, start: RunStart) -> None:
     """Write the files that a run has from its start, if they are missing or empty."""
-    for entry in ENTRIES:
-        if not isinstance(entry, File):
-            continue
-        if entry.exists_in(folder) and entry.path_in(folder).stat().st_size:
-            continue
-        if (value := entry.initial(start)) is not None:
+    for entry in [each for each in ENTRIES if isinstance(each, File)]:
+        is_written = entry.exists_in(folder) and entry.path_in(folder).stat().st_size
+        if not is_written and (value := entry.initial(start)) is not None:
             entry.write(folder, value)
 
 

@@ -226,8 +226,7 @@ class RunFolder:
             state = self._resume(recorder, inner, contexts, arguments)
             if recorder.stopped:  # the process was lost between the last round and the final model
                 arguments["num_rounds"] = recorder.saved
-            of_validation = self.validation.metric if self.validation else ""
-            named = [name for name in (self.loss, of_validation) if name]
+            named = [*filter(None, (self.loss, getattr(self.validation, "metric", "")))]
             # A grid may keep the replies of a round until it is saved.
             save: Callable[[int], None] = getattr(grid, "save", lambda last: None)
             save(0)
@@ -294,7 +293,7 @@ class RunFolder:
         optional = {
             "loss": self.loss,
             "best-model": text_if(best_by != "mean", best_by),
-            "validation-metric": self.validation.metric if self.validation else "",
+            "validation-metric": getattr(self.validation, "metric", ""),
         }
         return config | {key: value for key, value in optional.items() if value}
 

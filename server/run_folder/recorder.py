@@ -16,7 +16,14 @@ import numpy as np
 
 from fairbloom import __version__
 from fairbloom.logs import log
-from fairbloom.protocol.names import DISPARITY, INEXACTNESS, LOSS, NUM_EXAMPLES, TRAIN_LOSS
+from fairbloom.protocol.names import (
+    DISPARITY,
+    INEXACTNESS,
+    LOSS,
+    LOSS_BEFORE,
+    NUM_EXAMPLES,
+    TRAIN_LOSS,
+)
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.rounds.round import Round
@@ -33,7 +40,6 @@ from .csv_rows import (
     Validation,
     format_round,
     round_columns,
-    with_losses_before,
 )
 from .errors import RunFolderError, explain_write_errors
 from .files import (
@@ -273,7 +279,14 @@ class RunRecorder:
         """Record a finished round and return its row of rounds.csv."""
         self.begin()
         if self.in_process:
-            finished = with_losses_before(finished, self._losses)
+            known = {name: {LOSS_BEFORE: loss} for name, loss in self._losses.items()}
+            finished = replace(
+                finished,
+                train_metrics={
+                    name: {**known.get(name, {}), **report}
+                    for name, report in finished.train_metrics.items()
+                },
+            )
         cells = format_round(finished, seconds, self.method.reports, self.score, self._validation)
         row = {name: cells[name] for name in self._rounds.columns if name in cells}
         with explain_write_errors(f"round {finished.number}", self.path):

@@ -127,19 +127,20 @@ def brief_sections(comparison: Comparison) -> list[Section]:
         if named
         else sorted_charts(comparison)
     )
-    intro = f"The {comparison.score.words} of the final models on each client's own test examples."
-    if len(comparison.seeds) > 1:
-        marks = (
-            "Points are means over the seeds, lines"
-            if named
-            else "Lines are means over the seeds, bands"
-        )
-        intro += f" {marks} span them from the lowest to the highest."
+    marks = (
+        "Points are means over the seeds, lines"
+        if named
+        else "Lines are means over the seeds, bands"
+    )
+    intro = (
+        f"The {comparison.score.words} of the final models on each client's own test examples."
+    ) + text_if(len(comparison.seeds) > 1, f" {marks} span them from the lowest to the highest.")
     clients = Section(
         "clients", "Each client under each method", intro, [drawn, client_table(comparison)]
     )
     reports = {label: by_seed for label, by_seed in comparison.by_group.items() if label in finals}
     gaps = [gaps_table(reports, comparison.baseline)] if reports else []
+    limits = (*comparison.caveats, _left_out(comparison), without_gaps(comparison.by_group))
     return present(
         [
             joining_section(comparison),
@@ -147,28 +148,19 @@ def brief_sections(comparison: Comparison) -> list[Section]:
             _methods_section(comparison),
             clients,
             Section("gaps", "Gaps between groups", "", gaps) if gaps and gaps[0].rows else None,
-            notes_section(
-                "caveats",
-                LIMITS,
-                [
-                    *comparison.caveats,
-                    *_left_out(comparison),
-                    *without_gaps(comparison.by_group),
-                ],
-            ),
+            notes_section("caveats", LIMITS, [*filter(None, limits)]),
             *map(next_section, comparison.runs.get(comparison.baseline, ())[:1]),
         ]
     )
 
 
-def _left_out(comparison: Comparison) -> list[str]:
-    """Return in a sentence which clients are left out with how many seeds."""
+def _left_out(comparison: Comparison) -> str:
+    """Return in a sentence which clients are left out with how many seeds, or ""."""
     counts = Counter(client for names in comparison.left_out.values() for client in names)
-    if not counts:
-        return []
     seeds = len(comparison.seeds)
     named = join_first([f"{client} ({count} of {seeds} seeds)" for client, count in counts.items()])
-    return [f"Left out, as some method has no test {comparison.score.words} of them: {named}."]
+    words = comparison.score.words
+    return text_if(counts, f"Left out, as some method has no test {words} of them: {named}.")
 
 
 def detailed_sections(
@@ -278,17 +270,17 @@ def method_table(comparison: Comparison) -> Table:
         for method, words in comparison.failed.items()
         if method not in comparison.methods
     ]
+    extended = f", extended from {comparison.extended_from} seeds"
+    intervals = (
+        f", with 95 % intervals. {CLEAR} p < 0.05 (paired t test, Holm's correction)"
+        f"{text_if(comparison.extended_from, extended)}"
+    )
+    tested = sum(map(bool, comparison.held_out[comparison.baseline]))
+    new = f" Not in training: scores of the common model (seeds: {tested})."
     note = (
         f"{plural(seeds, 'Gains', f'Mean over {seeds} seeds; gains')} are against"
-        f" {comparison.baseline}, paired by seed"
-    )
-    if seeds >= FEWEST_SEEDS:
-        note += f", with 95 % intervals. {CLEAR} p < 0.05 (paired t test, Holm's correction)"
-        if comparison.extended_from:
-            note += f", extended from {comparison.extended_from} seeds"
-    tested = sum(map(bool, comparison.held_out[comparison.baseline]))
-    note += f".{about_worst(titles[2], seeds)}" + text_if(
-        tested, f" Not in training: scores of the common model (seeds: {tested})."
+        f" {comparison.baseline}, paired by seed{text_if(seeds >= FEWEST_SEEDS, intervals)}."
+        f"{about_worst(titles[2], seeds)}{text_if(tested, new)}"
     )
     return Table(
         "methods",
@@ -407,6 +399,7 @@ def _differences_section(comparison: Comparison) -> Section | None:
         f"How much better than {base} each method is, paired by seed; to the right is better."
         f" {intervals}"
     )
+    split = "are taken to split" if comparison.shared.unknown else "split"
     by_gap = f"; of a gap by {comparison.grouping_compared}, narrower"
     note = (
         "Positive is better; of the standard deviation, more equal"
@@ -415,13 +408,11 @@ def _differences_section(comparison: Comparison) -> Section | None:
         f"{text_if(comparison.held_out_measures, ', also of clients not in training,')} are tested;"
         " p is of the paired t test, with Holm's correction over these and all methods."
         f"{about_worst(find_measure(WORST).title(comparison.client_count), len(comparison.seeds))}"
+    ) + text_if(
+        comparison.shared.test_share,
+        f" All seeds {split} the same data, for which Nadeau and Bengio's correction widens the"
+        " intervals.",
     )
-    if comparison.shared.test_share:
-        split = "are taken to split" if comparison.shared.unknown else "split"
-        note += (
-            f" All seeds {split} the same data, for which Nadeau and Bengio's correction widens the"
-            " intervals."
-        )
     table = Table(
         "differences",
         f"Differences to {base} in {unit}",

@@ -184,19 +184,18 @@ def _ends(by_seed: Sequence[GroupReport], grouping: str, score: GroupScore) -> l
     ]
 
 
-def without_gaps(reports: Reports) -> list[str]:
-    """Return a sentence on the groupings that have no gap over all clients with any method."""
+def without_gaps(reports: Reports) -> str:
+    """Return in a sentence which groupings have no gap over all clients with any method, or ""."""
     every = [report for by_seed in reports.values() for report in by_seed]
     found = {gap.grouping for report in every for gap in report.gaps(ALL)}
     # All reports declare the same groupings.
     declared = every[0].grouped.groupings if every else ()
     lacking = [grouping for grouping in declared if grouping not in found]
-    if not lacking:
-        return []
-    return [
+    return text_if(
+        lacking,
         f"No gap by {join_first(lacking)}: over all clients, fewer than two groups have enough test"
-        " examples to be reported."
-    ]
+        " examples to be reported.",
+    )
 
 
 def _group_rows(

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from fairbloom.tables.advice import say
 from fairbloom.tables.comparison import QUIET, Finding, Profiles, quantiles_of
 from fairbloom.tables.profiles import ColumnProfile
-from fairbloom.text import join_first, plural
+from fairbloom.text import join_first, plural, text_if
 
 from ..render.page import Cell, Chart, Charts, Note, Page, Section, Table
 from .charts import Row, boxes, shares, short
@@ -68,9 +68,7 @@ def _picture(name: str, columns: Profiles, apart: Sequence[str], of_missing: boo
     ordered = [*dict.fromkeys([*(site for site in apart if site in columns), *columns])]
     sites = ordered[:MAX_SITES]
     left_out = len(ordered) - len(sites)
-    title = name
-    if left_out:
-        title += f" ({len(sites)} of {len(ordered)} sites)"
+    title = name + text_if(left_out, f" ({len(sites)} of {len(ordered)} sites)")
     if of_missing or not any(column.quantiles for column in columns.values()):
         rows = _shares(columns, sites, of_missing)
         spec = shares(rows, sites, "share of the rows")

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from fairbloom.text import plural, text_if
 
 from ..recipe import CLAIM
-from ..render.page import Cell, Note, Page, Section, Table, Tone
+from ..render.page import Cell, Page, Section, Table, Tone
 from ..results.differences import Difference
 from ..results.measures import find_measure
 from ..results.presentation import page_of
 from ..results.reproduction import Reproduction
 from .cells import NONE, Digits, about_worst
-from .sections import files_of, in_seconds
+from .sections import files_of, in_seconds, notes_section, present
 
 # The tone of a measured number by whether it agrees with the printed one; None: not judged.
 TONES: Mapping[bool | None, Tone] = {None: "", True: "better", False: "worse"}
@@ -38,17 +38,21 @@ def page_of_reproduction(done: Reproduction) -> Page:
         " point where no ± is printed.",
     )
     shown = "Printed and measured" if done.printed else "What was measured"
-    sections = [Section("rows", shown, intro, [_rows_table(done)])]
-    if claims := [f"{claim}: {_holds(claim, found)}." for claim, found in done.claims.items()]:
-        sections.append(Section("claims", "What the source claims", "", [Note(claims)]))
+    claims = [f"{claim}: {_holds(claim, found)}." for claim, found in done.claims.items()]
     faults = [f"{outcome.name}: {outcome.fault}" for outcome in done.outcomes if outcome.fault]
     notes = [
         f"{recipe.name_of(outcome.row)}: {outcome.row.note}"
         for outcome in done.outcomes
         if outcome.row.note
     ]
-    if known := list(dict.fromkeys([*faults, *notes, *recipe.notes])):
-        sections.append(Section("notes", "What is known of the differences", "", [Note(known)]))
+    known = list(dict.fromkeys([*faults, *notes, *recipe.notes]))
+    sections = present(
+        [
+            Section("rows", shown, intro, [_rows_table(done)]),
+            notes_section("claims", "What the source claims", claims),
+            notes_section("notes", "What is known of the differences", known),
+        ]
+    )
     verdict = _agreement(done)
     if unfinished := {folder for outcome in done.outcomes for folder in outcome.unfinished}:
         finished = sum(not outcome.unfinished for outcome in done.outcomes)

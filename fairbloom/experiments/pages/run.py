@@ -70,7 +70,7 @@ def page_of_run(run: Run) -> Page:
     defence = (
         f"Left out by the defence {run.settings.get('defence')}, in rounds of {run.rounds_done}"
     )
-    left_out = [f"{defence}: {join_first(counts, MAX_LISTED)}."] if counts else []
+    left_out = text_if(counts, f"{defence}: {join_first(counts, MAX_LISTED)}.")
     groups = {
         line.label: [report]
         for line in lines
@@ -85,7 +85,11 @@ def page_of_run(run: Run) -> Page:
         _metrics_section(run),
         privacy_section(run),
         absences_section(lines[:1]),
-        notes_section("caveats", LIMITS, [*left_out, *(caveats_of_run(run) if final else [])]),
+        notes_section(
+            "caveats",
+            LIMITS,
+            [*filter(None, [left_out]), *(caveats_of_run(run) if final else [])],
+        ),
         settings_section(lines[:1]),
     ]
     facts = {

@@ -166,7 +166,6 @@ def table_of_clients(
     """
     shown = shown_of(order)
     hidden = len(order) - len(shown)
-    all_in = f"The worst and the best served of {len(order)} clients; {CLIENTS.name} has all."
     cells = [
         [
             Cell(shown_name(client)),
@@ -179,7 +178,19 @@ def table_of_clients(
         caption,
         ["client", *columns],
         cells,
-        " ".join(filter(None, (text_if(hidden, all_in), note))),
+        " ".join(
+            filter(
+                None,
+                (
+                    text_if(
+                        hidden,
+                        f"The worst and the best served of {len(order)} clients;"
+                        f" {CLIENTS.name} has all.",
+                    ),
+                    note,
+                ),
+            )
+        ),
         folded=len(cells) > 12,
         hidden=hidden,
         nouns="clients",
@@ -297,7 +308,7 @@ def absences_section(lines: Iterable[Line]) -> Section | None:
     if rows:
         there = [0, 1, *(i for i in range(2, 2 + len(ABSENT)) if any(row[i].value for row in rows))]
         rows.sort(key=lambda row: -sum(cell.value or 0 for cell in row))
-        more = len(rows) - ABSENCES_SHOWN
+        more = max(0, len(rows) - ABSENCES_SHOWN)
         headings = ["method", "client", *ABSENT]
         blocks.append(
             Table(
@@ -305,7 +316,7 @@ def absences_section(lines: Iterable[Line]) -> Section | None:
                 "In how many rounds clients were absent, over all seeds",
                 [headings[i] for i in there],
                 [[row[i] for i in there] for row in rows[:ABSENCES_SHOWN]],
-                text_if(more > 0, f"{more} more are in the runs' {ROUNDS.name}. ")
+                text_if(more, f"{more} more are in the runs' {ROUNDS.name}. ")
                 + "Refused: a reply that could not be used. Missing: no reply in time. Offline:"
                 " known, and not connected.",
                 keys=2,
@@ -336,14 +347,13 @@ def privacy_section(run: Run) -> Section | None:
         [Cell(client), *(Cell(f"{account[key]:.3g}", account[key]) for key in keys)]
         for client, account in accounts.items()
     ]
+    without = sorted({*run.clients["client"]} - accounts.keys())
     note = (
-        "ε and δ hold for each row of a client that is blanked, over the life of its account. Noise"
-        " is in largest gradients of a row, over all rows. A step costs 4 units, a loss 1."
+        f"{text_if(run.privacy['simulated'], f'{SIMULATED_NOISE}. ')}ε and δ hold for each row of a"
+        " client that is blanked, over the life of its account. Noise is in largest gradients of a"
+        " row, over all rows. A step costs 4 units, a loss 1."
+        f"{text_if(without, f' Without an account: {join_first(without, MAX_LISTED)}.')}"
     )
-    if run.privacy["simulated"]:
-        note = f"{SIMULATED_NOISE}. {note}"
-    if without := sorted({*run.clients["client"]} - accounts.keys()):
-        note += f" Without an account: {join_first(without, MAX_LISTED)}."
     table = Table(
         "privacy",
         "Privacy accounts after the last round",

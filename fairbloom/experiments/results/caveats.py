@@ -89,15 +89,16 @@ def _test_by_train(run: Run, about: Mapping[str, Any]) -> float:
 def caveats_of_run(run: Run) -> list[str]:
     """Return the limits of one run: an early end, single participants, small test sets."""
     stopped = f"The run stopped after round {run.rounds_done} of {run.num_rounds}: {run.stopped}."
-    return [
+    said = [
         *describe_leak(run),
-        *([stopped] if run.stopped else []),
-        *_single([run], "the method had nothing"),
-        *_attacked([run]),
+        text_if(run.stopped, stopped),
+        _single([run], "the method had nothing"),
+        _attacked([run]),
         *describe_small_tests(run.test_examples(), run.score, named=True),
-        *_rare_classes(run),
+        _rare_classes(run),
         *(f"F{said.removeprefix('f')}" for said in _worse_than_the_mean([run])),
     ]
+    return [*filter(None, said)]
 
 
 def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
@@ -106,7 +107,6 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
     The verdict names the methods that equal the baseline, and how few test examples clients have.
     """
     every = [run for by_seed in runs.values() for run in by_seed]
-    found = _single(every, "no method had anything")
     worse = {label: _worse_than_the_mean(by_seed) for label, by_seed in runs.items()}
     spans = [
         f"{label} after {join_ends(sorted(run.rounds_done for run in by_seed))}"
@@ -114,41 +114,47 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
         for label, by_seed in runs.items()
         if any(run.stopped for run in by_seed)
     ]
-    if spans:
-        found.append(
+    found = [
+        _single(every, "no method had anything"),
+        text_if(
+            spans,
             f"Runs stopped early ({', '.join(spans)} rounds), so methods are compared after"
-            " different numbers of rounds."
-        )
-    return [
-        *found,
+            " different numbers of rounds.",
+        ),
         *(
             f"Under {join_all([label for label, texts in worse.items() if said in texts])}, {said}"
             for said in dict.fromkeys(itertools.chain(*worse.values()))
         ),
-        *_attacked(every),
-        *_rare_classes(every[0]),
-        *[f"Privacy is {SIMULATED_NOISE}."][: any(run.privacy.get("simulated") for run in every)],
+        _attacked(every),
+        _rare_classes(every[0]),
+        text_if(
+            any(run.privacy.get("simulated") for run in every), f"Privacy is {SIMULATED_NOISE}."
+        ),
         *caveats_of_data(next(iter(runs.values()))),
     ]
+    return [*filter(None, found)]
 
 
-def _single(runs: Sequence[Run], who: str) -> list[str]:
-    """Return a sentence if only one client trained in each round of all runs.
+def _single(runs: Sequence[Run], who: str) -> str:
+    """Return a sentence if only one client trained in each round of all runs, or "".
 
     Runs with a single client or with pooled data have none.
     """
-    for run in runs:
-        single = {*run.rounds.get("participants", ())} == {1} and not run.settings.get("pooled")
-        if not single or len(run.test_examples()) <= 1:
-            return []
-    return [
+    are_single = all(
+        {*run.rounds.get("participants", ())} == {1}
+        and not run.settings.get("pooled")
+        and len(run.test_examples()) > 1
+        for run in runs
+    )
+    return text_if(
+        are_single,
         f"One client trained in each round, so {who} to weigh: raise fraction, the share of clients"
-        " that trains in a round."
-    ]
+        " that trains in a round.",
+    )
 
 
-def _attacked(runs: Sequence[Run]) -> list[str]:
-    """Return the clients that attack in an experiment, by attack, in one sentence."""
+def _attacked(runs: Sequence[Run]) -> str:
+    """Return the clients that attack in an experiment, by attack, in one sentence, or ""."""
     attackers = {
         attack: sorted(
             {name for run in runs if run.settings.get("attack") == attack for name in run.attackers}
@@ -160,7 +166,7 @@ def _attacked(runs: Sequence[Run]) -> list[str]:
         for attack, names in attackers.items()
     ]
     said = f"{'; '.join(clauses)}, as set: all measures are over the honest clients."
-    return [said] if clauses else []
+    return text_if(clauses, said)
 
 
 def caveats_of_data(by_seed: Sequence[Run]) -> list[str]:
@@ -187,8 +193,8 @@ def caveats_of_data(by_seed: Sequence[Run]) -> list[str]:
 
 def describe_unscored(names: Collection[str], score: Score) -> list[str]:
     """Return a sentence on the clients that measures leave out, as they have no score."""
-    lacking = join_first(sorted(names), MAX_LISTED)
-    return [f"Left out, without a test {score.words}: {lacking}."] if names else []
+    said = f"Left out, without a test {score.words}: {join_first(sorted(names), MAX_LISTED)}."
+    return [said] if names else []
 
 
 def describe_same_splits(run: Run) -> list[str]:
@@ -218,8 +224,8 @@ def describe_small_tests(
     ]
 
 
-def _rare_classes(run: Run) -> list[str]:
-    """Return a sentence on the clients with so few test examples of a class that chance decides."""
+def _rare_classes(run: Run) -> str:
+    """Return in a sentence which clients have few test examples of a class, or ""."""
     larger = run.column(SHARE_OF_LARGER_CLASS)
     counts = {
         client: round(count * (1.0 - larger[client] / 100.0))
@@ -227,8 +233,7 @@ def _rare_classes(run: Run) -> list[str]:
         if client in larger
     }
     few = [f"{client} {count}" for client, count in counts.items() if count < FEWEST_OF_A_CLASS]
-    said = f"Few test examples of the rarer class: {join_first(few, MAX_LISTED)}."
-    return [said] if few else []
+    return text_if(few, f"Few test examples of the rarer class: {join_first(few, MAX_LISTED)}.")
 
 
 def describe_leak(run: Run) -> list[str]:
@@ -240,7 +245,7 @@ def describe_leak(run: Run) -> list[str]:
     written = {run.score.written(value) for value in run.final().values()}
     if not run.score.higher_is_better or written != {best}:
         return []
-    text = SCHEMA.read(run.folder) if run.settings.get("task") == "csv" else ""
+    text = text_if(run.settings.get("task") == "csv", SCHEMA.read(run.folder))
     names = parse_schema(text).determining if text else ()
     if not names:
         return []

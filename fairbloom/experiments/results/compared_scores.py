@@ -136,9 +136,7 @@ class ComparedScores:
         """The decimals of gains: those of the score, or more for the gains that sentences name."""
         gains = self.claims.values()
         largest = max((abs(gain.mean) for gain in gains), default=0.0)
-        named = [
-            gain.mean for gain in gains if gain.significant or gain.low > 0.0 or gain.high < 0.0
-        ]
+        named = [gain.mean for gain in gains if gain.significant or gain.excludes_zero]
         return max(
             self.decimals,
             *(decimals_showing(1, size) for size in named),

@@ -58,6 +58,11 @@ class Difference:
         return self.p_value < LEVEL
 
     @property
+    def excludes_zero(self) -> bool:
+        """Whether the interval, which has no correction for several tests, excludes zero."""
+        return self.low > 0.0 or self.high < 0.0
+
+    @property
     def numbers(self) -> dict[str, Any]:
         """The numbers by the columns of differences.csv, with None for a missing one."""
         return {key: None if value != value else value for key, value in asdict(self).items()}

@@ -9,6 +9,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.patterns import match_names, split_words
+from fairbloom.text import text_if
 
 from .registry import frozen_parameters, shared_parameters
 
@@ -86,8 +87,7 @@ def _no_head(model: nn.Module, why: str) -> ReportableError:
 
 
 def _arrays_in(path: str, module: nn.Module) -> Iterator[str]:
-    prefix = f"{path}." if path else ""
-    return (prefix + name for name in module.state_dict())
+    return (f"{text_if(path, f'{path}.')}{name}" for name in module.state_dict())
 
 
 PARTS: Mapping[str, Callable[[nn.Module], set[str]]] = {

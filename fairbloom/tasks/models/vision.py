@@ -61,7 +61,9 @@ def build_classifier(model: str, shape: Shape, outputs: int, norm: str) -> nn.Mo
                 f"norm = {norm!r} has no effect: {model} has no BatchNorm: leave it out"
             )
     if shape[0] != COLOURS:
-        _sum_over_colours(network)
+        first = next(module for module in network.modules() if isinstance(module, nn.Conv2d))
+        first.in_channels = 1
+        first.weight = nn.Parameter(first.weight.detach().sum(dim=1, keepdim=True))
     _check_size(network, model, shape)
     return network
 
@@ -103,12 +105,6 @@ def _replace_batch_norm(network: nn.Module, *, one_group: bool) -> bool:
 def count_groups(channels: int) -> int:
     """Return the largest divisor of a number of channels that is at most MAX_GROUPS."""
     return max(each for each in range(1, MAX_GROUPS + 1) if channels % each == 0)
-
-
-def _sum_over_colours(network: nn.Module) -> None:
-    first = next(module for module in network.modules() if isinstance(module, nn.Conv2d))
-    first.in_channels = 1
-    first.weight = nn.Parameter(first.weight.detach().sum(dim=1, keepdim=True))
 
 
 def _check_size(network: nn.Module, model: str, shape: Shape) -> None:
