@@ -70,8 +70,7 @@ def describe_findings(findings: Sequence[Finding]) -> Iterator[str]:
         for site in each.sites if each.kind in QUIET else ():
             lacking.setdefault((site, each.kind), []).append(each.field)
     for (site, kind), fields in lacking.items():
-        what = {"untold": "cannot be compared, for too few rows, in", "absent": "has no column"}[kind]
-        yield escape_unprintable(f"{site} {what} {join_first(fields)}")
+        yield escape_unprintable(f"{site} {QUIET[kind]} {join_first(fields)}")
 
 
 def write_schema(

@@ -16,6 +16,7 @@ from fairbloom.server.run_folder.recorded import OnRound, RecordedRound, ignore
 from fairbloom.server.settings import Settings, check_pace, check_used
 from fairbloom.strategies import name_of
 from fairbloom.strategies.named import title
+from fairbloom.system.machine import processors_here
 from fairbloom.tasks import describe_data, forget_tasks
 
 from . import pages as pages  # registers the pages of results
@@ -31,7 +32,6 @@ from .results.run import Run, frame, load as load_run
 from .results.search import Search, read_search
 from .studies.compare import compare_arms, settings_of_refit
 from .studies.given_runs import Folders, compare_runs
-from .studies.pool import jobs_of
 from .studies.progress import RunBar, progress as progress_bar, study_progress
 from .studies.reproduce import load_reproduction, reproduce
 from .studies.running import OnRun, ignore_run
@@ -267,7 +267,7 @@ def compare(
     shared = own.split(config) if own else config
     study = Study("compare", among, list(range(seed, seed + seeds)), base, shared, app=own)
     with study_progress("comparing", shown=progress) as bar:
-        return compare_arms(study, Path(out), jobs_of(jobs), bar, on_run)
+        return compare_arms(study, Path(out), jobs or processors_here(), bar, on_run)
 
 
 @explained_in_python
@@ -416,7 +416,7 @@ def search(
         minutes=budget,
     )
     with study_progress("searching", shown=progress) as bar:
-        return search_arms(study, Path(out), jobs_of(jobs), bar)
+        return search_arms(study, Path(out), jobs or processors_here(), bar)
 
 
 @expand_options

@@ -83,8 +83,8 @@ FREQUENT = 0.05
 MAX_SPELLINGS = 200
 
 
-# The kinds that are said of sites, and not ranked.
-QUIET = ("untold", "absent")
+# The kinds that are not ranked, and what a site then is or has.
+QUIET = {"untold": "cannot be compared, for too few rows, in", "absent": "has no column"}
 
 
 @dataclass(frozen=True)

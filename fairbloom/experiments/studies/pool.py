@@ -21,7 +21,6 @@ from fairbloom.imports import check_seen
 from fairbloom.protocol.settings import SettingsError
 from fairbloom.server.run_folder.checks import check_folder, check_same_data
 from fairbloom.server.settings import Settings
-from fairbloom.system.machine import processors_here
 from fairbloom.system.supervise import hold_signals, release_signals
 from fairbloom.tasks import check_data, digests
 
@@ -48,11 +47,6 @@ def check_runs(runs: Runs) -> None:
         if place not in read:
             read[place] = digests(run)
         check_same_data(Path(run.out), read[place])
-
-
-def jobs_of(jobs: int | None) -> int:
-    """Return the number of runs at a time: by default one a processor."""
-    return jobs or processors_here()
 
 
 # Called with the name of a run that has ended, and with its error if it failed.

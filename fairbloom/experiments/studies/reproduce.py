@@ -14,6 +14,7 @@ from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.strategies.named import format_value
+from fairbloom.system.machine import processors_here
 from fairbloom.text import text_if
 
 from ..arms import Arm
@@ -24,7 +25,6 @@ from ..results.reproduction import Reproduction, choose_arm, read_reproduction, 
 from ..results.run import REPORT, OpenedRuns
 from ..study import STUDY, Study, find_study
 from .compare import warn_of_idle
-from .pool import jobs_of
 from .progress import StudyBar, study_progress
 from .running import carry_out, check_measures, fix_score, write_tables
 
@@ -94,7 +94,7 @@ def reproduce(
     default = Path("runs", "reproduce", f"{recipe.name}-quick" if quick else recipe.name)
     folder = Path(out or default).absolute()
     with study_progress(recipe.name, shown=progress) as bar:
-        return _carry_out(recipe, study, folder, jobs_of(jobs), bar)
+        return _carry_out(recipe, study, folder, jobs or processors_here(), bar)
 
 
 def choose_rows(recipe: Recipe, words: Sequence[str]) -> list[Row]:
