@@ -158,9 +158,8 @@ def send(client: ClientSettings, chosen: SentLetter, out: Path | None) -> None:
     """
     number = _count_sent(client, by_wire=out is None)
     content = encode_letter(chosen.letter)
-    secret = secret_of(Path(client.state_dir))
-    head = b"\n".join([_check_of(secret), content, chosen.digests.tobytes()])
-    write_sealed(_folder_of(client) / f"{number:04}.letter", head, b"")
+    head = [_check_of(secret_of(Path(client.state_dir))), content, chosen.digests.tobytes()]
+    write_sealed(_folder_of(client) / f"{number:04}.letter", b"\n".join(head), b"")
     sent = {"profile": f"{len(chosen.letter.columns)} columns, {out or client.server}"}
     open_log(Path(client.state_dir)).note({"run": 0, "asked": "profile", "sent": sent}, {})
     if out is None:

@@ -221,6 +221,25 @@ def test_no_thirteenth_profile_or_answer_leaves(
         send_answer(owner.client, True)
 
 
+def test_neither_a_schema_nor_a_table_steers_the_terminal(
+    owner: Owner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(owner.data, renamed(hospital(), age="a\x1b[2J"))
+    config = owner.bundle / "client.toml"
+    schema = owner.bundle / "schema.toml"
+    schema.write_text(
+        'target = "outcome"\nunit = "patient"\n[fields."b\\u001b[2J"]\ntype = "number"\n'
+        '[fields.outcome]\ntype = "integer"\ncategories = [0, 1]\n'
+    )
+    for ask in (
+        ("client", "accept", config, "--yes", "--schema", schema),
+        ("client", "profile", config, "--yes", "--out", owner.out),
+    ):
+        shown = captured(capsys, *ask).out
+        assert "x1b[2J" in shown
+        assert "\x1b" not in shown
+
+
 def test_two_profiles_at_once_are_refused(owner: Owner, capsys: pytest.CaptureFixture[str]) -> None:
     owner.send(hospital())
     ask = ("client", "profile", owner.bundle / "client.toml", "--yes", "--out", owner.out)
