@@ -282,18 +282,19 @@ def _digest_cells(table: ReadTable, name: str, secret: bytes) -> NDArray[np.uint
 def count_changed(before: NDArray[np.uint32], after: NDArray[np.uint32]) -> int:
     """Return how many rows, by their cells' digests, were added, or taken away if those are more.
 
-    A column of which most cells are others, such as a renamed one, would make each row new, and
-    hide that few rows changed in the other columns. It does not count if these tell rows apart.
+    A column that was renamed, or of which most cells are others, would make each row new, and hide
+    that few rows changed in the other columns. It does not count; a column that is still there
+    does, unless the others tell rows apart.
     """
-    most = max(len(before), len(after))
+    there = np.flatnonzero(before.any(axis=0) & after.any(axis=0)).tolist()
     kept = [
         place
-        for place in range(before.shape[1])
-        if 2 * _count_other(before[:, [place]], after[:, [place]]) <= most
+        for place in there
+        if 2 * _count_other(before[:, [place]], after[:, [place]]) <= max(len(before), len(after))
     ]
     if 2 * len({row.tobytes() for row in before[:, kept]}) > len(before):
-        return _count_other(before[:, kept], after[:, kept])
-    return _count_other(before, after)
+        there = kept
+    return _count_other(before[:, there], after[:, there])
 
 
 def _count_other(before: NDArray[np.uint32], after: NDArray[np.uint32]) -> int:
