@@ -174,6 +174,15 @@ def test_a_column_written_anew_does_not_hide_a_row(owner: Owner, name: str) -> N
 
     assert owner.send(anew(1)) == first
     assert owner.send(anew(5)).rows == 205
+    assert owner.send(rows[20:] + hospital(20, seed=2)) != first  # other persons in their place
+
+
+def test_corrected_cells_do_not_hide_another_cell(owner: Owner) -> None:
+    rows = hospital(200)
+    first = owner.send(rows)
+    ages = with_cells(rows, "age", *["50.5"] * 10)
+    assert owner.send(with_cells(ages, "sex", "x")) == first
+    assert owner.send(with_cells(ages, "sex", *["x"] * 5)) != first
 
 
 def test_a_profile_is_compared_with_all_that_left(owner: Owner) -> None:
