@@ -83,8 +83,9 @@ def _paths_of(client: ClientSettings) -> list[Path]:
 def show_site(client: ClientSettings, site: SiteTables) -> Iterator[str]:
     """Yield lines on what the tables hold and may have wrong, for their owner's eyes only."""
     profiles = site.profile()
-    own = {name: {client.name: each} for name, each in profiles.items()}
-    yield from describe(compare(own), EVERY_FILE)
+    yield from describe(
+        compare({name: {client.name: each} for name, each in profiles.items()}), EVERY_FILE
+    )
     yield from (f"{name}: {each.identifier}" for name, each in profiles.items() if each.identifier)
     if client.unit in ("", ROW):
         yield from (
@@ -114,10 +115,11 @@ def choose_letter(client: ClientSettings, site: SiteTables, day: str) -> SentLet
     rows = site.rows_of(client.unit)
     for earlier in reversed([*_read_sent(client, secret)]):
         before = earlier.letter
-        # in the earlier columns: a new one would make all rows new
-        changed = count_changed(earlier.digests, site.digest(rows, secret, before.columns))
         is_other = (before.floor, before.unit) != (floor, client.unit)
-        if changed >= max(floor, before.floor) or (changed == 0 and not is_other):
+        # in the earlier columns: a new one would make all rows new
+        counts = count_changed(earlier.digests, site.digest(rows, secret, before.columns))
+        changed = min((each for each in counts if each or is_other), default=floor)
+        if changed >= max(floor, before.floor):
             continue
         if is_other:
             raise DeployError(
@@ -125,11 +127,12 @@ def choose_letter(client: ClientSettings, site: SiteTables, day: str) -> SentLet
                 f" {before.unit!r}, has left, and {changed} rows changed since: two floors of the"
                 f" same rows show exact counts. Set both back, or wait until {floor} have changed"
             )
-        note = (
-            f"Only {changed} rows changed since the profile of {before.date}, and the difference"
-            " would show them: that one goes again."
+        return replace(
+            earlier,
+            letter=replace(before, client=client.name),
+            note=f"Only {changed} rows changed since the profile of {before.date}, and the"
+            " difference would show them: that one goes again.",
         )
-        return replace(earlier, letter=replace(before, client=client.name), note=note)
     return SentLetter(letter, site.digest(rows, secret, letter.columns))
 
 
@@ -158,9 +161,8 @@ def send(client: ClientSettings, chosen: SentLetter, out: Path | None) -> None:
     """
     number = _count_sent(client, by_wire=out is None)
     content = encode_letter(chosen.letter)
-    secret = secret_of(Path(client.state_dir))
-    head = b"\n".join([_check_of(secret), content, chosen.digests.tobytes()])
-    write_sealed(_folder_of(client) / f"{number:04}.letter", head, b"")
+    head = [_check_of(secret_of(Path(client.state_dir))), content, chosen.digests.tobytes()]
+    write_sealed(_folder_of(client) / f"{number:04}.letter", b"\n".join(head), b"")
     sent = {"profile": f"{len(chosen.letter.columns)} columns, {out or client.server}"}
     open_log(Path(client.state_dir)).note({"run": 0, "asked": "profile", "sent": sent}, {})
     if out is None:

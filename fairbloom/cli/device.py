@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from fairbloom.deploy.device.client import ClientSettings
+from fairbloom.logs import escape_unprintable
 
 DEFAULT = "run"
 
@@ -163,7 +164,7 @@ def accept(
     if settings is not None:
         from fairbloom.deploy.device.profile import find_faults, send_answer
 
-        print("\n".join(find_faults(settings, text)))
+        print("\n".join(map(escape_unprintable, find_faults(settings, text))))
     accepts = yes or typer.confirm(
         "Accept this schema, so that runs may read this device's data by it?"
     )
@@ -243,13 +244,16 @@ def profile(
     settings = ClientSettings.of({}, config)
     site = profiles.read_site(settings)
     print("Only this screen shows:")
-    print("\n".join(profiles.show_site(settings, site)) or "nothing stands out")
+    print(
+        "\n".join(map(escape_unprintable, profiles.show_site(settings, site)))
+        or "nothing stands out"
+    )
     make_folder(Path(settings.state_dir))
     # two at once would not be compared with each other
     with exclusive_lock(Path(settings.state_dir, "profiles.lock")):
         chosen = profiles.choose_letter(settings, site, str(datetime.now(UTC).date()))
         print(f"\n{chosen.note}This would leave:")
-        print("\n".join(profiles.describe_letter(chosen.letter)))
+        print("\n".join(map(escape_unprintable, profiles.describe_letter(chosen.letter))))
         print(encode_letter(chosen.letter).decode())
         if yes or typer.confirm(f"May it leave, to {out or settings.server}?"):
             profiles.send(settings, chosen, out)

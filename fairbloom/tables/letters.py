@@ -279,21 +279,22 @@ def _digest_cells(table: ReadTable, name: str, secret: bytes) -> NDArray[np.uint
     return np.frombuffer(b"".join(digests), np.uint32)[codes]
 
 
-def count_changed(before: NDArray[np.uint32], after: NDArray[np.uint32]) -> int:
+def count_changed(before: NDArray[np.uint32], after: NDArray[np.uint32]) -> list[int]:
     """Return how many rows, by their cells' digests, were added, or taken away if those are more.
 
-    A column of which most cells are others, such as a renamed one, would make each row new, and
-    hide that few rows changed in the other columns. It does not count if these tell rows apart.
+    The first number is of all columns that are still there. The next ones each leave out one column
+    more, in which most cells changed, as long as the others tell rows apart: a column that was
+    written anew would make each row new, and hide that few rows changed in the others.
     """
-    most = max(len(before), len(after))
-    kept = [
-        place
-        for place in range(before.shape[1])
-        if 2 * _count_other(before[:, [place]], after[:, [place]]) <= most
-    ]
-    if 2 * len({row.tobytes() for row in before[:, kept]}) > len(before):
-        return _count_other(before[:, kept], after[:, kept])
-    return _count_other(before, after)
+    there = sorted(
+        np.flatnonzero(before.any(axis=0) & after.any(axis=0)).tolist(),
+        key=lambda place: _count_other(before[:, [place]], after[:, [place]]),
+    )
+    counts = [_count_other(before[:, there], after[:, there])]
+    while there and 2 * len({row.tobytes() for row in before[:, there[:-1]]}) > len(before):
+        there.pop()
+        counts.append(_count_other(before[:, there], after[:, there]))
+    return counts
 
 
 def _count_other(before: NDArray[np.uint32], after: NDArray[np.uint32]) -> int:

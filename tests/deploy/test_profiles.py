@@ -174,6 +174,15 @@ def test_a_column_written_anew_does_not_hide_a_row(owner: Owner, name: str) -> N
 
     assert owner.send(anew(1)) == first
     assert owner.send(anew(5)).rows == 205
+    assert owner.send(rows[20:] + hospital(20, seed=2)) != first  # other persons in their place
+
+
+def test_corrected_cells_do_not_hide_another_cell(owner: Owner) -> None:
+    rows = hospital(200)
+    first = owner.send(rows)
+    ages = with_cells(rows, "age", *["50.5"] * 10)
+    assert owner.send(with_cells(ages, "sex", "x")) == first
+    assert owner.send(with_cells(ages, "sex", *["x"] * 5)) != first
 
 
 def test_a_profile_is_compared_with_all_that_left(owner: Owner) -> None:
@@ -219,6 +228,25 @@ def test_no_thirteenth_profile_or_answer_leaves(
     owner.send(hospital(seed=7))
     with refused_with("limits.profiles = 13"):
         send_answer(owner.client, True)
+
+
+def test_neither_a_schema_nor_a_table_steers_the_terminal(
+    owner: Owner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(owner.data, renamed(hospital(), age="a\x1b[2J"))
+    config = owner.bundle / "client.toml"
+    schema = owner.bundle / "schema.toml"
+    schema.write_text(
+        'target = "outcome"\nunit = "patient"\n[fields."b\\u001b[2J"]\ntype = "number"\n'
+        '[fields.outcome]\ntype = "integer"\ncategories = [0, 1]\n'
+    )
+    for ask in (
+        ("client", "accept", config, "--yes", "--schema", schema),
+        ("client", "profile", config, "--yes", "--out", owner.out),
+    ):
+        shown = captured(capsys, *ask).out
+        assert "x1b[2J" in shown
+        assert "\x1b" not in shown
 
 
 def test_two_profiles_at_once_are_refused(owner: Owner, capsys: pytest.CaptureFixture[str]) -> None:
