@@ -547,10 +547,10 @@ def _distance_from(column: ColumnProfile, sites: Sequence[ColumnProfile]) -> flo
     if not _are_numbers(together):
         _, counts = _shares_of([*together.values()])
         return float(_variation(counts[0], counts[0].sum(), counts[1:].sum(axis=0)))
-    told = [each for each in together.values() if _has_enough(each)]
-    if column not in told or len(told) < 2:
+    enough = [each for each in together.values() if _has_enough(each)]
+    if column not in enough or len(enough) < 2:
         return math.inf
-    apart = distance(quantiles_of(column), _Numbers.of(told).mix([0]))
+    apart = distance(quantiles_of(column), _Numbers.of(enough).mix([0]))
     return math.inf if math.isnan(apart) else apart
 
 
