@@ -260,13 +260,13 @@ def format_round(
         ),
         "missing": shlex.join(finished.missing),
         "offline": shlex.join(finished.offline),
-        "left_out": shlex.join(finished.left_out),
-        "lost_states": shlex.join(finished.lost_states),
         "clients": finished.clients or None,
         "bytes_sent": finished.bytes_sent,
         "bytes_received": finished.bytes_received,
         "seconds": round(seconds, 6),
     }
+    optional = {"left_out": finished.left_out, "lost_states": finished.lost_states}
+    row |= {column: shlex.join(clients) for column, clients in optional.items() if clients}
     if after:
         row[IMPROVED] = percent_improved(before, after)
     row |= _measure_scores(finished, score)

@@ -159,8 +159,10 @@ def _left_out(comparison: Comparison) -> str:
     counts = Counter(client for names in comparison.left_out.values() for client in names)
     seeds = len(comparison.seeds)
     named = join_first([f"{client} ({count} of {seeds} seeds)" for client, count in counts.items()])
-    words = comparison.score.words
-    return text_if(counts, f"Left out, as some method has no test {words} of them: {named}.")
+    return text_if(
+        counts,
+        f"Left out, as some method has no test {comparison.score.words} of them: {named}.",
+    )
 
 
 def detailed_sections(

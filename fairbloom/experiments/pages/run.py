@@ -138,10 +138,10 @@ def _words(run: Run, final: Values) -> tuple[str, list[str]]:
     score = run.score
     found = measures(final, run.score)
     order = worst_first(final, run.score)
-    lower = text_if(not score.higher_is_better, ", lower is better")
     headline = (
         f"{run.label} serves its clients with a mean test {score.words} of"
-        f" {score.written(found['mean'])}{lower}"
+        f" {score.written(found['mean'])}"
+        f"{text_if(not score.higher_is_better, ', lower is better')}"
     )
     if len(final) > 1:
         worst, *_, best = order
