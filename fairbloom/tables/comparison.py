@@ -58,6 +58,11 @@ MARGIN = 0.02
 # Years from which an age may be counted.
 YEARS = (1900.0, 2100.0)
 
+# Sites of a field that are said to stand out, and own columns of a site that may be fields: each
+# takes a comparison of all sites.
+MAX_LEAVING = 20
+MAX_OWN = 200
+
 # The largest distance of a column from the field that it may be.
 ALIKE = 0.25
 
@@ -151,10 +156,10 @@ def _let_leave(sites: Sequence[str], judge: Judge) -> Iterator[Finding]:
     """Yield the findings on sites that stand out, each compared with those that have not left.
 
     `judge` yields the findings on some of these sites, each on one. At most a third of the sites
-    leave.
+    leave, and MAX_LEAVING.
     """
     left = [*sites]
-    for _ in range(max(1, len(sites) // 3)):
+    for _ in range(min(MAX_LEAVING, max(1, len(sites) // 3))):
         found = [*judge(left)] if len(left) > 1 else []
         if not found:
             return
@@ -519,10 +524,14 @@ def match_names(fields: Mapping[str, Profiles], own: Mapping[str, Profiles]) -> 
     `own` has the profiles of each site's own columns by name.
     """
     for site, columns in own.items():
-        lacked = {name: [*sites.values()] for name, sites in fields.items() if site not in sites}
+        lacked = {
+            name: [*sites.values()][:FEW_SITES]
+            for name, sites in fields.items()
+            if site not in sites
+        }
         pairs = [
             (_distance_from(column, sites), column_name, name)
-            for column_name, column in columns.items()
+            for column_name, column in [*columns.items()][:MAX_OWN]
             for name, sites in lacked.items()
             if sites and (column.values or column.quantiles)
         ]

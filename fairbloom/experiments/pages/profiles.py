@@ -11,10 +11,10 @@ from ..render.page import Cell, Chart, Charts, Note, Page, Section, Table
 from .charts import Row, boxes, shares, short
 
 # Sites of a picture: those that stand out come first.
-MAX_SITES = 16
+MAX_SITES = 12
 
 # Fields with a picture; the others have a row in a table.
-MAX_PICTURES = 20
+MAX_PICTURES = 12
 
 # Values of a picture; the rest are one.
 MAX_VALUES = 7
