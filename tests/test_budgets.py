@@ -19,29 +19,29 @@ from tests.checkout import ROOT
 
 # The statements of Python in each package and subpackage that is larger than SMALL_ROOM.
 ROOMS: Mapping[str, int] = {
-    "fairbloom/checks": 699,
-    "fairbloom/cli": 689,
-    "client": 2_030,
-    "client/guard": 794,
+    "fairbloom/checks": 639,
+    "fairbloom/cli": 761,
+    "client": 2_025,
+    "client/guard": 798,
     "client/private": 854,
-    "client/rules": 696,
-    "deploy/fleet": 2_589,
-    "fairbloom/experiments": 851,
-    "fairbloom/experiments/pages": 1_111,
-    "fairbloom/experiments/results": 2_024,
-    "fairbloom/experiments/studies": 915,
-    "fairbloom/prediction": 866,
-    "fairbloom": 732,
+    "client/rules": 678,
+    "deploy/fleet": 2_656,
+    "fairbloom/experiments": 847,
+    "fairbloom/experiments/pages": 1_043,
+    "fairbloom/experiments/results": 1_961,
+    "fairbloom/experiments/studies": 894,
+    "fairbloom/prediction": 543,
+    "fairbloom": 739,
     "fairbloom/protocol": 1_041,
-    "fairbloom/rounds": 3_377,
-    "server": 934,
-    "server/run_folder": 1_390,
-    "fairbloom/simulation": 1_216,
-    "fairbloom/simulation/stacked": 1_028,
-    "strategies": 2_198,
-    "fairbloom/tables": 2_993,
-    "fairbloom/tasks": 2_024,
-    "fairbloom/tasks/datasets": 730,
+    "fairbloom/rounds": 3_293,
+    "server": 882,
+    "server/run_folder": 1_294,
+    "fairbloom/simulation": 832,
+    "fairbloom/simulation/stacked": 1_027,
+    "strategies": 2_157,
+    "fairbloom/tables": 3_888,
+    "fairbloom/tasks": 1_980,
+    "fairbloom/tasks/datasets": 722,
 }
 
 # The most statements of a room without a budget of its own.
@@ -54,7 +54,7 @@ SLACK = 1.03
 WHOLE = 34_900
 
 # The most statements in all tests: two for each that an issue may add are in it.
-TESTS = 42_000
+TESTS = 42_400
 
 # The most statements in the scripts of docs/ and benchmarks/.
 SCRIPTS = 3_950

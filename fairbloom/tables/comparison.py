@@ -360,7 +360,10 @@ def _explain(
     if not best <= max(EXPLAINED, usual) or not best <= apart / CURED:
         return ()
     also = [each for each, distance in rest.items() if distance <= ALSO * best + MARGIN]
-    return tuple(sorted(also, key=lambda each: not each.names(field)))
+    # Of "mg/dl and mmol/l of glucose" the field may name the last word.
+    return tuple(
+        sorted(also, key=lambda way: way.about.casefold().split(" of ")[-1] not in field.casefold())
+    )
 
 
 def _explain_numbers(
@@ -597,5 +600,5 @@ def _join_found(name: str, columns: Profiles) -> Iterator[Finding]:
 def _is_usual(number: float, column: ColumnProfile) -> bool:
     """Return whether a number lies among the numbers of a site."""
     given = quantiles_of(column)
-    given = given[~np.isnan(given)]
-    return len(given) > 0 and bool(given[0] <= number <= given[-1])
+    low = np.fmin.reduce(given, initial=np.inf)
+    return bool(low <= number <= np.fmax.reduce(given, initial=-np.inf))

@@ -16,11 +16,6 @@ class Conversion(NamedTuple):
         """Return the conversion the other way round."""
         return Conversion(self.about, 1.0 / self.factor, -self.offset / self.factor)
 
-    def names(self, field: str) -> bool:
-        """Return whether a field's name has the quantity of the conversion, as in HbA1c."""
-        words = self.about.casefold().split(" of ")
-        return len(words) > 1 and words[-1] in field.casefold()
-
 
 # The most usual first.
 KNOWN = (
@@ -30,9 +25,9 @@ KNOWN = (
     Conversion("°F and °C", 1.8, 32.0),
     Conversion("km and miles", 1.6093),
     Conversion("months and years", 12.0),
-    Conversion("a power of ten", 10.0),
-    Conversion("a power of ten", 100.0),
-    Conversion("a power of ten", 1_000.0),
+    Conversion("a shifted decimal point", 10.0),
+    Conversion("a shifted decimal point", 100.0),
+    Conversion("a shifted decimal point", 1_000.0),
     Conversion("mg/dl and mmol/l of glucose", 18.016),
     Conversion("mg/dl and mmol/l of cholesterol", 38.67),
     Conversion("µmol/l and mg/dl of creatinine", 88.42),

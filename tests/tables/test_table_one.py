@@ -84,7 +84,9 @@ def test_the_terminal_shows_ten_and_counts_the_rest(
 
     there = folder(a=table(1.0, 0), b=table(1.0, 1), c=table(10.0, 2))
     printed = captured(capsys, "data", there).out
-    assert printed.count("a power of ten") == 10
+    assert printed.count("a shifted decimal point") == 10
     assert "and 3 more, which --every-client prints, and --page draws" in printed
-    assert captured(capsys, "data", there, "--every-client").out.count("a power of ten") == 13
-    assert inferred(there).count("a power of ten") == 13
+    assert (
+        captured(capsys, "data", there, "--every-client").out.count("a shifted decimal point") == 13
+    )
+    assert inferred(there).count("a shifted decimal point") == 13

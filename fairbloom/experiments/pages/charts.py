@@ -156,20 +156,24 @@ def boxes(rows: Sequence[Row], sites: Sequence[str], axis: str) -> Spec:
 
     The rows have `site`, `low`, `lower`, `value`, `upper`, `high`, and whether it stands `apart`.
     """
-    looks = _scaled("apart", [True, False], [colour("worse"), colour("same")])
-    common = {"y": _names("site", sites), "color": looks}
+    common = {
+        "y": _names("site", sites),
+        "color": _scaled("apart", [True, False], [colour("worse"), colour("same")]),
+    }
     names = ("low", "lower", "value", "upper", "high")
     tooltip = _tooltip(
         ("site", "site"), *zip(names, ("5 %", "25 %", "50 %", "75 %", "95 %"), strict=True)
     )
-
-    def span(low: str, high: str, width: int) -> Spec:
-        ends = {"x": _quantity(low, axis), "x2": {"field": high}, **common, "tooltip": tooltip}
-        return _layer("rule", ends, strokeWidth=width)
-
+    layers = [
+        _layer(
+            "rule",
+            {"x": _quantity(low, axis), "x2": {"field": high}, **common, "tooltip": tooltip},
+            strokeWidth=width,
+        )
+        for low, high, width in (("low", "high", 1), ("lower", "upper", 9))
+    ]
     at = {"x": _quantity("value", axis), "y": _names("site", sites)}
-    median = _layer("tick", at, color=colour("ink"), size=14, thickness=2)
-    layers = [span("low", "high", 1), span("lower", "upper", 9), median]
+    layers.append(_layer("tick", at, color=colour("ink"), size=14, thickness=2))
     return {**_spec(rows, layers), "height": 18 * len(sites)}
 
 

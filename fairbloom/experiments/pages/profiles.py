@@ -36,24 +36,27 @@ def profiles_page(
     for name in names[:MAX_PICTURES]:
         about = [place for place, each in enumerate(findings) if each.field == name]
         apart = [site for place in about for site in findings[place].sites]
-        kinds = {findings[place].kind for place in about}
         sentences = [f"{join_first(findings[k].sites)}: {advice[k]}" for k in about]
-        chart = _picture(name, fields[name], apart, kinds.issubset(OF_MISSING))
+        of_missing = all(findings[place].kind in OF_MISSING for place in about)
+        chart = _picture(name, fields[name], apart, of_missing)
         sections.append(Section(f"field-{len(sections)}", name, "", [Note(sentences), chart]))
     rest = [name for name in fields if name not in names[:MAX_PICTURES]]
     if rest:
         rows = []
         for name in rest:
-            said = [each for each in findings if each.field == name]
-            remarks = [f"{join_first(each.sites, 3)}: {say(each)}" for each in said]
+            remarks = [
+                f"{join_first(each.sites, 3)}: {say(each)}"
+                for each in findings
+                if each.field == name
+            ]
             rows.append([Cell(name), Cell.of(len(fields[name])), Cell("; ".join(remarks))])
-        table = Table("others", "Fields without a picture", ["field", "sites", "remark"], rows)
-        sections.append(Section("others", "All other fields", "", [table]))
+        headings = ["field", "sites", "remark"]
+        others = [Table("others", "Fields without a picture", headings, rows)]
+        sections.append(Section("others", "All other fields", "", others))
     sites = {site for columns in fields.values() for site in columns}
-    headline = f"In {len(names)} of {len(fields)} fields some sites stand out."
     return Page(
         "Profiles of the sites",
-        headline,
+        f"In {len(names)} of {len(fields)} fields some sites stand out.",
         [
             "Sites differ by nature: a site stands out if it is farther from the rest than the"
             " other sites are from each other. What is said is advice, and blocks no site."
@@ -67,8 +70,8 @@ def _picture(name: str, columns: Profiles, apart: Sequence[str], of_missing: boo
     """Return sites one below the other, those that stand out first."""
     ordered = [*dict.fromkeys([*(site for site in apart if site in columns), *columns])]
     sites = ordered[:MAX_SITES]
-    left_out = len(ordered) - len(sites)
-    title = name + text_if(left_out, f" ({len(sites)} of {len(ordered)} sites)")
+    of_all = f" ({len(sites)} of {len(ordered)} sites)"
+    title = name + text_if(len(ordered) > len(sites), of_all)
     if of_missing or not any(column.quantiles for column in columns.values()):
         rows = _shares(columns, sites, of_missing)
         spec = shares(rows, sites, "share of the rows")
