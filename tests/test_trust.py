@@ -96,7 +96,6 @@ READING = (
 )
 PREDICTING = (
     ("predict", "run", "new.csv", "--out", "out.csv"),
-    ("export", "run"),
     ("evaluate", "run", "--data-dir", "new.csv"),
 )
 

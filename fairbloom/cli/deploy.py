@@ -215,6 +215,7 @@ def profiles(
     No data meet: each device's owner sends a profile by fairbloom client profile.
     """
     from fairbloom.deploy.operator import profiles as of_clients
+    from fairbloom.imports import imported
     from fairbloom.protocol.settings import parse_assignments
     from fairbloom.server.settings import Settings
     from fairbloom.tables.advice import say_and_propose
@@ -229,10 +230,9 @@ def profiles(
     fields, findings = compare_letters(found.values())
     print("\n".join(of_clients.describe_findings(findings)) or "no client stands out")
     if page is not None:
-        from .data import write_page
-
+        # by its name: a bare server lacks what draws it
         keys = dict.fromkeys(found, EVERY_FILE)
-        write_page(
+        imported("page", "fairbloom.cli.data:write_page")(
             page, fields, findings, [say_and_propose(each, NUMBER, keys) for each in findings]
         )
     if write_schema is not None:

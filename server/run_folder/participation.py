@@ -29,9 +29,12 @@ class Participations:
         # A round that nobody answers has no participants.
         asked = dict.fromkeys((*finished.participants, *finished.missing))
         missing = frozenset(finished.missing)
-        self._counts["rounds_asked"].update(asked.keys())
-        self._counts["rounds_answered"].update(name for name in asked if name not in missing)
-        self._counts["rounds_counted"].update(finished.coefficients.keys())
+        answered = [name for name in asked if name not in missing]
+        for counts, names in zip(
+            self._counts.values(), (asked, answered, finished.coefficients), strict=True
+        ):
+            for name in names:  # Counter.update calls a function for each
+                counts[name] += 1
 
     def cells(self, clients: Sequence[str]) -> list[list[int]]:
         """Return the columns for these clients; a client that was never asked has zeros."""

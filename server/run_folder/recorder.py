@@ -279,14 +279,11 @@ class RunRecorder:
         """Record a finished round and return its row of rounds.csv."""
         self.begin()
         if self.in_process:
-            known = {name: {LOSS_BEFORE: loss} for name, loss in self._losses.items()}
-            finished = replace(
-                finished,
-                train_metrics={
-                    name: {**known.get(name, {}), **report}
-                    for name, report in finished.train_metrics.items()
-                },
-            )
+            before = {
+                name: {LOSS_BEFORE: self._losses[name], **finished.train_metrics[name]}
+                for name in self._losses.keys() & finished.train_metrics.keys()
+            }
+            finished = replace(finished, train_metrics={**finished.train_metrics, **before})
         cells = format_round(finished, seconds, self.method.reports, self.score, self._validation)
         row = {name: cells[name] for name in self._rounds.columns if name in cells}
         with explain_write_errors(f"round {finished.number}", self.path):

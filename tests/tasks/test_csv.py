@@ -429,7 +429,7 @@ def test_a_unit_may_have_another_name_in_a_file(folder: Folder) -> None:
         folder(a=with_patients(60, 1), b=with_patients(60, 2).replace("patient", "Patient.")),
         unit="patient",
     )
-    assert 'fields.patient = {name = "Patient."}' in text
+    assert 'fields.patient.name = "Patient."' in text
     task = load(folder(), text)
     assert all(10 <= len(task.splits(name).test) <= 14 for name in "ab")
 

@@ -37,8 +37,9 @@ def profiles_page(
         about = [place for place, each in enumerate(findings) if each.field == name]
         apart = [site for place in about for site in findings[place].sites]
         sentences = [f"{join_first(findings[k].sites)}: {advice[k]}" for k in about]
-        of_missing = all(findings[place].kind in OF_MISSING for place in about)
-        chart = _picture(name, fields[name], apart, of_missing)
+        chart = _picture(
+            name, fields[name], apart, all(findings[k].kind in OF_MISSING for k in about)
+        )
         sections.append(Section(f"field-{len(sections)}", name, "", [Note(sentences), chart]))
     rest = [name for name in fields if name not in names[:MAX_PICTURES]]
     if rest:
