@@ -144,7 +144,7 @@ def test_dark_and_light_differ_and_contrast_is_kept_on_paper(
 def test_everything_is_open_on_paper(
     browser: Any, reports: dict[str, Path], tmp_path: Path
 ) -> None:
-    opened = Opened(browser, reports["few"], **SHOWN["desktop"])
+    opened = Opened(browser, reports["many"], **SHOWN["desktop"])
     closed = "document.querySelectorAll('main details:not([open])').length"
     before = opened.evaluate(closed)
     assert before > 0
