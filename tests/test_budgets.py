@@ -39,7 +39,7 @@ ROOMS: Mapping[str, int] = {
     "fairbloom/simulation": 832,
     "fairbloom/simulation/stacked": 1_027,
     "strategies": 2_157,
-    "fairbloom/tables": 3_888,
+    "fairbloom/tables": 3_885,
     "fairbloom/tasks": 1_980,
     "fairbloom/tasks/datasets": 722,
 }

@@ -7,6 +7,7 @@ fewer rows than the floor, the difference would show them, and the earlier one g
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain
 from pathlib import Path
 
@@ -113,11 +114,13 @@ def choose_letter(client: ClientSettings, site: SiteTables, day: str) -> SentLet
     decode_letter(encode_letter(letter))  # what the server would refuse does not leave
     secret = secret_of(Path(client.state_dir))
     rows = site.rows_of(client.unit)
+    # most letters have the same columns, and digests of large tables take seconds
+    digest = cache(lambda names: site.digest(rows, secret, names))
     for earlier in reversed([*_read_sent(client, secret)]):
         before = earlier.letter
         is_other = (before.floor, before.unit) != (floor, client.unit)
         # in the earlier columns: a new one would make all rows new
-        counts = count_changed(earlier.digests, site.digest(rows, secret, before.columns))
+        counts = count_changed(earlier.digests, digest(tuple(before.columns)))
         changed = min((each for each in counts if each or is_other), default=floor)
         if changed >= max(floor, before.floor):
             continue
@@ -133,7 +136,7 @@ def choose_letter(client: ClientSettings, site: SiteTables, day: str) -> SentLet
             note=f"Only {changed} rows changed since the profile of {before.date}, and the"
             " difference would show them: that one goes again.",
         )
-    return SentLetter(letter, site.digest(rows, secret, letter.columns))
+    return SentLetter(letter, digest(tuple(letter.columns)))
 
 
 def describe_letter(letter: Letter) -> Iterator[str]:

@@ -11,7 +11,7 @@ from fairbloom.text import join_first, plural, text_if
 
 from .advice import SHOWN, say_and_propose
 from .cells import different_cells
-from .comparison import Finding, Profiles, compare
+from .comparison import QUIET, Finding, Profiles, compare
 from .determining import determines, present_values
 from .duplicates import find_duplicates
 from .encoding import (
@@ -67,18 +67,21 @@ def describe(
     remarks = [
         *(
             _remark(name, "all", f"{question} = [{quote(name)}]")
-            for name in _find_determining(schema, tables)
+            for name in _find_determining(schema, columns)
             if name not in schema.determining
         ),
         *_remark_on_files(schema, tables),
     ]
-    copies = [
-        _remark("all", clients, remark) for clients, remark in find_duplicates(_read_tables(tables))
-    ]
     advice = [
-        _remark(each.field, join_first(each.sites, SHOWN), sentence)
-        for each, sentence in zip(findings, sentences, strict=True)
-        if each.kind != "untold"
+        *(
+            _remark("all", clients, remark)
+            for clients, remark in find_duplicates(_read_tables(tables))
+        ),
+        *(
+            _remark(each.field, join_first(each.sites, SHOWN), sentence)
+            for each, sentence in zip(findings, sentences, strict=True)
+            if each.kind not in QUIET
+        ),
     ]
     if every:
         clients, faults = _list_clients(tables, count_examples)
@@ -95,11 +98,10 @@ def describe(
                 for name, columns_of in columns.items()
                 for client, column in columns_of.items()
             ],
-            "remarks": [*remarks, *copies, *advice],
+            "remarks": [*remarks, *advice],
         }
     faults = _join_alike([*_summarise_faults(tables)])
     rest = f"and {len(faults) - MAX_FAULTS} more, which --every-client prints"
-    advice = [*copies, *advice]
     further = (
         f"and {len(advice) - MAX_ADVICE:,} more, which --every-client prints, and --page draws"
     )
@@ -217,9 +219,10 @@ def tabulate(schema: Schema, tables: Tables) -> list[Row]:
     return table_one(schema, _columns(schema, tables))
 
 
-def _find_determining(schema: Schema, tables: Tables) -> Iterator[str]:
+def _find_determining(
+    schema: Schema, columns: Mapping[str, Mapping[str, ColumnValues]]
+) -> Iterator[str]:
     """Yield the inputs from which the target follows, by the rows of all clients."""
-    columns = _columns(schema, tables)
     target = columns[schema.target]
     for name in schema.inputs:
         both = [client for client in columns[name] if client in target]
@@ -259,7 +262,7 @@ def _summarise_column(
         kind = f"target, {kind}"
     elif name not in schema.inputs:
         kind = f"{kind}, no input"
-    named = [site for each in findings if each.kind != "untold" for site in each.sites]
+    named = [site for each in findings if each.kind not in QUIET for site in each.sites]
     untold = [site for each in findings if each.kind == "untold" for site in each.sites]
     empty = [client for client, columns in columns_of.items() if not len(present_values(columns))]
     standing_out = [*dict.fromkeys([*named, *empty])]

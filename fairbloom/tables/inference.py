@@ -28,7 +28,7 @@ from .cells import (
     shorten,
     sort_classes,
 )
-from .comparison import compare, match_names
+from .comparison import QUIET, compare, match_names
 from .determining import determines
 from .encoding import (
     ColumnValues,
@@ -558,7 +558,7 @@ def _comment(draft: Draft, files: Mapping[str, str]) -> None:
             else:
                 own.setdefault(site, {})[name] = profiled
     for finding in [*match_names(fields, own), *compare(fields)]:
-        if finding.kind != "untold":
+        if finding.kind not in QUIET:
             drafted = draft.fields[finding.field]
             advice = say_and_propose(finding, drafted.about, files)
             drafted.comments.append(f"{join_first(finding.sites, SHOWN)}: {advice}")
