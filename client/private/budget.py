@@ -77,10 +77,11 @@ class Budget:
         """σ of a test report, in its sensitivity."""
         return math.sqrt(self.tests) / self.mu
 
-    def status(self, left: Mapping[str, int]) -> AccountStatus:
+    def status(self, left: Mapping[str, int], rows: int) -> AccountStatus:
         """Return what the server is told, with the units and test reports that are left."""
         return AccountStatus(
-            self.epsilon, self.delta, self.steps, self.tests, self.sigma, left[UNITS], left[REPORTS]
+            *(self.epsilon, self.delta, self.steps, self.tests, self.sigma, rows),
+            *(left[UNITS], left[REPORTS]),
         )
 
     @property

@@ -87,7 +87,7 @@ def reply_by(account: Account, message: Message, context: Context) -> RecordDict
 
 def about_account(account: Account) -> ConfigRecord:
     """Return what the server is told of an account: all of it is public."""
-    status = account.status(account.ledger.left())
+    status = account.status(account.ledger.left(), account.train)
     return ConfigRecord({wire.HONOURS: HONOURED, wire.PRIVACY: [*map(float, status)]})
 
 

@@ -1,15 +1,35 @@
 """What a client with a privacy account tells the server of it."""
 
+import math
 from typing import NamedTuple, Self
 
 # The beginning of the reason of a client that has no budget left.
 SPENT = "the privacy budget is spent"
 
+# The same of a client whose account halted, as work failed after a charge.
+HALTED = "the privacy account is halted"
+
 
 class AccountStatus(NamedTuple):
-    """What a client's account says to the server, in each reply.
+    """What a client's account says to the server, in each reply: all of it is public.
 
-    `units` of the steps and loss reports, and `reports` on tests, are left.
+    Attributes
+    ----------
+    epsilon, delta, steps, tests
+        What the account was opened for, over its life, or what its owner has tightened it to.
+    sigma
+        Noise of a training step at the lowest price, in clipped norms of a row.
+    rows
+        n, the number of training rows.
+    units, reports
+        What is left: units of steps and losses, and test reports.
+    spent
+        Units that this reply was charged.
+    step_sigma
+        Noise of a step of this reply, in clipped norms of a row; 0 without one.
+    loss_deviation, accuracy_deviation
+        Standard deviations of the noise in this reply's loss, in nats, and in its accuracy, a share
+        of the test rows; 0 without one.
     """
 
     epsilon: float
@@ -17,14 +37,19 @@ class AccountStatus(NamedTuple):
     steps: float
     tests: float
     sigma: float
+    rows: float
     units: float
     reports: float
+    spent: float = 0.0
+    step_sigma: float = 0.0
+    loss_deviation: float = 0.0
+    accuracy_deviation: float = 0.0
 
     @classmethod
     def of(cls, values: object) -> Self | None:
         """Return the status in a reply, None if there is none or it is malformed."""
         if not isinstance(values, list) or len(values) != len(cls._fields):
             return None
-        if not all(isinstance(value, int | float) and value >= 0.0 for value in values):
+        if not all(isinstance(value, int | float) and 0.0 <= value < math.inf for value in values):
             return None
         return cls(*map(float, values))

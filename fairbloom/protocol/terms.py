@@ -135,6 +135,9 @@ class Terms:
         `state_round`. It is not sent.
     seed
         The strategy's seed, on which random numbers of a user's app depend; 0 is not sent.
+    privacy_units, privacy_rounds
+        What the run may still spend of the client's privacy account, and in how many rounds; None:
+        the lowest price is paid.
     others
         Further values that a user's app sends to its clients, by their names on the wire.
     proximal_mu, personal_lambda, personal_parameters, head_epochs, fine_tune_epochs, \
@@ -176,6 +179,8 @@ control_variates, client_rule, wire_dtype
     state_round: int | None = field(default=None, metadata={"range": Range("[0, 999999999]")})
     state_rounds: Mapping[str, int] = field(default_factory=dict)
     seed: int = 0
+    privacy_units: int | None = field(default=None, metadata={"range": Range("[1, inf)")})
+    privacy_rounds: int | None = field(default=None, metadata={"range": Range("[1, inf)")})
     others: Mapping[str, Any] = field(default_factory=dict)
     proximal_mu: float = 0.0
     personal_lambda: float | None = None
@@ -304,7 +309,10 @@ control_variates, client_rule, wire_dtype
         return cls(**known, measure=tuple(config.get("measure", ())), others=others)
 
 
-_NAMES = (*(name for rule in RULES for name in rule.names), "state_round", "seed")
+_NAMES = (
+    *(name for rule in RULES for name in rule.names),
+    *("state_round", "seed", "privacy_units", "privacy_rounds"),
+)
 _FIELDS: Mapping[str, str] = {name.replace("_", "-"): name for name in _NAMES}
 _DEFAULTS: Mapping[str, Any] = {
     each.name: each.default for each in fields(Terms) if each.name in _NAMES
