@@ -1,4 +1,4 @@
-"""The subject of a test, called with made-up cohorts and real rounds; errors are explained."""
+"""The method under test, called with made-up cohorts and real rounds; errors are explained."""
 
 import inspect
 import math
@@ -10,7 +10,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -67,115 +67,6 @@ ABSENT = "client-absent"
 
 # The arrays of the model in made-up cohorts.
 ARRAYS = ("first.weight", "first.bias", "second.weight")
-
-
-class Subject:
-    """A method or a client-side rule under test."""
-
-    consequence: ClassVar[str]
-    """What its errors lead to."""
-
-    @property
-    def work(self) -> Mapping[str, Value]:
-        """How real clients train, as settings by their names in Python."""
-        return {}
-
-    @property
-    def source(self) -> Callable[..., Any]:
-        """The class or function under test."""
-        raise NotImplementedError
-
-    @contextmanager
-    def explain_errors(self, given: str) -> Iterator[None]:
-        """Turn exceptions into Failure, which names a line of the code under test.
-
-        `given` begins it.
-        """
-        try:
-            yield
-        except Failure:
-            raise
-        except Exception as error:  # whatever code of the user's raises
-            said = str(error).removesuffix(".")
-            if not isinstance(error, FairbloomError):  # which says itself where it comes from
-                file = inspect.getsourcefile(self.source)
-                frames = [
-                    frame
-                    for frame in traceback.extract_tb(error.__traceback__)
-                    if frame.filename == file
-                ]
-                said = f"{frames[0].name if frames else 'it'} raised {type(error).__name__}: {said}"
-                said += "".join(
-                    f" ({Path(at.filename).name}, line {at.lineno}: `{at.line}`)"
-                    for at in frames[-1:]
-                )
-            raise Failure(f"{given}{said}. {self.consequence}") from error
-
-    def run_rounds(
-        self, method: FairStrategy, rounds: int, model: Model | None = None, **work: Value
-    ) -> list[Round]:
-        """Return the next rounds of a method with six real clients that learn digits.
-
-        They take one step in a round unless `work`, settings by their names in Python, says
-        something else. Their states between rounds are stored in `state_dir`, if it is given.
-        Every step is taken, so that it shows where one is too long.
-        """
-        if unknown := unknown_metrics(method):
-            raise NotApplicable(
-                f"Fairbloom's clients do not report {', '.join(unknown)}, so no round can be run"
-                " with them."
-            )
-        method.adapt(update_limit=math.inf)
-        with self.explain_errors("In rounds with real clients, "):
-            clients = real_clients(method, **self.work, **work)
-            loop = Rounds(method, clients, ROUNDS).run(
-                model or initial_model(clients),
-                measure=lambda number: (),
-                measure_after=(),
-            )
-            finished = list(islice(loop, rounds))
-            clients.keep(since=method.run_state.finished_rounds)
-        for name, reason in (refusal for each in finished for refusal in each.refused.items()):
-            raise Failure(
-                f"In rounds with real clients, the reply of {name} was refused: {reason}."
-            )
-        return finished
-
-    def check_resumed(self, create: Callable[[], FairStrategy], remedy: str) -> str:
-        """Raise Failure with a remedy if a run stopped after two of four rounds ends otherwise."""
-        rounds = self.run_rounds(create(), 4)
-        with (
-            TemporaryDirectory() as folder,
-            all_seeded(1),
-            self.explain_errors("Stopped after round 2 and continued, "),
-        ):
-            stopped = create()
-            continued = create()
-            file = Path(folder, "checkpoint.safetensors")
-            again = self.run_rounds(stopped, 2, state_dir=folder)
-            with self.explain_errors(f"Saved in a checkpoint, which keeps {STORED}, "):
-                save_checkpoint(file, again[-1].arrays, stopped.state_dict())
-            model, state = load_checkpoint(file)
-            continued.load_state_dict(state)
-            memory = stopped.run_state.memory
-            if bits(continued.run_state.memory) != bits(memory):
-                raise Failure(
-                    f"The memory {memory!r} comes back from a checkpoint as something else: it"
-                    f" keeps {STORED}."
-                )
-            again += self.run_rounds(continued, 2, model, state_dir=folder)
-        for one, other in zip(rounds, again, strict=True):
-            if any(
-                bits(getattr(one, part)) != bits(getattr(other, part)) for part in SAME_TO_THE_BIT
-            ):
-                raise Failure(
-                    "A run was stopped after round 2 and continued from its checkpoint and its"
-                    f" clients' files; in round {one.number} it differs from one that was not"
-                    f" stopped. {remedy}"
-                )
-        return (
-            "Continued after round 2 from what was stored, rounds 3 and 4 are the same to the bit."
-        )
 
 
 def real_clients(method: Method, **work: Value) -> LocalClients:
@@ -252,18 +143,108 @@ class Seen(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MethodUnderTest(Subject):
+class MethodUnderTest:
     """A method's class, or another function that makes it, with the values of its parameters."""
 
     factory: Callable[..., FairStrategy]
     arguments: Mapping[str, Value]
 
-    consequence = "A run would end there."
-
     @property
     def source(self) -> Callable[..., Any]:
         """The method's class or function."""
         return self.factory.func if isinstance(self.factory, partial) else self.factory
+
+    @contextmanager
+    def explain_errors(self, given: str) -> Iterator[None]:
+        """Turn exceptions into Failure, which names a line of the code under test.
+
+        `given` begins it.
+        """
+        try:
+            yield
+        except Failure:
+            raise
+        except Exception as error:  # whatever code of the user's raises
+            said = str(error).removesuffix(".")
+            if not isinstance(error, FairbloomError):  # which says itself where it comes from
+                file = inspect.getsourcefile(self.source)
+                frames = [
+                    frame
+                    for frame in traceback.extract_tb(error.__traceback__)
+                    if frame.filename == file
+                ]
+                said = f"{frames[0].name if frames else 'it'} raised {type(error).__name__}: {said}"
+                said += "".join(
+                    f" ({Path(at.filename).name}, line {at.lineno}: `{at.line}`)"
+                    for at in frames[-1:]
+                )
+            raise Failure(f"{given}{said}. A run would end there.") from error
+
+    def run_rounds(
+        self, method: FairStrategy, rounds: int, model: Model | None = None, **work: Value
+    ) -> list[Round]:
+        """Return the next rounds of a method with six real clients that learn digits.
+
+        They take one step in a round unless `work`, settings by their names in Python, says
+        something else. Their states between rounds are stored in `state_dir`, if it is given.
+        Every step is taken, so that it shows where one is too long.
+        """
+        if unknown := unknown_metrics(method):
+            raise NotApplicable(
+                f"Fairbloom's clients do not report {', '.join(unknown)}, so no round can be run"
+                " with them."
+            )
+        method.adapt(update_limit=math.inf)
+        with self.explain_errors("In rounds with real clients, "):
+            clients = real_clients(method, **work)
+            loop = Rounds(method, clients, ROUNDS).run(
+                model or initial_model(clients),
+                measure=lambda number: (),
+                measure_after=(),
+            )
+            finished = list(islice(loop, rounds))
+            clients.keep(since=method.run_state.finished_rounds)
+        for name, reason in (refusal for each in finished for refusal in each.refused.items()):
+            raise Failure(
+                f"In rounds with real clients, the reply of {name} was refused: {reason}."
+            )
+        return finished
+
+    def check_resumed(self, create: Callable[[], FairStrategy], remedy: str) -> str:
+        """Raise Failure with a remedy if a run stopped after two of four rounds ends otherwise."""
+        rounds = self.run_rounds(create(), 4)
+        with (
+            TemporaryDirectory() as folder,
+            all_seeded(1),
+            self.explain_errors("Stopped after round 2 and continued, "),
+        ):
+            stopped = create()
+            continued = create()
+            file = Path(folder, "checkpoint.safetensors")
+            again = self.run_rounds(stopped, 2, state_dir=folder)
+            with self.explain_errors(f"Saved in a checkpoint, which keeps {STORED}, "):
+                save_checkpoint(file, again[-1].arrays, stopped.state_dict())
+            model, state = load_checkpoint(file)
+            continued.load_state_dict(state)
+            memory = stopped.run_state.memory
+            if bits(continued.run_state.memory) != bits(memory):
+                raise Failure(
+                    f"The memory {memory!r} comes back from a checkpoint as something else: it"
+                    f" keeps {STORED}."
+                )
+            again += self.run_rounds(continued, 2, model, state_dir=folder)
+        for one, other in zip(rounds, again, strict=True):
+            if any(
+                bits(getattr(one, part)) != bits(getattr(other, part)) for part in SAME_TO_THE_BIT
+            ):
+                raise Failure(
+                    "A run was stopped after round 2 and continued from its checkpoint and its"
+                    f" clients' files; in round {one.number} it differs from one that was not"
+                    f" stopped. {remedy}"
+                )
+        return (
+            "Continued after round 2 from what was stored, rounds 3 and 4 are the same to the bit."
+        )
 
     def create(self, **options: Any) -> FairStrategy:
         """Return a new instance of the method, with its arguments and these common options."""
