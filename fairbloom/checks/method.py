@@ -94,7 +94,8 @@ def check_determinism(subject: MethodUnderTest) -> str:
         with all_seeded(seed):
             found.append(subject.run_rounds(subject.create(fraction_train=0.5), 3))
     subject.compare(
-        *found,
+        found[0],
+        found[1],
         "Repeated with the same seed, it differs: draw from fairbloom.protocol.streams.generator("
         "self.seed, 'what for', cohort.round), and read no clock.",
     )
