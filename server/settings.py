@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from fairbloom.errors import FairbloomError, did_you_mean, raise_first
 from fairbloom.imports import is_import_string
+from fairbloom.protocol.accounts import ALL, LOWEST
 from fairbloom.protocol.attacks import ATTACKS, share_in
 from fairbloom.protocol.effects import apply_marks, collect_marks, explain_without_effect
 from fairbloom.protocol.parameters import Parameter, parameters_of
@@ -156,6 +157,11 @@ class Settings(RunSettings):
             },
             f"norm = {self.norm!r}: the initial weights were trained with the network's own norm"
             " layers: leave norm out": self.initial_weights and self.norm in ("group", "layer"),
+            f"privacy.spend = {self.privacy__spend!r}: write {ALL}, {LOWEST}, or a number of units,"
+            " as in 100": (
+                self.privacy__spend not in ("", ALL, LOWEST)
+                and not re.fullmatch("[1-9][0-9]{0,14}", self.privacy__spend)
+            ),
             f"warmup = {self.warmup} must be less than num-rounds = {self.num_rounds}: lower it": (
                 self.warmup >= max(2, self.num_rounds)
             ),
@@ -281,6 +287,12 @@ class Settings(RunSettings):
             return 1e-12  # shares are rounded up to whole clients, so this is one client
         return self.fraction or 1.0
 
+    @property
+    def units_to_spend(self) -> float:
+        """What the run may spend of each client's privacy account; 0: the lowest price."""
+        words = {"": "0", LOWEST: "0", ALL: "inf"}
+        return float(words.get(self.privacy__spend, self.privacy__spend))
+
     def decide_fraction(self, online: Collection[str], recorded: Mapping[str, Any]) -> Self:
         """Return the settings with a fraction: if unset, 1 for at most nine `online` clients.
 
@@ -384,11 +396,8 @@ def check_pace(settings: Settings) -> None:
 def find_grown(there: Mapping[str, object], config: Mapping[str, object]) -> set[str]:
     """Return the keys of raised settings among those that may be raised when a run continues.
 
-    Early stopping that is switched off counts as raised: the run gets at least as long. Rounds by
-    which the noise of simulated accounts is set cannot be raised: the first ones have less.
+    Early stopping that is switched off counts as raised: the run gets at least as long.
     """
-    if there.get("privacy.mode") == SIMULATED and not there.get("privacy.steps"):
-        return set()
 
     def reach(settings: Mapping[str, object], key: str) -> float | None:
         value = settings.get(key)

@@ -1,6 +1,5 @@
 """What a client with a privacy account tells the server of it."""
 
-import math
 from typing import NamedTuple, Self
 
 # The beginning of the reason of a client that has no budget left.
@@ -8,6 +7,21 @@ SPENT = "the privacy budget is spent"
 
 # The same of a client whose account halted, as work failed after a charge.
 HALTED = "the privacy account is halted"
+
+# The least units of a training step, and of a reported loss.
+STEP_UNITS = 4
+LOSS_UNITS = 1
+
+# The largest loss of a row that counts, over that of guessing.
+LOSS_BOUND = 1.5
+
+# The largest number of a status that is accepted: float64 has every integer up to here.
+LARGEST = 2.0**53
+
+# Words for what a run may spend of each account: all of it, and only the lowest price of each
+# round, even if the account does not last for all rounds.
+ALL = "all"
+LOWEST = "lowest"
 
 
 class AccountStatus(NamedTuple):
@@ -50,6 +64,6 @@ class AccountStatus(NamedTuple):
         """Return the status in a reply, None if there is none or it is malformed."""
         if not isinstance(values, list) or len(values) != len(cls._fields):
             return None
-        if not all(isinstance(value, int | float) and 0.0 <= value < math.inf for value in values):
+        if not all(isinstance(value, int | float) and 0.0 <= value <= LARGEST for value in values):
             return None
         return cls(*map(float, values))

@@ -16,6 +16,9 @@ from fairbloom.client.capture import NO_CAPTURE, Capture
 from fairbloom.client.device import check_device, choose_device
 from fairbloom.client.local import LocalClient, Metrics, load_task_and_model
 from fairbloom.client.local_round import Update
+from fairbloom.client.private.account import TASK
+from fairbloom.client.private.budget import UNITS
+from fairbloom.client.private.opening import check_schema
 from fairbloom.client.private.simulated import Account, SimulatedAccount, with_account
 from fairbloom.client.rules.rounded import round_updates
 from fairbloom.client.states import (
@@ -25,7 +28,7 @@ from fairbloom.client.states import (
     state_folder,
     store,
 )
-from fairbloom.errors import FairbloomError, failure_reason
+from fairbloom.errors import FairbloomError, failure_reason, raise_first
 from fairbloom.protocol.accounts import AccountStatus
 from fairbloom.protocol.attacks import share_in
 from fairbloom.protocol.bfloat16 import BITS, widen
@@ -86,6 +89,8 @@ class LocalClients:
     """
 
     def __init__(self, method: Method, settings: RunSettings) -> None:
+        if settings.privacy__mode == SIMULATED:
+            check_simulated(settings)
         self.method = method
         self.settings = settings
         self.device = choose_device(self.settings.device)
@@ -133,15 +138,24 @@ class LocalClients:
 
     @property
     def accounts(self) -> Mapping[str, AccountStatus]:
-        """The simulated privacy accounts, by client."""
-        if self.settings.privacy__mode != SIMULATED:
-            return {}
-        last = self.method.run_state.finished_rounds
-        return {
-            client.name: account.status(account.left(client, last + 1), len(client.splits.train))
-            for client in map(self.local, self._names)
-            if isinstance(account := self._accounts[client.name], SimulatedAccount)
-        }
+        """The simulated privacy accounts before the next round, by client."""
+        number = self.method.run_state.finished_rounds + 1
+        return self._statuses(self._names, number, number)
+
+    def _statuses(self, names: Sequence[str], number: int, after: int) -> dict[str, AccountStatus]:
+        """Return the status of these clients' accounts before round `after`.
+
+        It has what was spent since the beginning of round `number`.
+        """
+        found = dict[str, AccountStatus]()
+        for client in map(self.local, names if self.settings.privacy__mode == SIMULATED else ()):
+            account = self._accounts[client.name]
+            if isinstance(account, SimulatedAccount):
+                left = account.left(client, after)
+                spent = account.left(client, number)[UNITS] - left[UNITS]
+                status = account.status(left, len(client.splits.train))
+                found[client.name] = status._replace(spent=float(spent))
+        return found
 
     def keep(self, since: int) -> None:
         """Store the clients' states before the run's checkpoint is written.
@@ -319,7 +333,8 @@ class LocalClients:
 
         answers = {name: self._answer(train, row, name) for row, name in enumerate(names)}
         self.collect(trained, refuse_failed(answers, trained.refused), terms)
-        return trained
+        number = terms.server_round
+        return replace(trained, accounts=self._statuses(names, number, number + 1))
 
     def evaluate(
         self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]
@@ -339,12 +354,12 @@ class LocalClients:
             client = self.local(name)
             return self._accounts[name].evaluate(client, received, own)
 
-        return self.evaluated(
-            refuse_failed({name: self._answer(evaluate, name) for name in names}, refused),
-            refused,
-            names,
-            model,
-            terms,
+        answers = {name: self._answer(evaluate, name) for name in names}
+        reports = refuse_failed(answers, refused)
+        after = terms.server_round + 1
+        return replace(
+            self.evaluated(reports, refused, names, model, terms),
+            accounts=self._statuses(names, after, after),
         )
 
     def evaluated(
@@ -405,6 +420,18 @@ class HeldOutClients(LocalClients):
         client = super().local(name)
         train = Examples(*client.splits.train[slice(0, self._few)])
         return replace(client, splits=replace(client.splits, train=train))
+
+
+def check_simulated(settings: RunSettings) -> None:
+    """Raise FairbloomError unless devices could open privacy accounts for the run's data."""
+    faults: dict[str, object] = {
+        f"task = {settings.task!r}: a privacy account is for tables, also a simulated one: set"
+        f" task = {TASK}": settings.task != TASK,
+        "a privacy account, also a simulated one, is opened with a schema: fairbloom data DIR"
+        " --write-schema FILE infers one: set schema = FILE": not settings.schema_,
+    }
+    raise_first(faults, FairbloomError)
+    check_schema(settings.schema_)
 
 
 def check_tolerance(method: Method, clients: int) -> None:
