@@ -301,7 +301,8 @@ def federate(
         )
         check_arrays(module)
         declare_arrays(method, module)
-        method.adapt(largest_loss=LOSS_BOUND * math.log(task.classes or 2))
+        if accounts:
+            method.adapt(largest_loss=LOSS_BOUND * math.log(task.classes or 2))
         log_kept_parts(method, module)
         # clients.csv does not name clients without tests
         rounds = Rounds(

@@ -376,7 +376,7 @@ class RunSettings(Setup):
     privacy__spend: Annotated[str, Mark.VARIANT] = Field(
         "",
         description=(
-            "Units of each privacy account that the run may spend, or all; lowest: the least of each"
+            "Units of each privacy account that the run may spend, or all; lowest: the least of a"
             " round"
         ),
     )

@@ -2,7 +2,7 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,6 @@ from fairbloom.client.device import check_device, choose_device
 from fairbloom.client.local import LocalClient, Metrics, load_task_and_model
 from fairbloom.client.local_round import Update
 from fairbloom.client.private.account import TASK
-from fairbloom.client.private.budget import UNITS
 from fairbloom.client.private.opening import check_schema
 from fairbloom.client.private.simulated import Account, SimulatedAccount, with_account
 from fairbloom.client.rules.rounded import round_updates
@@ -139,23 +138,19 @@ class LocalClients:
     @property
     def accounts(self) -> Mapping[str, AccountStatus]:
         """The simulated privacy accounts before the next round, by client."""
-        number = self.method.run_state.finished_rounds + 1
-        return self._statuses(self._names, number, number)
+        return self._statuses(self._names, self.method.run_state.finished_rounds, spent=0.0)
 
-    def _statuses(self, names: Sequence[str], number: int, after: int) -> dict[str, AccountStatus]:
-        """Return the status of these clients' accounts before round `after`.
-
-        It has what was spent since the beginning of round `number`.
-        """
-        found = dict[str, AccountStatus]()
-        for client in map(self.local, names if self.settings.privacy__mode == SIMULATED else ()):
-            account = self._accounts[client.name]
-            if isinstance(account, SimulatedAccount):
-                left = account.left(client, after)
-                spent = account.left(client, number)[UNITS] - left[UNITS]
-                status = account.status(left, len(client.splits.train))
-                found[client.name] = status._replace(spent=float(spent))
-        return found
+    def _statuses(
+        self, names: Iterable[str], last: int, **known: float
+    ) -> Mapping[str, AccountStatus]:
+        """Return the status of these clients' accounts after a round, with these known numbers."""
+        if self.settings.privacy__mode != SIMULATED:
+            return {}
+        return {
+            client.name: account.status_of(client, last + 1)._replace(**known)
+            for client in map(self.local, names)
+            if isinstance(account := self._accounts[client.name], SimulatedAccount)
+        }
 
     def keep(self, since: int) -> None:
         """Store the clients' states before the run's checkpoint is written.
@@ -332,9 +327,9 @@ class LocalClients:
             )
 
         answers = {name: self._answer(train, row, name) for row, name in enumerate(names)}
-        self.collect(trained, refuse_failed(answers, trained.refused), terms)
-        number = terms.server_round
-        return replace(trained, accounts=self._statuses(names, number, number + 1))
+        replies = refuse_failed(answers, trained.refused)
+        self.collect(trained, replies, terms)
+        return replace(trained, accounts=self._statuses(replies, terms.server_round))
 
     def evaluate(
         self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]
@@ -356,10 +351,9 @@ class LocalClients:
 
         answers = {name: self._answer(evaluate, name) for name in names}
         reports = refuse_failed(answers, refused)
-        after = terms.server_round + 1
         return replace(
             self.evaluated(reports, refused, names, model, terms),
-            accounts=self._statuses(names, after, after),
+            accounts=self._statuses(reports, terms.server_round, spent=0.0),
         )
 
     def evaluated(
