@@ -63,12 +63,16 @@ def draw_noise(count: int) -> Integers:
     return draw_gaussian(count, DEVIATION_BITS, system_words)
 
 
-def draw_gaussian(count: int, bits: int, words: Words) -> Integers:
-    """Return draws of the discrete Gaussian around 0 of deviation 2^bits, 1 ≤ bits ≤ 24."""
-    missing = -(-count // BLOCK) * BLOCK
+def draw_gaussian(count: int, bits: int, words: Words, block: int = BLOCK) -> Integers:
+    """Return draws of the discrete Gaussian around 0 of deviation 2^bits, 1 ≤ bits ≤ 24.
+
+    Whole blocks are drawn, and the first draws are returned.
+    """
+    missing = -(-count // block) * block
     found = list[Integers]()
     while missing > 0:
-        found.append(_draw_some(max(BLOCK, 2 * missing), bits, words))
+        # 0.48 of the tries are accepted
+        found.append(_draw_some(9 * missing // 4 + 16, bits, words))
         missing -= len(found[-1])
     return np.concatenate(found)[:count]
 

@@ -245,7 +245,7 @@ def test_whole_blocks_are_drawn(monkeypatch: pytest.MonkeyPatch, count: int) -> 
 
     monkeypatch.setattr(noise, "_draw_some", counted)
     assert len(draw_gaussian(count, 4, system_words)) == count
-    assert tries[0] == 2 * 4096 * math.ceil(count / 4096)
+    assert tries[0] >= 2 * 4096 * math.ceil(count / 4096)
 
 
 @pytest.mark.parametrize("count", [10, 37])
