@@ -410,12 +410,13 @@ def compare_budgets(
     """
     price = price_of_round(settings, method)
     asked = math.ceil(settings.num_rounds * settings.fraction_train)
-    rounds = {name: int(status.units) // price for name, status in accounts.items()}
+    training = method.training_clients or accounts
+    rounds = {name: int(accounts[name].units) // price for name in accounts if name in training}
     if short := sorted(name for name in rounds if rounds[name] < asked):
         words = (
-            f"the run asks each client for about {asked} rounds of at least {price} units, and the"
-            f" privacy accounts of {join_first(short, 5)} do not last: {short[0]}'s lasts for"
-            f" {rounds[short[0]]}"
+            f"the run has about {asked} rounds for each client, of at least {price} units of a"
+            f" privacy account, and these accounts do not last: {join_first(short, 5)}; that of"
+            f" {short[0]} lasts for {rounds[short[0]]}"
         )
         if refuses and not settings.privacy__spend:
             raise SettingsError(
