@@ -136,10 +136,6 @@ OF_THE_TERMS: Mapping[str, Case] = {
     "disparity": Case(TWO_GROUPS, PARITY),
     "disparity_sharpness": Case(TWO_GROUPS, replace(PARITY, disparity_sharpness=2.0)),
     "seed": asked(seed=3),
-    **{
-        name: asked(**{name: value})
-        for name, value in {"privacy_units": 9, "privacy_rounds": 2, "privacy_budgets": {}}.items()
-    },
     "control_variates": asked(control_variates=True),
     "dynamic_alpha": asked(dynamic_alpha=0.5),
     "client_rule": Case(OWN_RULE, Terms(server_round=1, client_rule=OWN_RULE["client-rule"])),
@@ -361,7 +357,7 @@ def test_a_case_changes_the_numbers(engines: Engines, subtests: pytest.Subtests)
     plainly: dict[str, Seen] = {}
     for case, chosen in CASES.items():
         with subtests.test(case=case, chosen=chosen):
-            if case in ("terms: others", "terms: seed") or case.startswith("terms: privacy"):
+            if case in ("terms: others", "terms: seed"):
                 continue
             plain = Case({"model": chosen.config["model"]} if "model" in chosen.config else {})
             if case.startswith("terms: propfair"):
@@ -436,12 +432,11 @@ def test_what_stacked_clients_do_not_honour_is_known() -> None:
 
 
 # The fields of the terms that only a privacy account reads.
-OF_ACCOUNTS = {"privacy_units", "privacy_rounds"}
+OF_ACCOUNTS = {"privacy_units", "privacy_rounds", "privacy_budgets"}
 
 # The fields of the terms that every client supports.
 OF_NO_RULE = {
-    *("server_round", "measure", "measures", "state_round", "state_rounds", "seed", "others"),
-    *("privacy_units", "privacy_rounds", "privacy_budgets"),
+    *("server_round", "measure", "measures", "state_round", "state_rounds", "seed", "others")
 }
 
 
