@@ -18,7 +18,7 @@ from fairbloom.logs import log
 from fairbloom.protocol.accounts import (
     LOSS_BOUND,
     LOSS_UNITS,
-    LOWEST,
+    SPENDS,
     STEP_UNITS,
     AccountStatus,
 )
@@ -317,9 +317,9 @@ def federate(
             # Only real devices report their own counts.
             first_limit=MOST_TIMES if os.environ.get(CLIENTS_FOLDER) else math.inf,
             scores=(*task.group_scores, *task.scores),
-            spend=settings.units_to_spend,
+            spend=float(SPENDS.get(settings.privacy__spend, settings.privacy__spend)),
             units=price_of_round(settings, method),
-            accounts=accounts,
+            accounts=accounts.items(),
         )
         model = _run_rounds(settings, module, recorder, rounds, on_round)
         # The run is over once it has its final model: what belongs to a finished run comes before.
@@ -421,7 +421,7 @@ def compare_budgets(
         if refuses and not settings.privacy__spend:
             raise SettingsError(
                 f"{words}. Lower num-rounds, or accept that they are left out later: privacy.spend"
-                f" = {LOWEST}, by fairbloom deploy submit --spend {LOWEST}"
+                " = lowest, by fairbloom deploy submit --spend lowest"
             )
         log.warning("%s; they are left out then", words)
     if unscored := sorted(name for name in accounts if not accounts[name].reports):
@@ -440,7 +440,7 @@ def _run_rounds(
     score = recorder.score
     model = _resume(recorder, module)
     if not method.run_state.finished_rounds:
-        method.enter(method.run_state.charged(rounds.accounts))
+        method.enter(method.run_state.charged(rounds.accounts, {}))
     write_accounts(recorder, rounds)
     method.summary()
     if (usual := usual_learning_rate(settings)) is not None:

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from fairbloom.errors import FairbloomError, did_you_mean, raise_first
 from fairbloom.imports import is_import_string
-from fairbloom.protocol.accounts import ALL, LOWEST
+from fairbloom.protocol.accounts import SPENDS
 from fairbloom.protocol.attacks import ATTACKS, share_in
 from fairbloom.protocol.effects import apply_marks, collect_marks, explain_without_effect
 from fairbloom.protocol.parameters import Parameter, parameters_of
@@ -157,9 +157,9 @@ class Settings(RunSettings):
             },
             f"norm = {self.norm!r}: the initial weights were trained with the network's own norm"
             " layers: leave norm out": self.initial_weights and self.norm in ("group", "layer"),
-            f"privacy.spend = {self.privacy__spend!r}: write {ALL}, {LOWEST}, or a number of units,"
-            " as in 100": (
-                self.privacy__spend not in ("", ALL, LOWEST)
+            f"privacy.spend = {self.privacy__spend!r}: write all, lowest, or a number of units, as"
+            " in 100": (
+                self.privacy__spend not in SPENDS
                 and not re.fullmatch("[1-9][0-9]{0,14}", self.privacy__spend)
             ),
             f"warmup = {self.warmup} must be less than num-rounds = {self.num_rounds}: lower it": (
@@ -287,12 +287,6 @@ class Settings(RunSettings):
             return 1e-12  # shares are rounded up to whole clients, so this is one client
         return self.fraction or 1.0
 
-    @property
-    def units_to_spend(self) -> float:
-        """What the run may spend of each client's privacy account; 0: the lowest price."""
-        words = {"": "0", LOWEST: "0", ALL: "inf"}
-        return float(words.get(self.privacy__spend, self.privacy__spend))
-
     def decide_fraction(self, online: Collection[str], recorded: Mapping[str, Any]) -> Self:
         """Return the settings with a fraction: if unset, 1 for at most nine `online` clients.
 
@@ -399,7 +393,7 @@ def find_grown(there: Mapping[str, object], config: Mapping[str, object]) -> set
     Early stopping that is switched off counts as raised: the run gets at least as long. Rounds over
     which privacy accounts are spent cannot be raised: the first ones would have had less.
     """
-    if there.get("privacy.spend", "") not in ("", LOWEST):
+    if SPENDS.get(str(there.get("privacy.spend", "")), 1.0):
         return set()
 
     def reach(settings: Mapping[str, object], key: str) -> float | None:

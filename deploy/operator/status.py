@@ -92,10 +92,10 @@ def survey(federation: Federation) -> dict[str, Any]:
             "refused": dict(now.refused),
             "connections": dict(now.connections),
         }
-    for about in runs:  # in their order: the last status of each account stays
-        for name, account in about.pop("accounts", {}).items():
-            if name in clients:
-                clients[name] |= {"privacy-units": int(account["units"])}
+    # in the order of runs: the last status of each account stays
+    accounts = {name: each for run in runs for name, each in run.pop("accounts", {}).items()}
+    for name in clients.keys() & accounts:
+        clients[name]["privacy-units"] = int(accounts[name]["units"])
     return {
         "at": _format_time(time.time()),
         **server,

@@ -1,5 +1,6 @@
 """What a client with a privacy account tells the server of it."""
 
+import math
 from typing import NamedTuple, Self
 
 # The beginning of the reason of a client that has no budget left.
@@ -18,10 +19,9 @@ LOSS_BOUND = 1.5
 # The largest number of a status that is accepted: float64 has every integer up to here.
 LARGEST = 2.0**53
 
-# Words for what a run may spend of each account: all of it, and only the lowest price of each
-# round, even if the account does not last for all rounds.
-ALL = "all"
-LOWEST = "lowest"
+# The units that a run may spend of each account, by the words for them; 0: the lowest price of each
+# round. With "lowest", an account need not last for all rounds.
+SPENDS = {"": 0.0, "lowest": 0.0, "all": math.inf}
 
 
 class AccountStatus(NamedTuple):

@@ -45,7 +45,7 @@ class Score:
     measured_in
         The unit of its numbers, such as "days"; "" for scores without one, or of an unknown one.
     noisy
-        Whether privacy accounts add noise to it: its numbers may then lie outside its interval.
+        Whether privacy accounts add noise to it: then it has no interval.
     """
 
     name: str
@@ -100,6 +100,8 @@ class Score:
     @property
     def interval(self) -> tuple[float, float]:
         """The lowest and the highest possible value: a share is in [0, 1]."""
+        if self.noisy:
+            return -math.inf, math.inf
         return INTERVALS.get(self.name, SHARE if self.percent else (-math.inf, math.inf))
 
     @property
@@ -107,12 +109,13 @@ class Score:
         """Whether it may be as large as any number and lower is better, as of losses."""
         return not self.higher_is_better and self.interval[1] == math.inf
 
-    def has(self, value: float) -> bool:
-        """Return whether a value is possible: finite, and in its interval unless it has noise."""
-        if self.noisy:
-            return math.isfinite(value)
+    def has(self, value: float, noise: float = 0.0) -> bool:
+        """Return whether a value is possible: finite and in its interval.
+
+        Noise of this standard deviation may leave the interval by eight of them.
+        """
         low, high = self.interval
-        around = 0.0 if self.percent else PROBABILITY_ROUNDING
+        around = 8.0 * noise + (0.0 if self.percent else PROBABILITY_ROUNDING)
         return math.isfinite(value) and low - around <= value <= high + around
 
     def shown(self, value: float) -> float:

@@ -107,8 +107,7 @@ def build_cohort(
     )
 
     metrics = {metric: replies.column(metric) for metric in method.needs}
-    accounts = method.run_state.accounts
-    if accounts and LOSS_BEFORE in metrics:
+    if (accounts := method.run_state.accounts) and LOSS_BEFORE in metrics:
         metrics[LOSS_BEFORE] = np.array(
             [
                 accounts.get(name, NO_ACCOUNT).smooth(loss, method.largest_loss)

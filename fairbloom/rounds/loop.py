@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from fairbloom.errors import find_nearest, join_names
@@ -79,7 +78,7 @@ class Rounds:
         scores: Iterable[Score] = (),
         spend: float = 0.0,
         units: int = 1,
-        accounts: Mapping[str, AccountStatus] = MappingProxyType({}),
+        accounts: Iterable[tuple[str, AccountStatus]] = (),
     ) -> None:
         self.clients = clients
         # The clients that were online at the last draw, in the order of names.

@@ -252,11 +252,9 @@ class Method(CommonOptions):
         """
         if self.prior_weights:
             return np.array([self.prior_weights.get(name, 1.0) for name in names])
-        if self.weighting != "examples":
-            return np.ones(len(names))
-        weights = np.array(examples, np.float64)
-        if accounts := self._run.accounts:
-            weights *= [accounts.get(name, NO_ACCOUNT).signal for name in names]
+        weights = np.array(examples if self.weighting == "examples" else [1.0] * len(names))
+        if self._run.accounts and self.weighting == "examples":
+            return weights * [self._run.accounts.get(name, NO_ACCOUNT).signal for name in names]
         return weights
 
     def _check_effects(self, given: Mapping[str, Any]) -> None:

@@ -9,7 +9,6 @@ A round has these: `drawn`, `screened`, `charged` and `without` for privacy acco
 import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -202,7 +201,7 @@ class RunState:
     def charged(
         self,
         statuses: Mapping[str, AccountStatus],
-        reports: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
+        reports: Mapping[str, Mapping[str, float]],
     ) -> Self:
         """Return the state after replies with these statuses, and the metrics of usable ones."""
         accounts = {**self.accounts}

@@ -159,7 +159,7 @@ def impossible_scores(
     """Return the clients with a score outside its interval, with the reason.
 
     `scores` has the score behind each metric. The noise of a privacy account may leave the
-    interval, by eight deviations.
+    interval.
     """
     reasons: dict[str, str] = {}
     for metric in sorted(scores):
@@ -168,10 +168,8 @@ def impossible_scores(
         start = f"[{low:g}" if low > -math.inf else "(-inf"
         end = f"{high:g}]" if high < math.inf else "inf)"
         for name, report in reports.items():
-            if name in reasons or metric not in report or score.has(report[metric]):
-                continue
             noise = min(report.get(f"{metric}-deviation", 0.0), LARGEST_DEVIATION)
-            if not low - 8.0 * noise <= report[metric] <= high + 8.0 * noise:
+            if name not in reasons and metric in report and not score.has(report[metric], noise):
                 reasons[name] = (
                     f"metric {metric!r} must lie in {start}, {end}, got {report[metric]!r}"
                 )

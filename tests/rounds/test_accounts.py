@@ -96,9 +96,9 @@ def play(
     """Return the rounds of a run, or of its continuation from a model; up to round `stop`."""
     pool = FlowerClients(method, MemoryGrid(clients), 60.0)
     pool.online(1)
-    loop = Rounds(method, pool, rounds, accounts=pool.accounts, **options)
+    loop = Rounds(method, pool, rounds, accounts=pool.accounts.items(), **options)
     if not method.run_state.finished_rounds:
-        method.enter(method.run_state.charged(loop.accounts))
+        method.enter(method.run_state.charged(loop.accounts, {}))
     done = list[Round]()
     begun = model or initial_model()
     for each in loop.run(begun, measure=lambda number: [LOSS_BEFORE], measure_after=[]):
@@ -289,7 +289,7 @@ def test_an_error_is_known_by_its_beginning(reason: str, kind: type) -> None:
 
 
 def of_accounts(method: FairStrategy, **accounts: AccountStatus) -> FairStrategy:
-    method.enter(RunState().charged(accounts))
+    method.enter(RunState().charged(accounts, {}))
     return method
 
 
@@ -299,7 +299,7 @@ def test_weights_know_the_noise() -> None:
     names = ["a", "b", "c"]
     method = of_accounts(fedavg(), **accounts)
     assert method.prior_weights_of(names, [100.0, 400.0, 50.0]).tolist() == [50.0, 80.0, 50.0]
-    method.enter(method.run_state.charged({"a": status(sigma=1.0, rows=7)}))
+    method.enter(method.run_state.charged({"a": status(sigma=1.0, rows=7)}, {}))
     assert method.prior_weights_of(names, [100.0, 400.0, 50.0]).tolist() == [50.0, 80.0, 50.0]
     uniform = of_accounts(fedavg(weighting="uniform"), **accounts)
     assert uniform.prior_weights_of(names, [1.0, 2.0, 3.0]).tolist() == [1.0, 1.0, 1.0]
@@ -382,5 +382,5 @@ def test_a_hostile_status_ends_no_run() -> None:
     method = of_accounts(fedavg(), a=largest)
     assert np.isfinite(method.prior_weights_of(["a"], [5.0])).all()
     assert method.run_state.accounts["a"].units_left(math.inf) == 2**53
-    spent = method.run_state.charged({"a": status(spent=2.0**53)})
+    spent = method.run_state.charged({"a": status(spent=2.0**53)}, {})
     assert spent.accounts["a"].units_left(math.inf) == 0
