@@ -131,7 +131,6 @@ class ClientRows:
     disparity: bool = False
     two_classes: bool = False
     hostile: bool = False
-    inexactness: bool = False
     kept: bool = False
     accounts: bool = False
     simulated: bool = False
@@ -194,7 +193,6 @@ class ClientRows:
                     for each in (names.DISPARITY, names.DISPARITY_HARD)
                 ],
             ),
-            (self.inexactness, [(names.INEXACTNESS, column(names.INEXACTNESS, trained))]),
             (
                 self.validated,
                 [
