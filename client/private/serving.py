@@ -15,7 +15,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from fairbloom.errors import ReportableError
 from fairbloom.protocol import names as wire
-from fairbloom.protocol.accounts import SPENT
+from fairbloom.protocol.accounts import HALTED, SPENT
 from fairbloom.protocol.private import TERMS, check_settings
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import WORK, Terms
@@ -46,6 +46,11 @@ from .rows import digest_rows, split_rows
 # Keys in the config of a message that name a run or a folder, and ask for no other work.
 IDENTIFIERS = frozenset({wire.RUN_FOLDER, wire.CONTEXTS})
 
+IS_HALTED = (
+    f"{HALTED}, as work failed after a charge: its owner can resume it (fairbloom client account"
+    " resume, on the device)"
+)
+
 # The folder of what a client keeps between rounds, in its account's.
 STATES = "states"
 
@@ -61,6 +66,8 @@ def reply_by(account: Account, message: Message, context: Context) -> RecordDict
     kind = message.metadata.message_type
     config = message.content.config_records.get(wire.CONFIG, ConfigRecord())
     check_protocol(config)
+    if kind == "query" and account.ledger.is_halted:
+        raise AccountError(IS_HALTED)
     if kind == "query":
         name = str(context.node_config.get("name") or account.client)
         about = {wire.NAME: name, wire.NUM_EXAMPLES: account.train, **about_account(account, {})}
@@ -112,10 +119,7 @@ class Request:
         if kept := ledger.find_reply(key):
             return deserialize(kept)
         if ledger.is_halted:
-            raise AccountError(
-                "the privacy account is halted, as work failed after a charge: its owner can resume"
-                " it (fairbloom client account resume, on the device)"
-            )
+            raise AccountError(IS_HALTED)
         with one_sentence():
             client = self._load_client(partition, name, until)
             work = self._check(client)
