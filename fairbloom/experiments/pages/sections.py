@@ -17,6 +17,7 @@ from fairbloom.text import join_first, text_if
 from ..render.page import Block, Cell, Chart, Charts, Note, Section, Table, slug
 from ..render.theme import Series, Spec
 from ..results.measures import find_measure
+from ..results.noise import EXACT, REACH, Values
 from ..results.run import REPORT, Run
 from ..results.subject import REFERENCES
 from . import charts
@@ -124,14 +125,19 @@ def lines_charts(
     return Charts(panels, [base], narrow=True)
 
 
-# A column of a table of clients: how its numbers are written, and the number of each client.
-Column = tuple[Digits, Mapping[str, float]]
+# A column of a table of clients: how its numbers are written, the number of each client, and the
+# standard deviation of those with noise.
+Column = tuple[Digits, Values, Values]
 
 
-def score_columns(score: Score, values: Mapping[str, Mapping[str, float]]) -> dict[str, Column]:
+def score_columns(
+    score: Score, values: Mapping[str, Values], noise: Mapping[str, Values]
+) -> dict[str, Column]:
     """Return columns of a score by their headings, all written with as many digits."""
     digits = Digits.of(score, (value for column in values.values() for value in column.values()))
-    return {heading: (digits, column) for heading, column in values.items()}
+    return {
+        heading: (digits, column, noise.get(heading, EXACT)) for heading, column in values.items()
+    }
 
 
 def reference_column(score: Score, references: Mapping[str, float]) -> dict[str, Column]:
@@ -139,7 +145,7 @@ def reference_column(score: Score, references: Mapping[str, float]) -> dict[str,
     if not references:
         return {}
     heading, _ = REFERENCES[score.name]
-    return {heading: (Digits.of(score, references.values()), references)}
+    return {heading: (Digits.of(score, references.values()), references, EXACT)}
 
 
 def about_reference(score: Score, references: Mapping[str, float], clients: Iterable[str]) -> str:
@@ -169,7 +175,10 @@ def table_of_clients(
     cells = [
         [
             Cell(shown_name(client)),
-            *(digits.cell(numbers.get(client)) for digits, numbers in columns.values()),
+            *(
+                digits.cell(numbers.get(client), REACH * noise[client] if client in noise else None)
+                for digits, numbers, noise in columns.values()
+            ),
         ]
         for client in shown
     ]
@@ -184,7 +193,7 @@ def table_of_clients(
                 (
                     text_if(
                         hidden,
-                        f"The worst and the best served of {len(order)} clients;"
+                        f"{len(shown)} of {len(order)} clients, the first and the last;"
                         f" {CLIENTS.name} has all.",
                     ),
                     note,
@@ -204,7 +213,8 @@ def rounds_section(scene: Scene) -> Section | None:
     """Return the mean and the worst-served clients over the rounds."""
     drawn = list[Charts]()
     draw = partial(charts.over_rounds, axis=axis_title(scene.score))
-    for measure in ("mean", "worst_10"):
+    noisy = any(run.noise() for line in scene.lines for run in line.runs)
+    for measure in ("mean",) if noisy else ("mean", "worst_10"):
         rows = curves(scene.lines, measure)
         if len({row["round"] for row in rows}) < 2:
             continue
@@ -250,7 +260,7 @@ def rounds_charts_of_run(run: Run) -> Charts:
     """Return one chart of the best served, the mean and the worst served over the rounds."""
     names = {
         find_measure(measure).title(len(run.final())): measure
-        for measure in ("best_10", "mean", "worst_10")
+        for measure in (("mean",) if run.noise() else ("best_10", "mean", "worst_10"))
     }
     rows = [
         row
@@ -259,14 +269,14 @@ def rounds_charts_of_run(run: Run) -> Charts:
     ]
     series = [
         Series(name, f"series-{i}", charts.SHAPES[i])
-        for i, name in zip((1, 0, 2), names, strict=True)
+        for i, name in zip((1, 0, 2), names, strict=False)
     ]
     models = text_if(run.serves == "personal", " (personal models)")
     last = {row["method"]: row["value"] for row in rows}
     said = ", ".join(f"{name} {run.score.written(value)}" for name, value in last.items())
     chart = Chart(
         "rounds",
-        "Best, mean and worst",
+        ", ".join(names).capitalize(),
         f"Lines over the rounds; after the last one: {said}.",
         charts.over_rounds(rows, series, axis_title(run.score) + models),
     )

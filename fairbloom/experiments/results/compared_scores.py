@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,20 +28,17 @@ from .differences import (
     Difference,
     difference_of,
     differences_of,
-    mean_and_deviation,
     mean_by_client,
 )
 from .group_scores import GroupReport
-from .measures import GAP, ClientScores, find_measure
-from .run import Run, frame, measures
+from .measures import GAP, REGISTRY, ClientScores, find_measure
+from .noise import Estimate, Values, estimates
+from .run import Run, frame
 from .subject import Subject
 from .tables import is_shown
 
 if TYPE_CHECKING:
     import pandas
-
-# A score by client.
-Values = Mapping[str, float]
 
 # The measures in tables.
 SHOWN = ("mean", "std", "worst_10", "best_10")
@@ -128,7 +127,7 @@ class ComparedScores:
             spread
             for method in self.shown
             for key in SHOWN
-            if is_shown(spread := self.spread(method, key)[0])
+            if is_shown(spread := self.estimate(method, key).value)
         )
 
     @cached_property
@@ -161,6 +160,30 @@ class ComparedScores:
         }
 
     @cached_property
+    def noise(self) -> Mapping[str, Sequence[Values]]:
+        """The noise in each client's score, by method and seed; see `Run.noise`."""
+        return {
+            method: [run.noise(self.score) for run in self.runs.get(method, ())]
+            or [{} for _ in self.seeds]
+            for method in self.methods
+        }
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether some client's score has noise."""
+        return any(itertools.chain(*self.noise.values()))
+
+    def noise_of_means(self, method: str) -> Values:
+        """Return the deviation of the noise in each client's mean over the seeds that have it."""
+        counts = Counter(itertools.chain(*self.values[method]))
+        return {
+            client: math.hypot(*(of_seed.get(client, 0.0) for of_seed in self.noise[method]))
+            / count
+            for client, count in counts.items()
+            if any(client in of_seed for of_seed in self.noise[method])
+        }
+
+    @cached_property
     def held_out(self) -> Mapping[str, Sequence[dict[str, float]]]:
         """The measures of the clients that are not in training, by method, seed and name.
 
@@ -181,8 +204,9 @@ class ComparedScores:
             shared = rows.dropna(axis="columns")
             for name, values in zip(every, shared.to_dict("records"), strict=True):
                 if values:
+                    exact = estimates(values, self.score)
                     found[name][place] |= {
-                        f"{kind}: {key}": measures(values, self.score)[key] for key in (MEAN, WORST)
+                        f"{kind}: {key}": exact[key].value for key in (MEAN, WORST)
                     }
         return found
 
@@ -243,16 +267,28 @@ class ComparedScores:
     def measures(self, method: str) -> list[dict[str, float]]:
         """Return the measures of fairness of each seed, with those in `held_out`."""
         return [
-            measures(values, self.score) | new
-            for values, new in zip(self.values[method], self.held_out[method], strict=True)
+            {name: each.value for name, each in of_seed.items()}
+            for of_seed in self.estimates[method]
         ]
 
-    def spread(self, method: str, measure: str) -> tuple[float, float]:
-        """Return mean and standard deviation of a measure over the seeds that have it, or NaN."""
-        return mean_and_deviation(
-            [of_seed[measure] for of_seed in self.measures(method) if measure in of_seed]
-            or [math.nan]
-        )
+    @cached_property
+    def estimates(self) -> Mapping[str, Sequence[Mapping[str, Estimate]]]:
+        """The measures of fairness, with those in `held_out`, by method and seed."""
+        return {
+            method: [
+                estimates(values, self.score, noise)
+                | {name: Estimate(value) for name, value in new.items()}
+                for values, noise, new in zip(
+                    by_seed, self.noise[method], self.held_out[method], strict=True
+                )
+            ]
+            for method, by_seed in self.values.items()
+        }
+
+    def estimate(self, method: str, measure: str) -> Estimate:
+        """Return the mean of a measure over the seeds that have it, and of its interval, or NaN."""
+        found = [of_seed[measure] for of_seed in self.estimates[method] if measure in of_seed]
+        return Estimate(*map(statistics.fmean, zip(*found or [(math.nan,)], strict=True)))
 
     @cached_property
     def gaps_compared(self) -> dict[str, GroupScore]:
@@ -284,9 +320,16 @@ class ComparedScores:
         compute = find_measure(measure).of
         reports = self.by_group.get(method, [None] * len(self.seeds))
         return [
-            compute(ClientScores(values, self.score, groups=groups, held_out=new))
-            for values, groups, new in zip(
-                self.values[method], reports, self.held_out[method], strict=True
+            math.nan
+            if has_noise and measure in REGISTRY and measure not in measured
+            else compute(ClientScores(values, self.score, groups=groups, held_out=new))
+            for values, groups, new, measured, has_noise in zip(
+                self.values[method],
+                reports,
+                self.held_out[method],
+                self.estimates[method],
+                map(bool, self.noise[method]),
+                strict=True,
             )
         ]
 
@@ -305,7 +348,7 @@ class ComparedScores:
         pairs = zip(self.values[method], self.values[self.baseline], strict=True)
         lower = not self.score.higher_is_better
         found = [against_baseline(*pair, lower_is_better=lower)[measure] for pair in pairs]
-        return [value for value in found if math.isfinite(value)]
+        return [value for value in found if math.isfinite(value) and not self.has_noise]
 
     # Differences
 
@@ -372,10 +415,12 @@ class ComparedScores:
         gains = {
             method: self.gains(method, measure)
             for method in self.others
-            if measure not in self.held_out_measures or self._pairs(method, measure)
+            if self._pairs(method, measure)
         }
         return {
-            method: difference_of(by_seed, test_share=share).untested
+            method: difference_of(
+                by_seed, test_share=share, bias=self._bias(method, measure)
+            ).untested
             for method, by_seed in gains.items()
         }
 
@@ -393,7 +438,12 @@ class ComparedScores:
             for method in self.others
             if measure != NEW_MEAN or self._pairs(method, measure)
         }
-        return differences_of(gains, test_share=self.shared.test_share)
+        biases = {key: self._bias(*key) for key in gains}
+        return differences_of(gains, biases, test_share=self.shared.test_share)
+
+    def _bias(self, method: str, measure: str) -> float:
+        """Return by how much noise shifts the mean gain by a measure, at most."""
+        return max(self.estimate(name, measure).bias for name in (method, self.baseline))
 
     @property
     def others(self) -> list[str]:

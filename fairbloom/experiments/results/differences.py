@@ -74,11 +74,12 @@ class Difference:
 
 
 def difference_of(
-    differences: Sequence[float], *, test_share: float = 0.0, family: int = 1
+    differences: Sequence[float], *, test_share: float = 0.0, family: int = 1, bias: float = 0.0
 ) -> Difference:
     """Return the mean of differences, one per seed, tested by the paired t test.
 
-    `family` is the number of intervals that hold together with 95 % (Bonferroni).
+    `family` is the number of intervals that hold together with 95 % (Bonferroni). `bias` is by how
+    much the mean may be shifted: the interval is wider by it, and only what exceeds it is tested.
 
     `test_share` is the ratio of test to training examples if the seeds re-split one data set,
     else 0. Splits of one data set are not independent, so the variance of the mean is
@@ -102,8 +103,8 @@ def difference_of(
     from scipy.stats import t
 
     error = float(x.std(ddof=1)) * math.sqrt(1.0 / n + test_share)
-    reach = float(t.isf(LEVEL / (2.0 * family), n - 1)) * error
-    p_value = float(2.0 * t.sf(abs(mean) / error, n - 1))
+    reach = float(t.isf(LEVEL / (2.0 * family), n - 1)) * error + bias
+    p_value = float(2.0 * t.sf(max(0.0, abs(mean) - bias) / error, n - 1))
     return Difference(mean, error, mean - reach, mean + reach, better, worse, n, p_value)
 
 
@@ -137,15 +138,20 @@ def half_widths(
 
 
 def differences_of(
-    differences: Mapping[Key, Sequence[float]], *, test_share: float = 0.0
+    differences: Mapping[Key, Sequence[float]],
+    biases: Mapping[Key, float],
+    *,
+    test_share: float = 0.0,
 ) -> dict[Key, Difference]:
     """Return several differences to one baseline, with Holm's correction over those tested.
 
+    `biases` are as in `difference_of`, by the same keys; a key without one has none.
     Methods that equal the baseline with every seed are not tested: they cost the others no power.
     """
     tested = [key for key, by_seed in differences.items() if any(by_seed)]
     found = {
-        key: difference_of(by_seed, test_share=test_share) for key, by_seed in differences.items()
+        key: difference_of(by_seed, test_share=test_share, bias=biases.get(key, 0.0))
+        for key, by_seed in differences.items()
     }
     p_values = dict(
         zip(tested, correct_by_holm([found[key].p_value for key in tested]), strict=True)

@@ -5,7 +5,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,6 @@ from fairbloom.protocol.settings import Mark, RunSettings, Value, key_of
 from fairbloom.rounds.options import Options
 from fairbloom.rounds.sampling import usual_fraction
 from fairbloom.rounds.screening import LARGEST_COUNT
-from fairbloom.server.fairness import summarize
 from fairbloom.server.run_folder.csv_rows import (
     ABSENT,
     ENDINGS,
@@ -67,6 +66,7 @@ from fairbloom.tasks import TASKS, TaskInfo
 from ..arms import Arm, label_of
 from ..study import Study
 from .group_scores import GroupReport, read_groups
+from .noise import EXACT, Values, estimates
 from .presentation import Shown
 from .tables import is_shown, mean_of, read_frame
 
@@ -79,6 +79,9 @@ if TYPE_CHECKING:
 
 # What every page says of a run without test examples.
 ALL_TRAINED = "no test rows: trained on all rows"
+
+# Why a client with a privacy account has no score.
+HELD_BACK = "held back, as no test report is left in the privacy account"
 
 # The name of a report in the folder of its run or study.
 REPORT = "report.html"
@@ -326,8 +329,8 @@ class Run(Shown):
     def summary(self) -> dict[str, Any]:
         """The measures of fairness after the last evaluated round, with the settings and the state.
 
-        The measures are as in `fairbloom.server.fairness.summarize`; before the first evaluation it
-        has no measures.
+        The measures are as in `fairbloom.server.fairness.summarize`, and with noise as in
+        `noise.estimates`; before the first evaluation it has no measures.
         """
         about = {
             "folder": str(self.folder),
@@ -342,7 +345,7 @@ class Run(Shown):
             "percent": self.score.percent,
         }
         if final := self.final():
-            about |= measures(final, self.score)
+            about |= described(final, self.score, self.noise())
         return about
 
     def final(
@@ -383,10 +386,27 @@ class Run(Shown):
                 )
             return {}
         unit = score.shown(1.0)
+        noise = self.noise(score) if split == "test" else EXACT
         return {
             client: value
             for client, value in self.column(column, hostile=hostile).items()
-            if score.has(value / unit)
+            # with noise, a share may be below 0 or above 1: without these, means would be biased
+            if score.has(value / unit) or client in noise
+        }
+
+    def noise(self, score: Score | None = None, *, simulated: bool = False) -> dict[str, float]:
+        """Return the standard deviation of the noise in the scores of `final`, in their unit.
+
+        Only clients whose privacy account has added noise are in it. A simulation protects nobody:
+        its scores are exact, and what devices would report stands in a column beside them. With
+        `simulated`, it is the noise of that column.
+        """
+        score = score or self.score
+        deviations = self.column(f"test_{score.name.replace('-', '_')}_deviation")
+        return {
+            client: deviation
+            for client, deviation in deviations.items()
+            if deviation > 0.0 and simulated == (reported_column(score) in self.clients)
         }
 
     def held_out(self, kind: str = NOT_IN_TRAINING, score: Score | None = None) -> dict[str, float]:
@@ -705,11 +725,6 @@ def final_of(run: Run) -> dict[str, float]:
     return final
 
 
-def measures(values: Mapping[str, float], score: Score) -> dict[str, float]:
-    """Return the measures of fairness of the clients' scores."""
-    return summarize(values, lower_is_better=not score.higher_is_better)
-
-
 def frame(rows: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":
     """Return rows as a data frame, with NaN for ""."""
     import pandas  # imported late: it takes a second
@@ -717,6 +732,11 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":
     return pandas.DataFrame(
         [{name: np.nan if cell == "" else cell for name, cell in row.items()} for row in rows]
     )
+
+
+def reported_column(score: Score) -> str:
+    """Return the column with what devices would report in place of a simulation's exact scores."""
+    return f"reported_test_{score.name.replace('-', '_')}"
 
 
 # The clients that have each score, and why others do not ------------------------------------------
@@ -731,6 +751,7 @@ class Scored:
     values: Mapping[str, float]  # by client
     lacking: Mapping[str, str]  # by client without the score, the reason
     unasked: int = 0  # the number of other clients, not asked to evaluate
+    noise: Values = field(default_factory=dict)  # see `Run.noise`
 
     @property
     def clients(self) -> int:
@@ -742,11 +763,21 @@ class Scored:
         return {
             "score": self.score.name,
             "model": self.model,
-            **measures(self.values, self.score),
+            **described(self.values, self.score, self.noise),
             "clients": len(self.values),
             "of_clients": self.clients,
             "without": dict(self.lacking),
         }
+
+
+def described(values: Values, score: Score, noise: Values) -> dict[str, Any]:
+    """Return measures of fairness in plain values, and the intervals of those with noise."""
+    found = estimates(values, score, noise)
+    intervals = {
+        name: (each.value - each.below, each.value + each.above) for name, each in found.items()
+    }
+    numbers = {name: each.value for name, each in found.items()}
+    return numbers | ({"intervals": intervals} if any(noise) else {})
 
 
 def scores_of(run: Run) -> list[Scored]:
@@ -756,6 +787,8 @@ def scores_of(run: Run) -> list[Scored]:
     """
     found = []
     tested = run.tested
+    accounts = run.privacy.get("clients", {})
+    spent = {client for client, account in accounts.items() if account["reports"] < 1.0}
     for score in run.scores:
         undefined = WHY_UNDEFINED.get(score.name, "it has no finite value there")
         if KNOWN.exists_in(run.folder):
@@ -767,7 +800,8 @@ def scores_of(run: Run) -> list[Scored]:
             # Clients that were refused, missing or offline have no test examples either.
             lacking = dict.fromkeys(run.without(score, model), "not tested in the last round")
             lacking |= {name: undefined for name in lacking if name in tested}
-            found.append(Scored(score, model, values, lacking, run.unasked))
+            lacking |= {name: HELD_BACK for name in lacking if name in spent}
+            found.append(Scored(score, model, values, lacking, run.unasked, run.noise(score)))
         why = f"not tested, or {undefined}"
         found += [
             Scored(score, kind, values, {name: why for name in every if name not in values})

@@ -79,7 +79,7 @@ def test_first_the_baseline_then_who_gains_without_loss() -> None:
     comparison = made(20, FedFV=(8.0, -6.0), TERM=(6.0, 0.0), AFL=(6.0, 4.0), DRFA=(-9.0, 0.0))
     verdict = comparison.verdict
     assert verdict.improving == ("AFL", "TERM")
-    worst, mean = (comparison.spread("FedAvg", measure)[0] for measure in ("worst_10", "mean"))
+    worst, mean = (comparison.estimate("FedAvg", measure).value for measure in ("worst_10", "mean"))
     assert verdict.headline == (
         f"FedAvg serves Switzerland worst (in 20 of 20 seeds): its test accuracy is {worst:.1f} %;"
         f" the mean is {mean:.1f} %."
@@ -292,7 +292,7 @@ def test_of_equal_methods_nothing_is_said_in_95_percent() -> None:
             for k in (1, 2)
             for place, m in enumerate((of_worst, of_mean))
         }
-        claimed += any(found.significant for found in differences_of(gains).values())
+        claimed += any(found.significant for found in differences_of(gains, {}).values())
     assert claimed <= stats.binom.ppf(0.999, trials, 0.05)
 
 
