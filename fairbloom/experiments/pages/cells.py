@@ -49,21 +49,25 @@ class Digits:
         """
         if value is None or not is_shown(value):
             return NONE
-        around = "" if reach is None else f" ±{self.number(reach)}"
-        return Cell(f"{self.number(value)}{around}", float(value))
+        text = self.number(value)
+        return Cell(text if reach is None else f"{text} ±{self.number(reach)}", float(value))
 
     def estimate(self, found: Estimate, sign: str = "") -> Cell:
         """Return a number with its interval, where it has one; a dash if it cannot be shown."""
         if not is_shown(found.value):
             return NONE
-        low, high = (self.number(found.value + reach) for reach in (-found.below, found.above))
-        interval = text_if(found.above > 0.0, f" ({low} to {high})")
+        interval = text_if(
+            found.above > 0.0,
+            f" ({self.number(found.value - found.below)} to"
+            f" {self.number(found.value + found.above)})",
+        )
         return Cell(self.number(found.value, sign) + interval, float(found.value))
 
     def difference(self, found: Difference) -> Cell:
         """Return a difference with its interval, where it has one."""
-        reaches = (found.mean - found.low, found.high - found.mean)
-        return self.estimate(Estimate(found.mean, *reaches), "+")
+        return self.estimate(
+            Estimate(found.mean, found.mean - found.low, found.high - found.mean), "+"
+        )
 
 
 def tone_of(difference: Difference) -> Tone:

@@ -78,17 +78,16 @@ def axis_title(score: Score) -> str:
 
 def worst_first(values: Values, score: Score, noise: Values = EXACT) -> list[str]:
     """Return the clients from the worst served to the best; by name if scores have noise."""
-    if noise:
-        return sorted(values)
-    return sorted(values, key=lambda client: (score.better(values[client], 0.0), client))
+    return sorted(
+        values, key=lambda client: (0.0 if noise else score.better(values[client], 0.0), client)
+    )
 
 
 def spanned(values: Values, noise: Values) -> list[Values]:
     """Return values as a chart takes those of seeds: also the ends of their 95 % intervals."""
-    reaches = (-REACH, 0.0, REACH) if noise else (0.0,)
     return [
         {client: value + reach * noise.get(client, 0.0) for client, value in values.items()}
-        for reach in reaches
+        for reach in ((-REACH, 0.0, REACH) if noise else (0.0,))
     ]
 
 

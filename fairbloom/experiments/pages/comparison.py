@@ -79,7 +79,7 @@ def page_of_comparison(comparison: Comparison) -> Page:
         brief,
         partial(detailed_sections, comparison, lines, brief),
         files_of(folder, "tables and runs", *(("figure", str(path)) for path in figures[:1])),
-        partial(sorted_charts, comparison),
+        partial(_named_charts if comparison.has_noise else sorted_charts, comparison),
         [about_section(subject, lines[0].runs) for subject in subjects],
     )
 
@@ -117,7 +117,8 @@ def joining_section(comparison: Comparison) -> Section | None:
 
 def brief_sections(comparison: Comparison) -> list[Section]:
     """Return the methods, the clients, gaps between groups, and what limits the numbers."""
-    named = len(_order(comparison)) <= POINTS_SHOWN and not _first_only(comparison)
+    few = len(_order(comparison)) <= POINTS_SHOWN and not _first_only(comparison)
+    named = few or comparison.has_noise  # noise makes an order of its own
     drawn = _named_charts(comparison) if named else sorted_charts(comparison)
     marks = (
         "Points are means over the seeds, lines"
@@ -237,8 +238,9 @@ def _methods_section(comparison: Comparison) -> Section:
         f"On the Pareto front, where no other method is better in the mean and in the {worst}:"
         f" {', '.join(front)}."
     )
-    known = text_if(not comparison.has_noise, intro)  # noise would choose the front
-    return Section("methods", "Methods", known, [method_table(comparison)])
+    # noise would choose the front
+    said = text_if(not comparison.has_noise, intro)
+    return Section("methods", "Methods", said, [method_table(comparison)])
 
 
 def method_table(comparison: Comparison) -> Table:
@@ -294,14 +296,12 @@ def method_table(comparison: Comparison) -> Table:
 
 
 def sorted_charts(comparison: Comparison) -> Charts:
-    """Return a chart with a line for each method over its ordered clients, or one per method.
-
-    With noise, which makes an order of its own, points of the clients.
-    """
-    if comparison.has_noise:
-        return _named_charts(comparison)
-    finals = {label: comparison.values[label] for label in comparison.shown}
-    return ordered_charts(finals, _series(comparison), comparison.score)
+    """Return a chart with a line for each method over its ordered clients, or one per method."""
+    return ordered_charts(
+        {label: comparison.values[label] for label in comparison.shown},
+        _series(comparison),
+        comparison.score,
+    )
 
 
 def _named_charts(comparison: Comparison) -> Charts:
@@ -320,8 +320,11 @@ def _named_charts(comparison: Comparison) -> Charts:
 
 def _order(comparison: Comparison) -> list[str]:
     """Return the clients, the worst served under the baseline first; by name if they have noise."""
-    values = by_name(comparison, comparison.baseline)
-    return worst_first(values, comparison.score, comparison.noise_of_means(comparison.baseline))
+    return worst_first(
+        by_name(comparison, comparison.baseline),
+        comparison.score,
+        comparison.noise_of_means(comparison.baseline),
+    )
 
 
 def client_table(comparison: Comparison) -> Table:

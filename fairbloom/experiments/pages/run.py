@@ -13,7 +13,7 @@ from ..results.compared_scores import SHOWN, personal_label
 from ..results.measures import find_measure
 from ..results.noise import EXACT, Values, estimates, is_apart
 from ..results.presentation import page_of
-from ..results.run import ALL_TRAINED, Run, reported_column, scores_of, sentences_of
+from ..results.run import ALL_TRAINED, Run, scores_of, sentences_of
 from ..results.subject import Subject
 from ..results.tables import is_shown
 from .about import about_section, words_section
@@ -181,10 +181,11 @@ def _clients_section(scene: Scene, columns: Mapping[str, Values]) -> Section | N
     else:
         drawn = ordered_charts(finals, scene.series, scene.score)
     intro = f"The {scene.score.words} of the final model on each client's own test examples."
-    deviations = run.noise(simulated=True)
-    reported = {REPORTED: run.column(reported_column(run.score))} if deviations else {}
+    reported = run.column(f"reported_test_{run.score.name.replace('-', '_')}")
     shown = score_columns(
-        run.score, {**columns, **reported}, {run.label: noise, REPORTED: deviations}
+        run.score,
+        {**columns, REPORTED: reported} if reported else columns,
+        {run.label: noise, REPORTED: run.noise(simulated=True)},
     )
     shown["test examples"] = (Digits(0), run.test_examples(), EXACT)
     references = Subject.of(run).references(run.score)
@@ -220,8 +221,13 @@ def _measures_table(run: Run) -> Table:
         name = f"{each.score.title}{models.get(each.model, f' ({each.model})')}"
         count = len(each.values)
         of = f"{count}{text_if(count < each.clients, f' of {each.clients}')}"
-        shown = (digits.estimate(spread[key]) if key in spread else UNTOLD for key in keys)
-        cells.append([Cell(name), Cell(of, count), *shown])
+        cells.append(
+            [
+                Cell(name),
+                Cell(of, count),
+                *(digits.estimate(spread[key]) if key in spread else UNTOLD for key in keys),
+            ]
+        )
     return Table(
         "measures",
         f"{run.label} after round {run.rounds_done}, over clients",

@@ -1,5 +1,6 @@
 """The sections that pages of runs and of comparisons have in common, each of the same lines."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -352,22 +353,30 @@ def privacy_section(run: Run) -> Section | None:
     accounts = run.privacy.get("clients", {})
     if not accounts:
         return None
-    keys = ("epsilon", "delta", "sigma", "units", "reports")
+    keys = ("epsilon", "delta", "rows", "sigma", "spent", "units", "reports")
+    size = sum(array.size for array in run.arrays().values())
     rows = [
-        [Cell(client), *(Cell(f"{account[key]:.3g}", account[key]) for key in keys)]
+        [
+            Cell(client),
+            *(Cell(f"{account[key]:,.5g}", account[key]) for key in keys),
+            Cell(f"{account['sigma'] * math.sqrt(size) / account['rows']:.2g}"),
+        ]
         for client, account in accounts.items()
     ]
     without = sorted({*run.clients["client"]} - accounts.keys())
     note = (
         f"{text_if(run.privacy['simulated'], f'{SIMULATED_NOISE}. ')}ε and δ hold for each row of a"
-        " client that is blanked, over the life of its account. Noise is in largest gradients of a"
-        " row, over all rows. A step costs 4 units, a loss 1."
+        " client that is blanked, over the life of its account, which has five units for each of its"
+        " steps. σ is the noise of a step at the lowest price, in largest gradients of a row; spent"
+        " is what the last reply was charged. The last column compares the noise of a step with its"
+        " largest update, 1: above 1 there is more noise. Clients weigh n/(1 + σ²/n), if the method"
+        " has weights by rows: a stricter ε counts for less."
         f"{text_if(without, f' Without an account: {join_first(without, MAX_LISTED)}.')}"
     )
     table = Table(
         "privacy",
         "Privacy accounts after the last round",
-        ["client", "ε", "δ", "noise of a step", "units left", "test reports left"],
+        ["client", "ε", "δ", "rows n", "σ", "spent", "units left", "test reports left", "noise"],
         rows,
         note,
     )

@@ -175,11 +175,10 @@ class ComparedScores:
 
     def noise_of_means(self, method: str) -> Values:
         """Return the deviation of the noise in each client's mean over the seeds that have it."""
-        counts = Counter(itertools.chain(*self.values[method]))
         return {
             client: math.hypot(*(of_seed.get(client, 0.0) for of_seed in self.noise[method]))
             / count
-            for client, count in counts.items()
+            for client, count in Counter(itertools.chain(*self.values[method])).items()
             if any(client in of_seed for of_seed in self.noise[method])
         }
 
@@ -204,9 +203,10 @@ class ComparedScores:
             shared = rows.dropna(axis="columns")
             for name, values in zip(every, shared.to_dict("records"), strict=True):
                 if values:
-                    exact = estimates(values, self.score)
                     found[name][place] |= {
-                        f"{kind}: {key}": exact[key].value for key in (MEAN, WORST)
+                        f"{kind}: {key}": each.value
+                        for key, each in estimates(values, self.score).items()
+                        if key in (MEAN, WORST)
                     }
         return found
 
@@ -263,13 +263,6 @@ class ComparedScores:
         )
 
     # Measures
-
-    def measures(self, method: str) -> list[dict[str, float]]:
-        """Return the measures of fairness of each seed, with those in `held_out`."""
-        return [
-            {name: each.value for name, each in of_seed.items()}
-            for of_seed in self.estimates[method]
-        ]
 
     @cached_property
     def estimates(self) -> Mapping[str, Sequence[Mapping[str, Estimate]]]:

@@ -242,12 +242,13 @@ class Comparison(ComparedScores, Shown):
         """Return the rows of comparison.csv: one a method and seed."""
         unknown = [None] * len(self.seeds)
         return [
-            {"method": method, "seed": seed, "score": self.score.title, **measured}
-            | {name: measured.get(name) for name in self.held_out_measures}
+            {"method": method, "seed": seed, "score": self.score.title}
+            | {name: each.value for name, each in measured.items()}
+            | {name: None for name in self.held_out_measures if name not in measured}
             | ({"improved": improved} if self.improved else {})
             for method in self.methods
             for seed, measured, improved in zip(
-                self.seeds, self.measures(method), self.improved.get(method, unknown), strict=True
+                self.seeds, self.estimates[method], self.improved.get(method, unknown), strict=True
             )
         ]
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,8 +52,8 @@ class Estimate(NamedTuple):
     def written(self, score: Score, decimals: int | None = None) -> str:
         """Return it as text, with its interval if it has one."""
         ends = (self.value, self.value - self.below, self.value + self.above)
-        value, low, high = (score.written(each, decimals) for each in ends)
-        return f"{value} ({low} to {high})" if self.above > 0.0 else value
+        texts = [score.written(each, decimals) for each in ends]
+        return f"{texts[0]} ({texts[1]} to {texts[2]})" if self.above > 0.0 else texts[0]
 
 
 def estimates(values: Values, score: Score, noise: Values = EXACT) -> dict[str, Estimate]:
@@ -80,20 +80,29 @@ def estimates(values: Values, score: Score, noise: Values = EXACT) -> dict[str, 
     of_mean = REACH * math.hypot(*deviations) / len(values)
     of_single = REACH * max(deviations)
     bias, shift = extreme(deviations, count)
-    single_bias, single_shift = extreme(deviations, 1)
     worst = (of_single / math.sqrt(count), shift)
     up = 1 if score.higher_is_better else -1
     reaches = {
         "mean": (of_mean, of_mean, 0.0),
         "worst_10": (*worst[::up], bias),
         "best_10": (*worst[::-up], bias),
-        "gap": (2.0 * single_shift, 2.0 * of_single, 2.0 * single_bias),
+        "gap": (2.0 * extreme(deviations, 1)[1], 2.0 * of_single, 2.0 * extreme(deviations, 1)[0]),
     }
     return {
         name: Estimate(found[name], *reach)
         for name, reach in reaches.items()
         if name != "gap" or reach[0] < found["gap"]
     }
+
+
+def described(found: Mapping[str, Estimate]) -> dict[str, Any]:
+    """Return measures in plain values, with `intervals` of those with noise."""
+    intervals = {
+        name: (each.value - each.below, each.value + each.above)
+        for name, each in found.items()
+        if each.above > 0.0
+    }
+    return {name: each.value for name, each in found.items()} | {"intervals": intervals}
 
 
 @lru_cache(maxsize=1024)

@@ -20,6 +20,7 @@ from fairbloom.errors import (
     join_names,
     raise_first,
 )
+from fairbloom.protocol.private import SIMULATED
 from fairbloom.protocol.scores import LOSS_SCORE, WHY_UNDEFINED, Score, put_first
 from fairbloom.protocol.settings import Mark, RunSettings, Value, key_of
 from fairbloom.rounds.options import Options
@@ -66,7 +67,7 @@ from fairbloom.tasks import TASKS, TaskInfo
 from ..arms import Arm, label_of
 from ..study import Study
 from .group_scores import GroupReport, read_groups
-from .noise import EXACT, Values, estimates
+from .noise import EXACT, Values, described, estimates
 from .presentation import Shown
 from .tables import is_shown, mean_of, read_frame
 
@@ -345,7 +346,7 @@ class Run(Shown):
             "percent": self.score.percent,
         }
         if final := self.final():
-            about |= described(final, self.score, self.noise())
+            about |= described(estimates(final, self.score, self.noise()))
         return about
 
     def final(
@@ -401,12 +402,12 @@ class Run(Shown):
         its scores are exact, and what devices would report stands in a column beside them. With
         `simulated`, it is the noise of that column.
         """
-        score = score or self.score
-        deviations = self.column(f"test_{score.name.replace('-', '_')}_deviation")
+        name = (score or self.score).name.replace("-", "_")
+        is_simulated = self.settings.get("privacy.mode") == SIMULATED
         return {
             client: deviation
-            for client, deviation in deviations.items()
-            if deviation > 0.0 and simulated == (reported_column(score) in self.clients)
+            for client, deviation in self.column(f"test_{name}_deviation").items()
+            if deviation > 0.0 and simulated == is_simulated
         }
 
     def held_out(self, kind: str = NOT_IN_TRAINING, score: Score | None = None) -> dict[str, float]:
@@ -734,11 +735,6 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":
     )
 
 
-def reported_column(score: Score) -> str:
-    """Return the column with what devices would report in place of a simulation's exact scores."""
-    return f"reported_test_{score.name.replace('-', '_')}"
-
-
 # The clients that have each score, and why others do not ------------------------------------------
 
 
@@ -763,21 +759,11 @@ class Scored:
         return {
             "score": self.score.name,
             "model": self.model,
-            **described(self.values, self.score, self.noise),
+            **described(estimates(self.values, self.score, self.noise)),
             "clients": len(self.values),
             "of_clients": self.clients,
             "without": dict(self.lacking),
         }
-
-
-def described(values: Values, score: Score, noise: Values) -> dict[str, Any]:
-    """Return measures of fairness in plain values, and the intervals of those with noise."""
-    found = estimates(values, score, noise)
-    intervals = {
-        name: (each.value - each.below, each.value + each.above) for name, each in found.items()
-    }
-    numbers = {name: each.value for name, each in found.items()}
-    return numbers | ({"intervals": intervals} if any(noise) else {})
 
 
 def scores_of(run: Run) -> list[Scored]:

@@ -143,10 +143,10 @@ def _headline(compared: ComparedScores) -> str:
         worst = compared.estimate(compared.baseline, WORST).written(score, compared.decimals)
         served = f"Under {compared.baseline} {clients_have} a test {score.words} of {worst}{lower}"
     of_baseline = compared.runs.get(compared.baseline, ())
-    mean = compared.estimate(compared.baseline, MEAN).written(score, compared.decimals)
     return " ".join(
         [
-            f"{served}; the mean is {mean}.",
+            f"{served}; the mean is"
+            f" {compared.estimate(compared.baseline, MEAN).written(score, compared.decimals)}.",
             *describe_unscored(
                 {client for clients in compared.left_out.values() for client in clients}, score
             ),
