@@ -35,6 +35,7 @@ from .account import (
     folder_of,
 )
 from .budget import LOSS_UNITS, REPORTS, STEP_UNITS, UNITS, Budget
+from .mechanism import TEST_SENSITIVITY
 from .rows import LOSS_BOUND, digest_rows, split_rows
 
 # The largest δ unless the owner sets one.
@@ -180,9 +181,9 @@ def describe_account(account: Account) -> list[str]:
         f" {account.replacement_epsilon:.3g} if it is replaced by another",
         f"{account.steps} training steps with as many losses: noise of a step {account.sigma:.4g}"
         f" times a row's largest gradient; of a reported loss"
-        f" {account.loss_sigma * LOSS_BOUND / rows:.2g} times that of guessing",
+        f" {account.sigma_of(LOSS_UNITS) * LOSS_BOUND / rows:.2g} times that of guessing",
         f"{account.tests} test report{'s' * (account.tests != 1)}: noise of"
-        f" {2**0.5 * account.test_sigma:.2g} rows",
+        f" {TEST_SENSITIVITY * account.test_sigma:.2g} rows",
         f"left: {left[UNITS]} of {account.units} units (a step has {STEP_UNITS}, a loss"
         f" {LOSS_UNITS}), {left[REPORTS]} of {account.tests} test reports",
         f"lifetime epsilon of {accounts} account{'s' * (accounts != 1)} of this folder:"

@@ -6,6 +6,7 @@ sentence; after the charge, it also halts the account.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -39,7 +40,7 @@ from ..states import ClientStates, folder_of
 from . import noise
 from .account import TASK, Account, AccountError, one_sentence
 from .budget import REPORTS, UNITS
-from .mechanism import Mechanism, Testing, Training
+from .mechanism import Testing, Training
 from .rows import digest_rows, split_rows
 
 # Keys in the config of a message that name a run or a folder, and ask for no other work.
@@ -62,7 +63,7 @@ def reply_by(account: Account, message: Message, context: Context) -> RecordDict
     check_protocol(config)
     if kind == "query":
         name = str(context.node_config.get("name") or account.client)
-        about = {wire.NAME: name, wire.NUM_EXAMPLES: account.train, **about_account(account)}
+        about = {wire.NAME: name, wire.NUM_EXAMPLES: account.train, **about_account(account, {})}
         return RecordDict({wire.CLIENT: ConfigRecord(about)})
     if kind not in (TRAIN, EVALUATE):
         raise AccountError(f"a privacy account answers no messages of type {kind[:50]!r}")
@@ -85,9 +86,9 @@ def reply_by(account: Account, message: Message, context: Context) -> RecordDict
         return Request(account, kind, message, context, settings, terms).serve(partition, name_here)
 
 
-def about_account(account: Account) -> ConfigRecord:
-    """Return what the server is told of an account: all of it is public."""
-    status = account.status(account.ledger.left(), account.train)
+def about_account(account: Account, told: Mapping[str, float]) -> ConfigRecord:
+    """Return what the server is told of an account, and of a reply: all of it is public."""
+    status = account.status(account.ledger.left(), account.train)._replace(**told)
     return ConfigRecord({wire.HONOURS: HONOURED, wire.PRIVACY: [*map(float, status)]})
 
 
@@ -122,25 +123,31 @@ class Request:
         left = ledger.left()
         if reports > left[REPORTS]:
             hold_back("test results: held back by the privacy account")
-            return self._reply({wire.NUM_EXAMPLES: account.test})
-        if work.units > left[UNITS]:
+            return self._reply({wire.NUM_EXAMPLES: account.test}, {})
+        try:
+            mechanism = work.mechanism(account, noise.draw_noise, left[UNITS])
+        except ReportableError as error:
+            raise AccountError(str(error)) from error
+        told = work.told(mechanism)
+        units = int(told["spent"])
+        if units > left[UNITS]:
             raise AccountError(
-                f"{SPENT}: {work.units} units are asked for, and {left[UNITS]} of {account.units}"
+                f"{SPENT}: {units} units are asked for, and {left[UNITS]} of {account.units}"
                 " are left"
             )
         released = "test results" if reports else ", ".join([wire.ARRAYS, *self.terms.measure])
         with finish_first(), one_sentence():
             run = self.message.metadata.run_id
-            charge = partial(ledger.charge, work.units, reports, key, run, released)
+            charge = partial(ledger.charge, units, reports, key, run, released)
             write_until(charge, until, account.place)
-            update = work.run(Mechanism(account, noise.draw_noise))
-            reply = self._reply(update.metrics)
+            update = work.run(mechanism)
+            reply = self._reply(update.metrics, told)
             if update.arrays:
                 wanted = wanted_arrays(client, self.message)
                 reply[wire.ARRAYS] = record_of(update.arrays, wanted)
             write_until(partial(ledger.keep_reply, key, serialize(reply)), until, account.place)
         if (noted := NOTED.get()) is not None:
-            noted["spent"] = {REPORTS: reports} if reports else {UNITS: work.units}
+            noted["spent"] = {REPORTS: reports} if reports else {UNITS: units}
             noted["left"] = ledger.left()
         return reply
 
@@ -158,11 +165,11 @@ class Request:
         except ReportableError as error:
             raise AccountError(str(error), error.reportable) from error
 
-    def _reply(self, metrics: Metrics) -> RecordDict:
+    def _reply(self, metrics: Metrics, told: Mapping[str, float]) -> RecordDict:
         return RecordDict(
             {
                 wire.METRICS: MetricRecord({**metrics}),
-                wire.CLIENT: about_account(self.account),
+                wire.CLIENT: about_account(self.account, told),
             }
         )
 
