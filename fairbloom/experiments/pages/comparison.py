@@ -419,7 +419,8 @@ def _differences_section(comparison: Comparison) -> Section | None:
     intervals = (
         "Lines are 95 % intervals. Grey: not significant, or not tested."
         if len(comparison.seeds) >= FEWEST_SEEDS
-        else f"There are no intervals, because these take {FEWEST_SEEDS} seeds."
+        else f"There are no intervals{text_if(comparison.has_noise, ', but of noise')}, because"
+        f" these take {FEWEST_SEEDS} seeds."
     )
     intro = (
         f"How much better than {base} each method is, paired by seed; to the right is better."

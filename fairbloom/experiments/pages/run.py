@@ -225,7 +225,12 @@ def _measures_table(run: Run) -> Table:
             [
                 Cell(name),
                 Cell(of, count),
-                *(digits.estimate(spread[key]) if key in spread else UNTOLD for key in keys),
+                *(
+                    digits.estimate(spread[key])
+                    if key in spread and (key != "gap" or spread[key].below <= spread[key].value)
+                    else UNTOLD
+                    for key in keys
+                ),
             ]
         )
     return Table(

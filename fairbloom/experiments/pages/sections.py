@@ -329,7 +329,7 @@ def absences_section(lines: Iterable[Line]) -> Section | None:
                 [[row[i] for i in there] for row in rows[:ABSENCES_SHOWN]],
                 text_if(more, f"{more} more are in the runs' {ROUNDS.name}. ")
                 + "Refused: a reply that could not be used. Missing: no reply in time. Offline:"
-                " known, and not connected.",
+                " known, and not connected. Excluded: a privacy account that is spent or halted.",
                 keys=2,
             )
         )
@@ -353,12 +353,13 @@ def privacy_section(run: Run) -> Section | None:
     accounts = run.privacy.get("clients", {})
     if not accounts:
         return None
-    keys = ("epsilon", "delta", "rows", "sigma", "spent", "units", "reports")
+    keys = ("epsilon", "delta", "rows", "sigma", "units", "reports")
     size = sum(array.size for array in run.arrays().values())
     rows = [
         [
             Cell(client),
             *(Cell(f"{account[key]:,.5g}", account[key]) for key in keys),
+            Cell(f"{5.0 * account['steps']:,.5g}"),
             Cell(f"{account['sigma'] * math.sqrt(size) / account['rows']:.2g}"),
         ]
         for client, account in accounts.items()
@@ -366,17 +367,26 @@ def privacy_section(run: Run) -> Section | None:
     without = sorted({*run.clients["client"]} - accounts.keys())
     note = (
         f"{text_if(run.privacy['simulated'], f'{SIMULATED_NOISE}. ')}ε and δ hold for each row of a"
-        " client that is blanked, over the life of its account, which has five units for each of its"
-        " steps. σ is the noise of a step at the lowest price, in largest gradients of a row; spent"
-        " is what the last reply was charged. The last column compares the noise of a step with its"
-        " largest update, 1: above 1 there is more noise. Clients weigh n/(1 + σ²/n), if the method"
-        " has weights by rows: a stricter ε counts for less."
+        " client that is blanked, over the life of its account. Its units are five for each of its"
+        " steps. σ is the noise of a step at the lowest price, in largest gradients of a row. The"
+        " last column divides the length of that noise by the longest update of a step: above 1 it"
+        " is mostly noise. Weights by rows are n/(1 + σ²/n): a stricter ε counts for less."
         f"{text_if(without, f' Without an account: {join_first(without, MAX_LISTED)}.')}"
     )
     table = Table(
         "privacy",
         "Privacy accounts after the last round",
-        ["client", "ε", "δ", "rows n", "σ", "spent", "units left", "test reports left", "noise"],
+        [
+            "client",
+            "ε",
+            "δ",
+            "rows n",
+            "σ",
+            "units left",
+            "test reports left",
+            "units in all",
+            "noise by update",
+        ],
         rows,
         note,
     )

@@ -31,8 +31,8 @@ from .differences import (
     mean_by_client,
 )
 from .group_scores import GroupReport
-from .measures import GAP, REGISTRY, ClientScores, find_measure
-from .noise import Estimate, Values, estimates
+from .measures import CLIENT, GAP, REGISTRY, ClientScores, find_measure
+from .noise import REACH, Estimate, Values, estimates
 from .run import Run, frame
 from .subject import Subject
 from .tables import is_shown
@@ -281,7 +281,7 @@ class ComparedScores:
     def estimate(self, method: str, measure: str) -> Estimate:
         """Return the mean of a measure over the seeds that have it, and of its interval, or NaN."""
         found = [of_seed[measure] for of_seed in self.estimates[method] if measure in of_seed]
-        return Estimate(*map(statistics.fmean, zip(*found or [(math.nan,)], strict=True)))
+        return Estimate(*map(statistics.fmean, zip(*found or [Estimate(math.nan)], strict=True)))
 
     @cached_property
     def gaps_compared(self) -> dict[str, GroupScore]:
@@ -412,7 +412,7 @@ class ComparedScores:
         }
         return {
             method: difference_of(
-                by_seed, test_share=share, bias=self._bias(method, measure)
+                by_seed, test_share=share, shift=self._shift(method, measure)
             ).untested
             for method, by_seed in gains.items()
         }
@@ -431,12 +431,21 @@ class ComparedScores:
             for method in self.others
             if measure != NEW_MEAN or self._pairs(method, measure)
         }
-        biases = {key: self._bias(*key) for key in gains}
-        return differences_of(gains, biases, test_share=self.shared.test_share)
+        shifts = {key: self._shift(*key) for key in gains}
+        return differences_of(gains, shifts, test_share=self.shared.test_share)
 
-    def _bias(self, method: str, measure: str) -> float:
-        """Return by how much noise shifts the mean gain by a measure, at most."""
-        return max(self.estimate(name, measure).bias for name in (method, self.baseline))
+    def _shift(self, method: str, measure: str) -> float:
+        """Return by how much noise may shift the mean gain by a measure.
+
+        With many seeds, between which the noise varies, it is its bias; with few its 95 % interval.
+        """
+        names = (method, self.baseline)
+        pair = [self.estimate(name, measure) for name in names]
+        if len(self.seeds) >= FEWEST_SEEDS:
+            return max(each.bias for each in pair)
+        client = measure.removeprefix(CLIENT)
+        of_client = math.hypot(*(self.noise_of_means(name).get(client, 0.0) for name in names))
+        return sum(max(each.below, each.above) for each in pair) + REACH * of_client
 
     @property
     def others(self) -> list[str]:

@@ -60,8 +60,8 @@ def estimates(values: Values, score: Score, noise: Values = EXACT) -> dict[str, 
     """Return the measures of fairness of the clients' scores, with their intervals.
 
     Of scores with noise only those that have a meaning: the mean, the worst and the best tenth, and
-    the gap between the best and the worst client if its interval excludes zero. The others, such as
-    the standard deviation, would measure the noise.
+    the gap between the best and the worst client. The others, such as the standard deviation, would
+    measure the noise.
 
     Parameters
     ----------
@@ -88,11 +88,7 @@ def estimates(values: Values, score: Score, noise: Values = EXACT) -> dict[str, 
         "best_10": (*worst[::-up], bias),
         "gap": (2.0 * extreme(deviations, 1)[1], 2.0 * of_single, 2.0 * extreme(deviations, 1)[0]),
     }
-    return {
-        name: Estimate(found[name], *reach)
-        for name, reach in reaches.items()
-        if name != "gap" or reach[0] < found["gap"]
-    }
+    return {name: Estimate(found[name], *reach) for name, reach in reaches.items()}
 
 
 def described(found: Mapping[str, Estimate]) -> dict[str, Any]:
@@ -128,4 +124,5 @@ def is_apart(client: str, values: Values, noise: Values) -> bool:
     return all(
         abs(value - values[client]) >= deviations * math.hypot(mine, noise.get(other, 0.0))
         for other, value in values.items()
+        if other != client
     )

@@ -32,7 +32,7 @@ from .differences import (
     half_widths,
     mean_by_client,
 )
-from .noise import is_apart
+from .noise import REACH, Estimate, is_apart
 from .run import frame
 from .subject import REFERENCES
 
@@ -128,10 +128,12 @@ def _headline(compared: ComparedScores) -> str:
     lower = text_if(not score.higher_is_better, " (lower is better)")
     client, in_seeds = _worst_client(compared)
     if client:
+        reach = REACH * compared.noise_of_means(compared.baseline).get(client, 0.0)
         value = mean_by_client(compared.values[compared.baseline])[client]
         served = (
             f"{compared.baseline} serves {compared.shown_name(client)} worst{in_seeds}: its test"
-            f" {score.words} is {_written(value, compared)}{lower}"
+            f" {score.words} is"
+            f" {Estimate(value, reach, reach).written(score, compared.decimals)}{lower}"
             f"{_below(compared, compared.baseline, client)}"
         )
     else:
