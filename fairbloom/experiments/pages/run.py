@@ -41,9 +41,6 @@ from .sections import (
 # The heading of what devices with accounts would report, in a simulation of them.
 REPORTED = "as devices report it"
 
-# A measure that noise leaves no meaning.
-UNTOLD = Cell("cannot be told", tone="quiet")
-
 ONE_SEED = (
     "One run with one seed does not show whether another method would serve these clients better:"
     " use fairbloom compare with five seeds or more."
@@ -228,7 +225,7 @@ def _measures_table(run: Run) -> Table:
                 *(
                     digits.estimate(spread[key])
                     if key in spread and (key != "gap" or spread[key].below <= spread[key].value)
-                    else UNTOLD
+                    else Cell("cannot be told", tone="quiet")
                     for key in keys
                 ),
             ]

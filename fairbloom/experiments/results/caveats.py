@@ -26,6 +26,13 @@ FEWEST_EXAMPLES = 10
 # So does one over fewer of the rarer of two classes.
 FEWEST_OF_A_CLASS = 5
 
+# What pages say of scores with the noise of privacy accounts.
+NOISE = (
+    "Scores carry the noise of privacy accounts. ± and parentheses are its 95 % intervals, clients"
+    " stand in the order of their names, and one is called served worst or best only where that"
+    f" holds with {100.0 * (1.0 - WRONGLY_NAMED):.0f} %."
+)
+
 
 @dataclass(frozen=True)
 class SharedData:
@@ -97,7 +104,7 @@ def caveats_of_run(run: Run) -> list[str]:
         _attacked([run]),
         *describe_small_tests(run.test_examples(), run.score, named=True),
         _rare_classes(run),
-        _describe_noise([run]),
+        text_if(run.noise(), NOISE),
         *(f"F{said.removeprefix('f')}" for said in _worse_than_the_mean([run])),
     ]
     return [*filter(None, said)]
@@ -129,7 +136,7 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
         ),
         _attacked(every),
         _rare_classes(every[0]),
-        _describe_noise(every),
+        text_if(any(run.noise() for run in every), NOISE),
         text_if(
             any(run.privacy.get("simulated") for run in every), f"Privacy is {SIMULATED_NOISE}."
         ),
@@ -237,16 +244,6 @@ def _rare_classes(run: Run) -> str:
     }
     few = [f"{client} {count}" for client, count in counts.items() if count < FEWEST_OF_A_CLASS]
     return text_if(few, f"Few test examples of the rarer class: {join_first(few, MAX_LISTED)}.")
-
-
-def _describe_noise(runs: Sequence[Run]) -> str:
-    """Return what pages say of scores with the noise of privacy accounts, "" without any."""
-    return text_if(
-        any(run.noise() for run in runs),
-        "Scores carry the noise of privacy accounts. ± and parentheses are its 95 % intervals,"
-        " clients stand in the order of their names, and one is called served worst or best where"
-        f" that holds with {1.0 - WRONGLY_NAMED:.0%}.",
-    )
 
 
 def describe_leak(run: Run) -> list[str]:

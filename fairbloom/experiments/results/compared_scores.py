@@ -443,9 +443,10 @@ class ComparedScores:
         pair = [self.estimate(name, measure) for name in names]
         if len(self.seeds) >= FEWEST_SEEDS:
             return max(each.bias for each in pair)
-        client = measure.removeprefix(CLIENT)
-        of_client = math.hypot(*(self.noise_of_means(name).get(client, 0.0) for name in names))
-        return sum(max(each.below, each.above) for each in pair) + REACH * of_client
+        of_client = measure.removeprefix(CLIENT)
+        return sum(max(each.below, each.above) for each in pair) + REACH * math.hypot(
+            *(self.noise_of_means(name).get(of_client, 0.0) for name in names)
+        )
 
     @property
     def others(self) -> list[str]:

@@ -93,12 +93,13 @@ def estimates(values: Values, score: Score, noise: Values = EXACT) -> dict[str, 
 
 def described(found: Mapping[str, Estimate]) -> dict[str, Any]:
     """Return measures in plain values, with `intervals` of those with noise."""
-    intervals = {
-        name: (each.value - each.below, each.value + each.above)
-        for name, each in found.items()
-        if each.above > 0.0
+    return {name: each.value for name, each in found.items()} | {
+        "intervals": {
+            name: (each.value - each.below, each.value + each.above)
+            for name, each in found.items()
+            if each.above > 0.0
+        }
     }
-    return {name: each.value for name, each in found.items()} | {"intervals": intervals}
 
 
 @lru_cache(maxsize=1024)

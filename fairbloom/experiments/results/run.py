@@ -81,9 +81,6 @@ if TYPE_CHECKING:
 # What every page says of a run without test examples.
 ALL_TRAINED = "no test rows: trained on all rows"
 
-# Why a client with a privacy account has no score.
-HELD_BACK = "held back, as no test report is left in the privacy account"
-
 # The name of a report in the folder of its run or study.
 REPORT = "report.html"
 
@@ -403,11 +400,10 @@ class Run(Shown):
         `simulated`, it is the noise of that column.
         """
         name = (score or self.score).name.replace("-", "_")
-        is_simulated = self.settings.get("privacy.mode") == SIMULATED
         return {
             client: deviation
             for client, deviation in self.column(f"test_{name}_deviation").items()
-            if deviation > 0.0 and simulated == is_simulated
+            if deviation > 0.0 and simulated == (self.settings.get("privacy.mode") == SIMULATED)
         }
 
     def held_out(self, kind: str = NOT_IN_TRAINING, score: Score | None = None) -> dict[str, float]:
@@ -773,8 +769,11 @@ def scores_of(run: Run) -> list[Scored]:
     """
     found = []
     tested = run.tested
-    accounts = run.privacy.get("clients", {})
-    spent = {client for client, account in accounts.items() if account["reports"] < 1.0}
+    spent = {
+        client
+        for client, account in run.privacy.get("clients", {}).items()
+        if account["reports"] < 1.0
+    }
     for score in run.scores:
         undefined = WHY_UNDEFINED.get(score.name, "it has no finite value there")
         if KNOWN.exists_in(run.folder):
@@ -786,7 +785,8 @@ def scores_of(run: Run) -> list[Scored]:
             # Clients that were refused, missing or offline have no test examples either.
             lacking = dict.fromkeys(run.without(score, model), "not tested in the last round")
             lacking |= {name: undefined for name in lacking if name in tested}
-            lacking |= {name: HELD_BACK for name in lacking if name in spent}
+            held_back = "held back, as no test report is left in the privacy account"
+            lacking |= {name: held_back for name in lacking if name in spent}
             found.append(Scored(score, model, values, lacking, run.unasked, run.noise(score)))
         why = f"not tested, or {undefined}"
         found += [
