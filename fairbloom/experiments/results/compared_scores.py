@@ -330,12 +330,6 @@ class ComparedScores:
         """Return whether every method has a measure with a seed with which the baseline has it."""
         return all(self._pairs(method, measure) for method in self.methods)
 
-    @cached_property
-    def improved(self) -> dict[str, list[float]]:
-        """`Run.improved` of each method and seed; only methods with a number for each seed."""
-        by_seed = {label: [run.improved for run in runs] for label, runs in self.runs.items()}
-        return {label: found for label, found in by_seed.items() if all(map(math.isfinite, found))}
-
     def against_baseline(self, method: str, measure: str) -> list[float]:
         """Return a measure of `against_baseline` for each seed in which it is defined."""
         pairs = zip(self.values[method], self.values[self.baseline], strict=True)

@@ -1,7 +1,6 @@
 """A run, read from its folder: settings, progress, tables, and the scores of each client."""
 
 import contextlib
-import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -509,19 +508,12 @@ class Run(Shown):
         }
 
     @property
-    def improved(self) -> float:
-        """The percentage of participants with a training loss that did not rise, NaN if unknown.
-
-        It is the mean over the rounds, of those in which clients evaluated.
-        """
-        return self.training.get("improved", math.nan)
-
-    @property
     def training(self) -> dict[str, float]:
         """Measures of training that are known, by name.
 
-        `improved`, the same in the last third of the rounds, and the clients' mean training loss of
-        the last evaluated round.
+        `improved`, the percentage of participants with a training loss that did not rise, as the
+        mean over the rounds in which clients evaluated; the same in the last third of the rounds;
+        and the clients' mean training loss of the last evaluated round.
         """
         cells = {
             number: cell
