@@ -403,6 +403,7 @@ class ComparedScores:
             method: self.gains(method, measure)
             for method in self.others
             if self._pairs(method, measure)
+            or not (self.has_noise or measure in self.held_out_measures)
         }
         return {
             method: difference_of(

@@ -111,18 +111,6 @@ def difference_of(
     return Difference(mean, error, mean - reach, mean + reach, better, worse, n, p_value)
 
 
-def half_width(difference: Difference, seeds: int, test_share: float) -> float:
-    """Return half the width of a difference's interval with another number of seeds.
-
-    More seeds are assumed to vary as these do. `test_share` is as in `difference_of`: it bounds
-    what more seeds can gain.
-    """
-    from scipy.stats import t
-
-    fewer = math.sqrt((1.0 / seeds + test_share) / (1.0 / difference.seeds + test_share))
-    return float(t.isf(LEVEL / 2.0, seeds - 1)) * difference.error * fewer
-
-
 def half_widths(
     spreads: "pandas.Series[float]", counts: "pandas.Series[int]", test_share: float
 ) -> "pandas.Series[float]":

@@ -6,7 +6,6 @@ differs, at most 5 % of verdicts claim anything.
 """
 
 import itertools
-import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,7 +27,6 @@ from .differences import (
     MEAN,
     NEW_MEAN,
     WORST,
-    half_width,
     half_widths,
     mean_by_client,
 )
@@ -106,7 +104,6 @@ def verdict_of(compared: ComparedScores) -> Verdict:
     sentences = [
         *_leak(compared),
         *_claims(compared),
-        *_precision(compared),
         *_equals(compared),
         *find_contradictions(compared, unclaimed)[:3],
         *_limits(compared),
@@ -293,25 +290,6 @@ def _list_effects(compared: ComparedScores, measure: str, sign: int, methods: Se
     if more := pairs[MOST_LISTED - 1 :]:
         parts.append(f"{len(more)} more by at least {_number(more[-1][1], compared)}")
     return join_all(parts)
-
-
-def _precision(compared: ComparedScores) -> Iterator[str]:
-    """Yield how wide intervals are, and would be with twice the seeds, if no gain is claimed."""
-    seeds = len(compared.seeds)
-    found = [
-        difference
-        for (_, measure), difference in compared.claims.items()
-        if measure == WORST and difference.error > 0.0  # NaN with too few seeds
-    ]
-    if not found or compared.has_noise or _methods_with(compared, WORST, 1):
-        return
-    share = compared.shared.test_share
-    now = statistics.median((each.high - each.low) / 2.0 for each in found)
-    then = statistics.median(half_width(each, 2 * seeds, share) for each in found)
-    yield (
-        f"Intervals for the worst served are typically ±{_points(now, compared)}; with"
-        f" {2 * seeds} seeds instead of {seeds}, about ±{_number(then, compared)}."
-    )
 
 
 def _equals(compared: ComparedScores) -> Iterator[str]:

@@ -138,18 +138,6 @@ def test_more_than_five_claims_end_with_a_bound() -> None:
     assert f" and 3 more by at least {least:.1f}" in comparison.verdict.sentences[0]
 
 
-@pytest.mark.parametrize("share", [0.0, 0.25])
-def test_the_precision_is_said_now_and_with_twice_the_seeds(share: float) -> None:
-    comparison = made(5, FedFV=(0.5, 0.0))
-    comparison = dataclasses.replace(comparison, shared=SharedData(test_share=share))
-    spread = np.std(comparison.gains("FedFV", "worst_10"), ddof=1)
-    now, then = (stats.t.isf(0.025, n - 1) * spread * (1.0 / n + share) ** 0.5 for n in (5, 10))
-    assert comparison.verdict.sentences[-1] == (
-        f"Intervals for the worst served are typically ±{now:.1f} points; with 10 seeds"
-        f" instead of 5, about ±{then:.1f}."
-    )
-
-
 @pytest.mark.parametrize(
     ("score", "reference", "said"),
     [
