@@ -2,6 +2,7 @@
 chance."""
 
 import csv
+import dataclasses
 import json
 import math
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from hypothesis import given, strategies as st
 from fairbloom.experiments import api
 from fairbloom.experiments.pages.comparison import client_table, page_of_comparison
 from fairbloom.experiments.pages.run import page_of_run
-from fairbloom.experiments.render.page import Page, Table
+from fairbloom.experiments.render.page import Charts, Page, Table
 from fairbloom.experiments.results.comparison import Comparison
 from fairbloom.experiments.results.differences import difference_of
 from fairbloom.experiments.results.listing import find_runs
@@ -158,6 +159,8 @@ def test_an_interval_reaches_further_where_noise_flatters() -> None:
         assert found["worst_10"][1:3] == found["best_10"][2:0:-1]
     assert found["mean"] == pytest.approx((1.0, 0.98, 0.98, 0.0))
     assert found["gap"].bias == pytest.approx(2.0 * found["worst_10"].bias)
+    twenty = dict.fromkeys(map(str, range(20)), 1.0)
+    assert estimates(twenty, ACCURACY, twenty)["worst_10"].below == pytest.approx(1.96 / 2**0.5)
     assert Estimate(81.25, 4.0, 5.0).written(ACCURACY) == "81.2 % (77.2 % to 86.2 %)"
     assert Estimate(81.25).written(ACCURACY) == "81.2 %"
 
@@ -220,6 +223,16 @@ def test_a_page_ranks_no_noise(tmp_path: Path) -> None:
     assert (mean, std, gap) == ("75.0 (72.4 to 77.6)", "cannot be told", "cannot be told")
     assert (worst[:12], best[-6:]) == ("71.0 (61.2 t", " 89.8)")
     assert "noise of privacy accounts" in str([section.blocks for section in page.sections])
+
+
+@pytest.mark.parametrize("clients", [4, 41])
+def test_a_chart_spans_the_noise_of_each_client(tmp_path: Path, clients: int) -> None:
+    values = {f"c{k}": 70.0 + k % 7 for k in range(clients)}
+    page = page_of_run(deployed(tmp_path / "run", values, {"c1": 5.0}))
+    drawn = next(block for block in page.sections[0].blocks if isinstance(block, Charts))
+    rows = {row["client"]: row for row in drawn.charts[0].spec["data"]["values"]}
+    assert (rows["c1"]["low"], rows["c1"]["high"]) == (61.2, 80.8)
+    assert (rows["c0"]["low"], rows["c0"]["high"]) == (70.0, 70.0)
 
 
 def test_who_is_served_worst_or_best_beyond_noise_is_named(tmp_path: Path) -> None:
@@ -325,6 +338,10 @@ def test_a_comparison_names_who_is_worst_beyond_noise(tmp_path: Path) -> None:
     noise = comparison.noise_of_means("FedAvg")
     assert noise == pytest.approx({"AL": 1.0, "CT": 2.5})
     assert texts_of(client_table(comparison))["CT"][0].endswith(" ±4.9")
+    for reference, is_below in ((43.0, False), (60.0, True)):
+        other = dataclasses.replace(comparison)
+        vars(other)["references"] = {"CT": reference}
+        assert (", below always guessing" in other.verdict.headline) == is_below
 
 
 def test_gains_of_few_seeds_have_the_interval_of_noise(tmp_path: Path) -> None:
@@ -341,14 +358,11 @@ def test_gains_of_the_worst_served_must_exceed_the_bias_of_noise(tmp_path: Path)
     comparison = compared(tmp_path / "three", 3)
     bias = comparison.estimate("TERM", "worst_10").bias
     assert bias > 1.0
-    gains = comparison.gains("TERM", "worst_10")
-    exact = difference_of(gains, test_share=comparison.shared.test_share)
-    found = comparison.difference("TERM", "worst_10")
-    assert found.high - exact.high == pytest.approx(bias)
-    assert exact.low - found.low == pytest.approx(bias)
-    mean = comparison.difference("TERM", "mean")
-    share = comparison.shared.test_share
-    assert mean.high == difference_of(comparison.gains("TERM", "mean"), test_share=share).high
+    for measure, shift in (("worst_10", bias), ("mean", 0.0)):
+        gains = comparison.gains("TERM", measure)
+        exact = difference_of(gains, test_share=comparison.shared.test_share)
+        found = comparison.difference("TERM", measure)
+        assert (found.high - exact.high, exact.low - found.low) == pytest.approx((shift, shift))
     assert difference_of([2.0, 2.1, 2.2]).significant
     assert difference_of([2.0, 2.1, 2.2], shift=1.5).significant
     assert difference_of([2.0, 2.1, 2.2], shift=2.2).p_value == 1.0
