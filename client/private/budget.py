@@ -102,7 +102,7 @@ class Budget:
         return epsilon_of(self.mu * math.sqrt(units / self.units), self.delta)
 
     def status(self, left: Mapping[str, int], rows: int) -> AccountStatus:
-        """Return what the server is told, with the units and test reports that are left."""
+        """Return what the server gets, with the units and test reports that are left."""
         return AccountStatus(
             *(self.epsilon, self.delta, self.steps, self.tests, self.sigma, rows),
             *(left[UNITS], left[REPORTS]),

@@ -150,7 +150,7 @@ class Training:
         found.of_loss(bound_of(self._classes)).check(count)
         return found
 
-    def told(self, mechanism: Mechanism) -> Mapping[str, float]:
+    def cost(self, mechanism: Mechanism) -> Mapping[str, float]:
         """Return what the account's status says of the reply: units, and deviations of noise."""
         step, loss = mechanism.price
         return {
@@ -223,12 +223,12 @@ class Testing:
         self._client = client
 
     def mechanism(self, budget: Budget, draw: Draw, left: int) -> Mechanism:
-        """Return the mechanism of a test report, whose price is a report."""
+        """Return the mechanism of a test report, which costs one of these."""
         found = Mechanism(budget, draw)
         found.of_test.check(len(self._client.splits.test))
         return found
 
-    def told(self, mechanism: Mechanism) -> Mapping[str, float]:
+    def cost(self, mechanism: Mechanism) -> Mapping[str, float]:
         """Return the deviations of the report's noise."""
         of_mean = mechanism.of_test.deviation / len(self._client.splits.test)
         of_loss = of_mean * bound_of(self._classes) / LOSS_WEIGHT

@@ -137,7 +137,7 @@ class Lattice:
     """The lattice on which a sum of `size` numbers is released with noise of `sigma`.
 
     `sensitivity` is the largest Euclidean change of the sum if a row is blanked. Rounding
-    adds up to the spacing for each number, and float64 arithmetic a little: noise is drawn for both.
+    adds up to the spacing for each number, and float64 arithmetic a little: noise is for both.
     """
 
     sigma: float

@@ -86,9 +86,9 @@ def reply_by(account: Account, message: Message, context: Context) -> RecordDict
         return Request(account, kind, message, context, settings, terms).serve(partition, name_here)
 
 
-def about_account(account: Account, told: Mapping[str, float]) -> ConfigRecord:
-    """Return what the server is told of an account, and of a reply: all of it is public."""
-    status = account.status(account.ledger.left(), account.train)._replace(**told)
+def about_account(account: Account, cost: Mapping[str, float]) -> ConfigRecord:
+    """Return what the server learns of an account, and of a reply: all of it is public."""
+    status = account.status(account.ledger.left(), account.train)._replace(**cost)
     return ConfigRecord({wire.HONOURS: HONOURED, wire.PRIVACY: [*map(float, status)]})
 
 
@@ -128,8 +128,8 @@ class Request:
             mechanism = work.mechanism(account, noise.draw_noise, left[UNITS])
         except ReportableError as error:
             raise AccountError(str(error)) from error
-        told = work.told(mechanism)
-        units = int(told["spent"])
+        cost = work.cost(mechanism)
+        units = int(cost["spent"])
         if units > left[UNITS]:
             raise AccountError(
                 f"{SPENT}: {units} units are asked for, and {left[UNITS]} of {account.units}"
@@ -141,7 +141,7 @@ class Request:
             charge = partial(ledger.charge, units, reports, key, run, released)
             write_until(charge, until, account.place)
             update = work.run(mechanism)
-            reply = self._reply(update.metrics, told)
+            reply = self._reply(update.metrics, cost)
             if update.arrays:
                 wanted = wanted_arrays(client, self.message)
                 reply[wire.ARRAYS] = record_of(update.arrays, wanted)
@@ -165,11 +165,11 @@ class Request:
         except ReportableError as error:
             raise AccountError(str(error), error.reportable) from error
 
-    def _reply(self, metrics: Metrics, told: Mapping[str, float]) -> RecordDict:
+    def _reply(self, metrics: Metrics, cost: Mapping[str, float]) -> RecordDict:
         return RecordDict(
             {
                 wire.METRICS: MetricRecord({**metrics}),
-                wire.CLIENT: about_account(self.account, told),
+                wire.CLIENT: about_account(self.account, cost),
             }
         )
 

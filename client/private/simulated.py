@@ -24,7 +24,7 @@ from .opening import DELTA
 from .rows import split_rows
 
 # The names of the states with what a client has spent of its account, in units and in reports, and
-# with what its last reply was told.
+# with the cost of its last reply.
 STATES = ("privacy-train", "privacy-evaluate")
 
 TOTAL = "total"
@@ -44,12 +44,12 @@ class SimulatedAccount(Budget):
         left = self.status_of(client, terms.server_round).units
         draw = self._draw("train", terms.server_round, client)
         mechanism = training.mechanism(self, draw, int(left))
-        told = training.told(mechanism)
-        if told["spent"] > left:
+        cost = training.cost(mechanism)
+        if cost["spent"] > left:
             raise ReportableError(
-                f"{SPENT}: {told['spent']} units are asked for, {left:g} are left"
+                f"{SPENT}: {cost['spent']} units are asked for, {left:g} are left"
             )
-        self._keep(client, terms.server_round, told, 0)
+        self._keep(client, terms.server_round, cost, 0)
         return training.run(mechanism)
 
     def evaluate(self, client: LocalClient, received: StateDict, terms: Terms) -> Metrics:
@@ -59,7 +59,7 @@ class SimulatedAccount(Budget):
         if not self.status_of(client, terms.server_round).reports:
             return exact
         mechanism = testing.mechanism(self, self._draw("evaluate", terms.server_round, client), 0)
-        self._keep(client, terms.server_round, testing.told(mechanism), 1)
+        self._keep(client, terms.server_round, testing.cost(mechanism), 1)
         reported = testing.run(mechanism).metrics
         return {
             **exact,
@@ -73,9 +73,9 @@ class SimulatedAccount(Budget):
         last = max(filter(None, found), key=lambda each: each.made, default=None)
         spent = [0.0 if each is None else float(each.state[TOTAL]) for each in found]
         left = {UNITS: self.units - int(spent[0]), REPORTS: max(0, self.tests - int(spent[1]))}
-        told = {} if last is None else {key: float(each) for key, each in last.state.items()}
-        told.pop(TOTAL, None)
-        return self.status(left, len(client.splits.train))._replace(**told)
+        cost = {} if last is None else {key: float(each) for key, each in last.state.items()}
+        cost.pop(TOTAL, None)
+        return self.status(left, len(client.splits.train))._replace(**cost)
 
     def _draw(self, kind: str, number: int, client: LocalClient) -> Draw:
         """Return the source of noise that depends on the seed, the round and the client."""
@@ -88,12 +88,12 @@ class SimulatedAccount(Budget):
         return partial(draw_gaussian, bits=DEVIATION_BITS, words=words, block=1)
 
     def _keep(
-        self, client: LocalClient, number: int, told: Mapping[str, float], reports: int
+        self, client: LocalClient, number: int, cost: Mapping[str, float], reports: int
     ) -> None:
         name = STATES[reports]
         found = client.states.find(name, number)
         before = 0.0 if found is None else float(found.state[TOTAL])
-        state = {**told, TOTAL: before + (reports or told["spent"])}
+        state = {**cost, TOTAL: before + (reports or cost["spent"])}
         client.states.keep(name, number, {key: torch.tensor(each) for key, each in state.items()})
 
 
