@@ -85,7 +85,7 @@ def compared(folder: Path, seeds: int, true: Mapping[str, float] = TRUE) -> Comp
     """Return the comparison of two methods, which serve all clients alike but for noise."""
     make_comparison(folder, ["fedavg", "term"], range(seeds), [*true], 2, dealt=False)
     for number, run in enumerate(sorted((folder / "runs").iterdir())):
-        rewrite(run, reports(number, true), NOISE)
+        rewrite(run, reports(number, true), {"c0": 2.0, **NOISE})
     comparison = api.load(folder)
     assert isinstance(comparison, Comparison)
     return comparison
@@ -319,6 +319,7 @@ def test_a_comparison_names_nobody_by_noise(tmp_path: Path) -> None:
     assert headline.count(" % to ") == 2
     page = page_of_comparison(comparison)
     assert "Pareto" not in str(page.sections)
+    assert "noise of privacy accounts" in str(comparison.caveats)
     methods = texts_of(table_of(page, "methods"))
     assert methods["TERM"][1] == "–"
     assert all(" to " in methods["TERM"][k] for k in (0, 2, 3, 4, 5))
@@ -329,6 +330,21 @@ def test_a_comparison_names_nobody_by_noise(tmp_path: Path) -> None:
     assert "±" not in str(texts_of(table)["AZ"])
     assert comparison.against_baseline("TERM", "suffering_change") == []
     assert not comparison.differences("std")
+
+
+def test_a_comparison_of_many_clients_draws_no_order_of_noise(tmp_path: Path) -> None:
+    page = page_of_comparison(compared(tmp_path / "one", 1, {f"c{k}": 70.0 for k in range(17)}))
+    drawn = [block for each in page.sections for block in each.blocks if isinstance(block, Charts)]
+    for charts in (drawn[0], page.make_figure()):
+        assert "client" in charts.charts[0].spec["data"]["values"][0]
+
+
+def test_no_worst_tenth_of_noise_is_drawn_over_rounds(tmp_path: Path) -> None:
+    figure = page_of_run(deployed(tmp_path / "run", TRUE)).make_figure()
+    assert [chart.title for chart in figure.charts] == ["Mean"]
+    sections = page_of_comparison(compared(tmp_path / "one", 1)).details()
+    assert "rounds-mean" in str(sections)
+    assert "rounds-worst" not in str(sections)
 
 
 def test_a_comparison_names_who_is_worst_beyond_noise(tmp_path: Path) -> None:
