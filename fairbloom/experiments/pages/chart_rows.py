@@ -84,7 +84,7 @@ def worst_first(values: Values, score: Score, noise: Values = EXACT) -> list[str
 
 
 def spanned(values: Values, noise: Values) -> list[Values]:
-    """Return values as a chart takes those of seeds: also the ends of their 95 % intervals."""
+    """Return values as if of seeds for a chart: also with the ends of their 95 % intervals."""
     return [
         {client: value + reach * noise.get(client, 0.0) for client, value in values.items()}
         for reach in ((-REACH, 0.0, REACH) if noise else (0.0,))

@@ -38,7 +38,7 @@ EXACT: Values = {}
 
 
 class Estimate(NamedTuple):
-    """A measure, and how far it may be from what it would be without noise; an exact one is not.
+    """A measure, and how far it may be from its value without noise; an exact one is not.
 
     Its 95 % interval reaches from `below` it to `above` it; `bias` is how far its expectation may
     be, at most.
@@ -115,7 +115,7 @@ def extreme(deviations: Sequence[float], count: int) -> tuple[float, float]:
 
 
 def is_apart(client: str, values: Values, noise: Values) -> bool:
-    """Return whether noise alone does not make a client differ from all others.
+    """Return whether a client differs from all others by more than noise makes it differ.
 
     Named by this, the worst and the best of the values are not those in at most `WRONGLY_NAMED` of
     reports. Of exact values it is true.

@@ -394,9 +394,9 @@ class Run(Shown):
     def noise(self, score: Score | None = None, *, simulated: bool = False) -> dict[str, float]:
         """Return the standard deviation of the noise in the scores of `final`, in their unit.
 
-        Only clients whose privacy account has added noise are in it. A simulation protects nobody:
-        its scores are exact, and what devices would report stands in a column beside them. With
-        `simulated`, it is the noise of that column.
+        Only clients with the noise of a privacy account are in it. The scores of a simulation are
+        exact, and another column has what devices would report. With `simulated`, it is the noise
+        of that column.
         """
         name = (score or self.score).name.replace("-", "_")
         return {
