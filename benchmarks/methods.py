@@ -369,9 +369,9 @@ def rows_of(tested: Comparison) -> Iterator[Row]:
     for label in tested.shown:
         yield {
             "method": label,
-            "mean": f"{tested.spread(label, 'mean')[0]:.{digits}f}",
+            "mean": f"{tested.estimate(label, 'mean').value:.{digits}f}",
             "gain, mean": gain(gains["mean"].get(label), digits),
-            worst: f"{tested.spread(label, 'worst_10')[0]:.{digits}f}",
+            worst: f"{tested.estimate(label, 'worst_10').value:.{digits}f}",
             f"gain, {worst}": gain(gains["worst_10"].get(label), digits),
         }
 

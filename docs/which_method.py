@@ -117,7 +117,7 @@ class Federation:
             if method != BASELINE
             for measure in MEASURES
         }
-        return differences_of(gains, test_share=self.test_share)
+        return differences_of(gains, {}, test_share=self.test_share)
 
     @property
     def bound(self) -> float:

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 
 from fairbloom import compare
-from fairbloom.experiments.results.run import measures
+from fairbloom.experiments.results.noise import estimates
 from fairbloom.experiments.studies.search import VALIDATION_SHARE
 
 from ..methods import MANY, WORKLOADS, Workload, parser_with_folders, replace_rows
@@ -59,9 +59,9 @@ def hold_out(
                 "workload": name,
                 "method": arms[label].partition("(")[0],
                 "seed": seed,
-                "worst_10": measures(run.final(), compared.score)["worst_10"],
+                "worst_10": estimates(run.final(), compared.score)["worst_10"].value,
                 "held_out_mean": fmean(others.values()),
-                "held_out_worst_10": measures(others, compared.score)["worst_10"],
+                "held_out_worst_10": estimates(others, compared.score)["worst_10"].value,
             }
 
 

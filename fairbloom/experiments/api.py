@@ -531,6 +531,7 @@ def evaluate(
         clients = {
             score.name: values
             for score in found.scores
-            if score.name in names and (values := run_of_clients.final(score, "global"))
+            if score.name in names and not run_of_clients.noise(score)
+            if (values := run_of_clients.final(score, "global"))
         }
     return Evaluation(*found, run=folder, model=model, clients=clients)

@@ -115,7 +115,7 @@ def test_the_table_has_gains_of_the_chosen_arms(tmp_path: Path) -> None:
     personal = personal_label(chosen)
     assert [*rows] == [found.baseline, personal]  # Ditto's common model is FedAvg's
     assert float(str(rows[personal]["mean"])) == pytest.approx(
-        found.comparison.spread(personal, "mean")[0], abs=0.06
+        found.comparison.estimate(personal, "mean").value, abs=0.06
     )
     assert rows[found.baseline]["gain, mean"] == ""
     assert "to" in str(rows[personal]["gain, mean"])
@@ -124,7 +124,7 @@ def test_the_table_has_gains_of_the_chosen_arms(tmp_path: Path) -> None:
     table = pandas.read_csv(tmp_path / "tables" / "seeds.csv")
     assert sorted(table["seed"]) == sorted([*found.study.found.fresh] * 2)
     assert table[table["method"] == "ditto"]["mean"].mean() == pytest.approx(
-        found.comparison.spread(personal, "mean")[0]
+        found.comparison.estimate(personal, "mean").value
     )
 
 

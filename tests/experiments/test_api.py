@@ -275,7 +275,9 @@ def test_the_tables_of_a_comparison_are_data_frames(
     assert compared.table.index.tolist() == ["FedAvg", "Ditto", "Ditto (personal)"]
     for method, row in compared.table.iterrows():
         with subtests.test(method=method, row=row):
-            assert row["worst_10"] == pytest.approx(compared.spread(str(method), "worst_10")[0])
+            assert row["worst_10"] == pytest.approx(
+                compared.estimate(str(method), "worst_10").value
+            )
     clients = compared.clients
     chosen = clients[(clients["method"] == "FedAvg") & (clients["seed"] == 1)].set_index("client")[
         "accuracy"

@@ -139,7 +139,7 @@ def test_a_comparison_gains_where_an_error_falls(
     comparison = api.load("cmp", score=score)
     for method in comparison.methods[1:]:
         with subtests.test(method=method):
-            worst = {m: comparison.spread(m, "worst_10")[0] for m in (method, "FedAvg")}
+            worst = {m: comparison.estimate(m, "worst_10").value for m in (method, "FedAvg")}
             assert fmean(comparison.gains(method, "worst_10")) == pytest.approx(
                 sign * (worst["FedAvg"] - worst[method])
             )

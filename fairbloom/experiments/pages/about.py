@@ -9,6 +9,7 @@ from fairbloom.strategies import METHODS
 from fairbloom.strategies.named import title
 
 from ..render.page import Cell, Charts, Section, Table
+from ..results.noise import EXACT
 from ..results.run import Run
 from ..results.subject import Subject, facts_of
 from .cells import Digits
@@ -48,7 +49,7 @@ def about_section(subject: Subject, runs: Sequence[Run]) -> Section:
     run = subject.run
     clients = table_of_clients(
         "The clients",
-        worst_first(run.final(), run.score) or sorted(subject.counts),
+        worst_first(run.final(), run.score, run.noise()) or sorted(subject.counts),
         _counts(subject),
         run.shown_name,
     )
@@ -79,12 +80,12 @@ def _counts(subject: Subject) -> dict[str, Column]:
             "test examples": run.test_examples(),
             "larger class, %": larger,
         }
-        return {name: (Digits(0), numbers) for name, numbers in known.items() if numbers}
+        return {name: (Digits(0), numbers, EXACT) for name, numbers in known.items() if numbers}
     names = {"rows": "examples", "for training": "train"}
     if subject.schema.unit:
         names[f"of different {subject.schema.unit}"] = "units"
     columns: dict[str, Column] = {
-        heading: (Digits(0), {client: each[key] for client, each in counts.items()})
+        heading: (Digits(0), {client: each[key] for client, each in counts.items()}, EXACT)
         for heading, key in names.items()
     }
     place = subject.place
@@ -93,7 +94,7 @@ def _counts(subject: Subject) -> dict[str, Column]:
             client: 100.0 * each["classes"][place] / each["examples"]
             for client, each in counts.items()
         }
-        columns[f"{subject.classes[place]}, %"] = (Digits(0), shares)
+        columns[f"{subject.classes[place]}, %"] = (Digits(0), shares, EXACT)
     return columns
 
 

@@ -9,6 +9,7 @@ from fairbloom.text import HUGE, MAX_DECIMALS, round_to, text_if
 
 from ..render.page import Cell, Tone
 from ..results.differences import Difference
+from ..results.noise import Estimate
 from ..results.tables import is_shown
 
 # Marks a clear difference, also where there are no colours.
@@ -41,24 +42,32 @@ class Digits:
             return f"{value:{sign}.3g}"
         return round_to(value, self.decimals, sign)
 
-    def cell(self, value: float | None) -> Cell:
-        """Return a cell of a number, a dash for none and for one that cannot be shown."""
+    def cell(self, value: float | None, reach: float | None = None) -> Cell:
+        """Return a cell of a number, with ± its reach or deviation where it has one.
+
+        A dash for none and for one that cannot be shown.
+        """
         if value is None or not is_shown(value):
             return NONE
-        return Cell(self.number(value), float(value))
+        text = self.number(value)
+        return Cell(text if reach is None else f"{text} ±{self.number(reach)}", float(value))
+
+    def estimate(self, found: Estimate, sign: str = "") -> Cell:
+        """Return a number with its interval, where it has one; a dash if it cannot be shown."""
+        if not is_shown(found.value):
+            return NONE
+        interval = text_if(
+            found.above > 0.0,
+            f" ({self.number(found.value - found.below)} to"
+            f" {self.number(found.value + found.above)})",
+        )
+        return Cell(self.number(found.value, sign) + interval, float(found.value))
 
     def difference(self, found: Difference) -> Cell:
         """Return a difference with its interval, where it has one."""
-        interval = text_if(
-            not math.isnan(found.low),
-            f" ({self.number(found.low)} to {self.number(found.high)})",
+        return self.estimate(
+            Estimate(found.mean, found.mean - found.low, found.high - found.mean), "+"
         )
-        return Cell(self.number(found.mean, "+") + interval, found.mean)
-
-    def spread(self, mean: float, deviation: float | None, sign: str = "") -> Cell:
-        """Return a mean and its deviation, where it has one."""
-        text = self.number(mean, sign)
-        return Cell(text if deviation is None else f"{text} ±{self.number(deviation)}", mean)
 
 
 def tone_of(difference: Difference) -> Tone:

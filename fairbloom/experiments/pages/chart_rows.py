@@ -11,6 +11,7 @@ from fairbloom.protocol.scores import Score
 from fairbloom.text import text_if
 
 from ..render.theme import Series
+from ..results.noise import EXACT, REACH, Values
 from ..results.run import Run
 from ..results.tables import is_shown
 from .charts import series_of, short, thin
@@ -75,9 +76,19 @@ def axis_title(score: Score) -> str:
     return f"test {score.title}{text_if(score.higher_is_better, ', higher is better')}"
 
 
-def worst_first(values: Mapping[str, float], score: Score) -> list[str]:
-    """Return the clients from the worst served to the best."""
-    return sorted(values, key=lambda client: (score.better(values[client], 0.0), client))
+def worst_first(values: Values, score: Score, noise: Values = EXACT) -> list[str]:
+    """Return the clients from the worst served to the best; by name if scores have noise."""
+    return sorted(
+        values, key=lambda client: (0.0 if noise else score.better(values[client], 0.0), client)
+    )
+
+
+def spanned(values: Values, noise: Values) -> list[Values]:
+    """Return values as if of seeds for a chart: also with the ends of their 95 % intervals."""
+    return [
+        {client: value + reach * noise.get(client, 0.0) for client, value in values.items()}
+        for reach in ((-REACH, 0.0, REACH) if noise else (0.0,))
+    ]
 
 
 def shown_of(clients: Sequence[str]) -> list[str]:

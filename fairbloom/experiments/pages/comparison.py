@@ -20,7 +20,7 @@ from ..results.subject import Subject
 from . import charts
 from .about import about_section, words_section
 from .cells import CLEAR, NONE, Digits, about_worst, mark_significant, tone_of
-from .chart_rows import Line, Scene, shown_of, worst_first
+from .chart_rows import Line, Scene, shown_of, spanned, worst_first
 from .group_sections import gaps_table, subgroups_section, without_gaps
 from .sections import (
     LIMITS,
@@ -79,7 +79,7 @@ def page_of_comparison(comparison: Comparison) -> Page:
         brief,
         partial(detailed_sections, comparison, lines, brief),
         files_of(folder, "tables and runs", *(("figure", str(path)) for path in figures[:1])),
-        partial(sorted_charts, comparison),
+        partial(_named_charts if comparison.has_noise else sorted_charts, comparison),
         [about_section(subject, lines[0].runs) for subject in subjects],
     )
 
@@ -101,9 +101,7 @@ def joining_section(comparison: Comparison) -> Section | None:
             Cell(comparison.shown_name(client)),
             *(digits.difference(joined.clients[client]) for joined in joinings),
         ]
-        for client in shown_of(
-            worst_first(by_name(comparison, comparison.baseline), comparison.score)
-        )
+        for client in shown_of(_order(comparison))
         if client in joinings[0].clients
     ]
     table = Table(
@@ -119,14 +117,9 @@ def joining_section(comparison: Comparison) -> Section | None:
 
 def brief_sections(comparison: Comparison) -> list[Section]:
     """Return the methods, the clients, gaps between groups, and what limits the numbers."""
-    finals = {label: comparison.values[label] for label in comparison.shown}
-    order = worst_first(by_name(comparison, comparison.baseline), comparison.score)
-    named = len(order) <= POINTS_SHOWN and not _first_only(comparison)
-    drawn = (
-        named_charts(finals, _series(comparison), order, comparison.score, comparison.shown_name)
-        if named
-        else sorted_charts(comparison)
-    )
+    few = len(_order(comparison)) <= POINTS_SHOWN and not _first_only(comparison)
+    named = few or comparison.has_noise  # noise makes an order of its own
+    drawn = _named_charts(comparison) if named else sorted_charts(comparison)
     marks = (
         "Points are means over the seeds, lines"
         if named
@@ -138,7 +131,11 @@ def brief_sections(comparison: Comparison) -> list[Section]:
     clients = Section(
         "clients", "Each client under each method", intro, [drawn, client_table(comparison)]
     )
-    reports = {label: by_seed for label, by_seed in comparison.by_group.items() if label in finals}
+    reports = {
+        label: by_seed
+        for label, by_seed in comparison.by_group.items()
+        if label in comparison.shown
+    }
     gaps = [gaps_table(reports, comparison.baseline)] if reports else []
     limits = (*comparison.caveats, _left_out(comparison), without_gaps(comparison.by_group))
     return present(
@@ -169,7 +166,7 @@ def detailed_sections(
     comparison: Comparison, lines: Sequence[Line], brief: Sequence[Section]
 ) -> list[Section]:
     """Return the sections that only the report of a comparison has."""
-    order = shown_of(worst_first(by_name(comparison, comparison.baseline), comparison.score))
+    order = shown_of(_order(comparison))
     scene = Scene(lines, comparison.score, order, _first_only(comparison), comparison.client_count)
     found = present(
         [
@@ -226,7 +223,7 @@ def _methods_section(comparison: Comparison) -> Section:
     """Return all measures of the methods, and which of them are on the Pareto front."""
     worst = find_measure("worst_10").title(comparison.client_count)
     means = {
-        method: {key: comparison.spread(method, key)[0] for key in SHOWN}
+        method: {key: comparison.estimate(method, key).value for key in SHOWN}
         for method in comparison.shown
     }
     score = comparison.score
@@ -241,7 +238,9 @@ def _methods_section(comparison: Comparison) -> Section:
         f"On the Pareto front, where no other method is better in the mean and in the {worst}:"
         f" {', '.join(front)}."
     )
-    return Section("methods", "Methods", intro, [method_table(comparison)])
+    # noise would choose the front
+    said = text_if(not comparison.has_noise, intro)
+    return Section("methods", "Methods", said, [method_table(comparison)])
 
 
 def method_table(comparison: Comparison) -> Table:
@@ -250,7 +249,7 @@ def method_table(comparison: Comparison) -> Table:
     keys = (*SHOWN, *comparison.held_out_measures)
     titles = [find_measure(key).title(comparison.client_count) for key in keys]
     means = {
-        method: [comparison.spread(method, key)[0] for key in keys] for method in comparison.shown
+        method: [comparison.estimate(method, key) for key in keys] for method in comparison.shown
     }
     digits = Digits(comparison.decimals)
     found = [comparison.differences(measure) for measure in (MEAN, WORST)]
@@ -264,7 +263,7 @@ def method_table(comparison: Comparison) -> Table:
     headings = [f"gain, {title}" for title in (titles[0], titles[2])] if gains else []
     blank = [NONE] * len(headings)
     rows = [
-        [Cell(name), *map(digits.cell, values), *gains.get(name, blank)]
+        [Cell(name), *map(digits.estimate, values), *gains.get(name, blank)]
         for name, values in means.items()
     ]
     rows += [
@@ -305,6 +304,29 @@ def sorted_charts(comparison: Comparison) -> Charts:
     )
 
 
+def _named_charts(comparison: Comparison) -> Charts:
+    """Return a chart with a point for each client and method."""
+    finals = {
+        label: [
+            scores
+            for of_seed in zip(comparison.values[label], comparison.noise[label], strict=True)
+            for scores in spanned(*of_seed)
+        ]
+        for label in comparison.shown
+    }
+    order = shown_of(_order(comparison))
+    return named_charts(finals, _series(comparison), order, comparison.score, comparison.shown_name)
+
+
+def _order(comparison: Comparison) -> list[str]:
+    """Return the clients, the worst served under the baseline first; by name if they have noise."""
+    return worst_first(
+        by_name(comparison, comparison.baseline),
+        comparison.score,
+        comparison.noise_of_means(comparison.baseline),
+    )
+
+
 def client_table(comparison: Comparison) -> Table:
     """Return the score of each client under each method.
 
@@ -314,7 +336,8 @@ def client_table(comparison: Comparison) -> Table:
     seeds = len(comparison.seeds)
     first_only = _first_only(comparison)
     values = {method: by_name(comparison, method) for method in comparison.shown}
-    order = worst_first(values[base], comparison.score)
+    order = _order(comparison)
+    noise = {method: comparison.noise_of_means(method) for method in comparison.shown}
     references = {} if first_only else comparison.references
     over = (
         ", of the first seed, as each deals the data in its own way"
@@ -325,10 +348,11 @@ def client_table(comparison: Comparison) -> Table:
         )
     )
     columns = reference_column(comparison.score, references)
+    first = text_if(not noise[base], f", the worst served under {base} first")
     return table_of_clients(
-        f"Each client, the worst served under {base} first: test {comparison.score.title}{over}",
+        f"Each client{first}: test {comparison.score.title}{over}",
         order,
-        columns | score_columns(comparison.score, values),
+        columns | score_columns(comparison.score, values, noise),
         comparison.shown_name,
         text_if(not first_only, about_reference(comparison.score, references, order)),
     )
@@ -347,7 +371,7 @@ def _differences_section(comparison: Comparison) -> Section | None:
     cells = []
     for measure, score in {
         **dict.fromkeys(
-            (*COMPARED, *filter(comparison.differences, comparison.held_out_measures)),
+            filter(comparison.differences, (*COMPARED, *comparison.held_out_measures)),
             comparison.score,
         ),
         **comparison.gaps_compared,
@@ -395,7 +419,8 @@ def _differences_section(comparison: Comparison) -> Section | None:
     intervals = (
         "Lines are 95 % intervals. Grey: not significant, or not tested."
         if len(comparison.seeds) >= FEWEST_SEEDS
-        else f"There are no intervals, because these take {FEWEST_SEEDS} seeds."
+        else f"There are no intervals{text_if(comparison.has_noise, ', but of noise')}, because"
+        f" these take {FEWEST_SEEDS} seeds."
     )
     intro = (
         f"How much better than {base} each method is, paired by seed; to the right is better."

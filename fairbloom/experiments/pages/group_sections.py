@@ -141,7 +141,7 @@ def gaps_table(reports: Reports, baseline: str) -> Table:
             [
                 Cell(grouping),
                 Cell(score.title),
-                digits.spread(sizes[baseline][0], sizes[baseline][1] or None),
+                digits.cell(sizes[baseline][0], sizes[baseline][1] or None),
                 *_ends(reports[baseline], grouping, score),
                 digits.cell(sizes[smallest][0]),
                 Cell(smallest),

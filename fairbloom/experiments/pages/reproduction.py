@@ -111,13 +111,13 @@ def _rows_table(done: Reproduction) -> Table:
             digits = Digits(find_measure(measure).decimals)
             if measure in printed:
                 number = outcome.published.get(measure)
-                row.append(digits.spread(number.mean, number.spread) if number else NONE)
+                row.append(digits.cell(number.mean, number.spread) if number else NONE)
             if measure not in outcome.measured:
                 row.append(Cell("failed") if outcome.fault else NONE)
                 continue
             mean, spread = outcome.measured[measure]
             agrees = done.agreements(outcome).get(measure)
-            text = digits.spread(mean, spread if len(outcome.runs) > 1 else None).text
+            text = digits.cell(mean, spread if len(outcome.runs) > 1 else None).text
             row.append(Cell(f"≠ {text}" if agrees is False else text, mean, TONES[agrees]))
         if done.printed:
             judged = {True: "yes", False: "no", None: "–"}[done.agrees(outcome)]

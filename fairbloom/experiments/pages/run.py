@@ -8,16 +8,17 @@ from fairbloom.server.run_folder.csv_rows import PERSONAL_ROUND
 from fairbloom.text import join_first, text_if
 
 from ..render.page import Cell, Page, Section, Table
-from ..results.caveats import caveats_of_run, describe_same_splits, describe_unscored
+from ..results.caveats import caveats_of_run, describe_same_splits, describe_unscored, join_all
 from ..results.compared_scores import SHOWN, personal_label
 from ..results.measures import find_measure
+from ..results.noise import EXACT, Values, estimates, is_apart
 from ..results.presentation import page_of
-from ..results.run import ALL_TRAINED, Run, measures, scores_of, sentences_of
+from ..results.run import ALL_TRAINED, Run, scores_of, sentences_of
 from ..results.subject import Subject
 from ..results.tables import is_shown
 from .about import about_section, words_section
 from .cells import NONE, Digits
-from .chart_rows import NAMED, Line, Scene, shown_of, worst_first
+from .chart_rows import NAMED, Line, Scene, shown_of, spanned, worst_first
 from .group_sections import gaps_table, subgroups_section
 from .sections import (
     LIMITS,
@@ -37,8 +38,8 @@ from .sections import (
     table_of_clients,
 )
 
-# A score by client.
-Values = Mapping[str, float]
+# The heading of what devices with accounts would report, in a simulation of them.
+REPORTED = "as devices report it"
 
 ONE_SEED = (
     "One run with one seed does not show whether another method would serve these clients better:"
@@ -64,7 +65,8 @@ def page_of_run(run: Run) -> Page:
         if personal
         else []
     )
-    scene = Scene(lines, run.score, shown_of(worst_first(final, run.score)), False, len(final))
+    order = worst_first(final, run.score, run.noise())
+    scene = Scene(lines, run.score, shown_of(order), False, len(final))
     headline, sentences = _words(run, final)
     counts = [f"{name} {count}" for name, count in run.left_out()]
     defence = (
@@ -130,21 +132,28 @@ def _words(run: Run, final: Values) -> tuple[str, list[str]]:
         headline = f"{run.label} was last evaluated after round {last} of {run.rounds_done}."
         return headline, [
             *unfinished,
-            "The columns refused and missing of rounds.csv say why not later.",
+            "The columns refused and missing of rounds.csv say why not later, or privacy accounts"
+            " have no test report left.",
         ]
     if not final:
         has = f"has {ALL_TRAINED}" if run.untested else "has not been evaluated yet"
         return f"{run.label} {has}.", unfinished
     score = run.score
-    found = measures(final, run.score)
+    noise = run.noise()
     order = worst_first(final, run.score)
     headline = (
         f"{run.label} serves its clients with a mean test {score.words} of"
-        f" {score.written(found['mean'])}"
+        f" {estimates(final, score, noise)['mean'].written(score)}"
         f"{text_if(not score.higher_is_better, ', lower is better')}"
     )
-    if len(final) > 1:
-        worst, *_, best = order
+    ends = {order[0]: "worst", order[-1]: "best"}
+    if len(ends) > 1 and noise:
+        apart = [
+            f"{name} is served {end}" for name, end in ends.items() if is_apart(name, final, noise)
+        ]
+        headline += f"; {join_all(apart or ['who is served worst cannot be told from the noise'])}"
+    elif len(ends) > 1:
+        worst, best = ends
         headline += (
             f", from {score.written(final[worst])} ({worst}) to {score.written(final[best])}"
             f" ({best})"
@@ -162,14 +171,20 @@ def _clients_section(scene: Scene, columns: Mapping[str, Values]) -> Section | N
     if not scene.clients:
         return None
     run = scene.lines[0].runs[0]
-    finals = {label: [by_client] for label, by_client in columns.items()}
-    if scene.clients <= NAMED:
+    noise = run.noise()
+    finals = {label: spanned(by_client, noise) for label, by_client in columns.items()}
+    if scene.clients <= NAMED or noise:
         drawn = named_charts(finals, scene.series, scene.shown, scene.score, run.shown_name)
     else:
         drawn = ordered_charts(finals, scene.series, scene.score)
     intro = f"The {scene.score.words} of the final model on each client's own test examples."
-    shown = score_columns(run.score, columns)
-    shown["test examples"] = (Digits(0), run.test_examples())
+    reported = run.column(f"reported_test_{run.score.name.replace('-', '_')}")
+    shown = score_columns(
+        run.score,
+        {**columns, REPORTED: reported} if reported else columns,
+        {run.label: noise, REPORTED: run.noise(simulated=True)},
+    )
+    shown["test examples"] = (Digits(0), run.test_examples(), EXACT)
     references = Subject.of(run).references(run.score)
     shown |= reference_column(run.score, references)
     trained = run.column(PERSONAL_ROUND)
@@ -178,10 +193,10 @@ def _clients_section(scene: Scene, columns: Mapping[str, Values]) -> Section | N
             " Clients with personal model of round 0 have not trained yet: they are tested with the"
             " common model."
         )
-        shown["personal model of round"] = (Digits(0), trained)
+        shown["personal model of round"] = (Digits(0), trained, EXACT)
     clients = table_of_clients(
-        f"Each client, the worst served first: test {run.score.title}",
-        worst_first(next(iter(columns.values())), run.score),
+        f"Each client{text_if(not noise, ', the worst served first')}: test {run.score.title}",
+        worst_first(next(iter(columns.values())), run.score, noise),
         shown,
         run.shown_name,
         about_reference(run.score, references, next(iter(columns.values()))),
@@ -197,13 +212,24 @@ def _measures_table(run: Run) -> Table:
     cells = []
     found = scores_of(run)
     for each in (scored for scored in found if scored.values):
-        spread = measures(each.values, each.score)
-        digits = Digits.of(each.score, (spread[key] for key in keys))
+        spread = estimates(each.values, each.score, each.noise)
+        digits = Digits.of(each.score, (spread[key].value for key in keys if key in spread))
         models = {"global": "", "personal": " (personal models)"}
         name = f"{each.score.title}{models.get(each.model, f' ({each.model})')}"
         count = len(each.values)
         of = f"{count}{text_if(count < each.clients, f' of {each.clients}')}"
-        cells.append([Cell(name), Cell(of, count), *(digits.cell(spread[key]) for key in keys)])
+        cells.append(
+            [
+                Cell(name),
+                Cell(of, count),
+                *(
+                    digits.estimate(spread[key])
+                    if key in spread and (key != "gap" or spread[key].below <= spread[key].value)
+                    else Cell("cannot be told", tone="quiet")
+                    for key in keys
+                ),
+            ]
+        )
     return Table(
         "measures",
         f"{run.label} after round {run.rounds_done}, over clients",

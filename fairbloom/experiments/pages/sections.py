@@ -1,5 +1,6 @@
 """The sections that pages of runs and of comparisons have in common, each of the same lines."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -17,6 +18,7 @@ from fairbloom.text import join_first, text_if
 from ..render.page import Block, Cell, Chart, Charts, Note, Section, Table, slug
 from ..render.theme import Series, Spec
 from ..results.measures import find_measure
+from ..results.noise import EXACT, REACH, Values
 from ..results.run import REPORT, Run
 from ..results.subject import REFERENCES
 from . import charts
@@ -124,14 +126,19 @@ def lines_charts(
     return Charts(panels, [base], narrow=True)
 
 
-# A column of a table of clients: how its numbers are written, and the number of each client.
-Column = tuple[Digits, Mapping[str, float]]
+# A column of a table of clients: how its numbers are written, the number of each client, and the
+# standard deviation of those with noise.
+Column = tuple[Digits, Values, Values]
 
 
-def score_columns(score: Score, values: Mapping[str, Mapping[str, float]]) -> dict[str, Column]:
+def score_columns(
+    score: Score, values: Mapping[str, Values], noise: Mapping[str, Values]
+) -> dict[str, Column]:
     """Return columns of a score by their headings, all written with as many digits."""
     digits = Digits.of(score, (value for column in values.values() for value in column.values()))
-    return {heading: (digits, column) for heading, column in values.items()}
+    return {
+        heading: (digits, column, noise.get(heading, EXACT)) for heading, column in values.items()
+    }
 
 
 def reference_column(score: Score, references: Mapping[str, float]) -> dict[str, Column]:
@@ -139,7 +146,7 @@ def reference_column(score: Score, references: Mapping[str, float]) -> dict[str,
     if not references:
         return {}
     heading, _ = REFERENCES[score.name]
-    return {heading: (Digits.of(score, references.values()), references)}
+    return {heading: (Digits.of(score, references.values()), references, EXACT)}
 
 
 def about_reference(score: Score, references: Mapping[str, float], clients: Iterable[str]) -> str:
@@ -169,7 +176,10 @@ def table_of_clients(
     cells = [
         [
             Cell(shown_name(client)),
-            *(digits.cell(numbers.get(client)) for digits, numbers in columns.values()),
+            *(
+                digits.cell(numbers.get(client), REACH * noise[client] if client in noise else None)
+                for digits, numbers, noise in columns.values()
+            ),
         ]
         for client in shown
     ]
@@ -184,7 +194,7 @@ def table_of_clients(
                 (
                     text_if(
                         hidden,
-                        f"The worst and the best served of {len(order)} clients;"
+                        f"{len(shown)} of {len(order)} clients, the first and the last;"
                         f" {CLIENTS.name} has all.",
                     ),
                     note,
@@ -204,7 +214,8 @@ def rounds_section(scene: Scene) -> Section | None:
     """Return the mean and the worst-served clients over the rounds."""
     drawn = list[Charts]()
     draw = partial(charts.over_rounds, axis=axis_title(scene.score))
-    for measure in ("mean", "worst_10"):
+    noisy = any(run.noise() for line in scene.lines for run in line.runs)
+    for measure in ("mean",) if noisy else ("mean", "worst_10"):
         rows = curves(scene.lines, measure)
         if len({row["round"] for row in rows}) < 2:
             continue
@@ -250,7 +261,7 @@ def rounds_charts_of_run(run: Run) -> Charts:
     """Return one chart of the best served, the mean and the worst served over the rounds."""
     names = {
         find_measure(measure).title(len(run.final())): measure
-        for measure in ("best_10", "mean", "worst_10")
+        for measure in (("mean",) if run.noise() else ("best_10", "mean", "worst_10"))
     }
     rows = [
         row
@@ -259,14 +270,14 @@ def rounds_charts_of_run(run: Run) -> Charts:
     ]
     series = [
         Series(name, f"series-{i}", charts.SHAPES[i])
-        for i, name in zip((1, 0, 2), names, strict=True)
+        for i, name in zip((1, 0, 2), names, strict=False)
     ]
     models = text_if(run.serves == "personal", " (personal models)")
     last = {row["method"]: row["value"] for row in rows}
     said = ", ".join(f"{name} {run.score.written(value)}" for name, value in last.items())
     chart = Chart(
         "rounds",
-        "Best, mean and worst",
+        ", ".join(names).capitalize(),
         f"Lines over the rounds; after the last one: {said}.",
         charts.over_rounds(rows, series, axis_title(run.score) + models),
     )
@@ -318,7 +329,7 @@ def absences_section(lines: Iterable[Line]) -> Section | None:
                 [[row[i] for i in there] for row in rows[:ABSENCES_SHOWN]],
                 text_if(more, f"{more} more are in the runs' {ROUNDS.name}. ")
                 + "Refused: a reply that could not be used. Missing: no reply in time. Offline:"
-                " known, and not connected.",
+                " known, and not connected. Excluded: a privacy account that is spent or halted.",
                 keys=2,
             )
         )
@@ -342,22 +353,40 @@ def privacy_section(run: Run) -> Section | None:
     accounts = run.privacy.get("clients", {})
     if not accounts:
         return None
-    keys = ("epsilon", "delta", "sigma", "units", "reports")
+    keys = ("epsilon", "delta", "rows", "sigma", "units", "reports")
+    size = sum(array.size for array in run.arrays().values())
     rows = [
-        [Cell(client), *(Cell(f"{account[key]:.3g}", account[key]) for key in keys)]
+        [
+            Cell(client),
+            *(Cell(f"{account[key]:,.5g}", account[key]) for key in keys),
+            Cell(f"{5.0 * account['steps']:,.5g}"),
+            Cell(f"{account['sigma'] * math.sqrt(size) / account['rows']:.2g}"),
+        ]
         for client, account in accounts.items()
     ]
     without = sorted({*run.clients["client"]} - accounts.keys())
     note = (
         f"{text_if(run.privacy['simulated'], f'{SIMULATED_NOISE}. ')}ε and δ hold for each row of a"
-        " client that is blanked, over the life of its account. Noise is in largest gradients of a"
-        " row, over all rows. A step costs 4 units, a loss 1."
+        " client that is blanked, over the life of its account. Its units are five for each of its"
+        " steps. σ is the noise of a step at the lowest price, in largest gradients of a row. The"
+        " last column divides the length of that noise by the longest update of a step: above 1 it"
+        " is mostly noise. Weights by rows are n/(1 + σ²/n): a stricter ε counts for less."
         f"{text_if(without, f' Without an account: {join_first(without, MAX_LISTED)}.')}"
     )
     table = Table(
         "privacy",
         "Privacy accounts after the last round",
-        ["client", "ε", "δ", "noise of a step", "units left", "test reports left"],
+        [
+            "client",
+            "ε",
+            "δ",
+            "rows n",
+            "σ",
+            "units left",
+            "test reports left",
+            "units in all",
+            "noise by update",
+        ],
         rows,
         note,
     )

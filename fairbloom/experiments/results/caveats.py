@@ -17,6 +17,7 @@ from fairbloom.tasks import TaskInfo
 from fairbloom.text import join_first, plural, text_if
 
 from .differences import mean_by_client
+from .noise import WRONGLY_NAMED
 from .run import Run
 
 # A score over fewer test examples than this says little about a client.
@@ -24,6 +25,13 @@ FEWEST_EXAMPLES = 10
 
 # So does one over fewer of the rarer of two classes.
 FEWEST_OF_A_CLASS = 5
+
+# What pages say of scores with the noise of privacy accounts.
+NOISE = (
+    "Scores carry the noise of privacy accounts. ± and parentheses are its 95 % intervals, clients"
+    " stand in the order of their names, and one is called served worst or best only where that"
+    f" holds with {100.0 * (1.0 - WRONGLY_NAMED):.0f} %."
+)
 
 
 @dataclass(frozen=True)
@@ -96,6 +104,7 @@ def caveats_of_run(run: Run) -> list[str]:
         _attacked([run]),
         *describe_small_tests(run.test_examples(), run.score, named=True),
         _rare_classes(run),
+        text_if(run.noise(), NOISE),
         *(f"F{said.removeprefix('f')}" for said in _worse_than_the_mean([run])),
     ]
     return [*filter(None, said)]
@@ -127,6 +136,7 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
         ),
         _attacked(every),
         _rare_classes(every[0]),
+        text_if(any(run.noise() for run in every), NOISE),
         text_if(
             any(run.privacy.get("simulated") for run in every), f"Privacy is {SIMULATED_NOISE}."
         ),

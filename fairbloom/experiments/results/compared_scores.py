@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,20 +28,17 @@ from .differences import (
     Difference,
     difference_of,
     differences_of,
-    mean_and_deviation,
     mean_by_client,
 )
 from .group_scores import GroupReport
-from .measures import GAP, ClientScores, find_measure
-from .run import Run, frame, measures
+from .measures import CLIENT, GAP, REGISTRY, ClientScores, find_measure
+from .noise import REACH, Estimate, Values, estimates
+from .run import Run, frame
 from .subject import Subject
 from .tables import is_shown
 
 if TYPE_CHECKING:
     import pandas
-
-# A score by client.
-Values = Mapping[str, float]
 
 # The measures in tables.
 SHOWN = ("mean", "std", "worst_10", "best_10")
@@ -128,7 +127,7 @@ class ComparedScores:
             spread
             for method in self.shown
             for key in SHOWN
-            if is_shown(spread := self.spread(method, key)[0])
+            if is_shown(spread := self.estimate(method, key).value)
         )
 
     @cached_property
@@ -161,6 +160,29 @@ class ComparedScores:
         }
 
     @cached_property
+    def noise(self) -> Mapping[str, Sequence[Values]]:
+        """The noise in each client's score, by method and seed; see `Run.noise`."""
+        return {
+            method: [run.noise(self.score) for run in self.runs.get(method, ())]
+            or [{} for _ in self.seeds]
+            for method in self.methods
+        }
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether some client's score has noise."""
+        return any(itertools.chain(*self.noise.values()))
+
+    def noise_of_means(self, method: str) -> Values:
+        """Return the deviation of the noise in each client's mean over the seeds that have it."""
+        return {
+            client: math.hypot(*(of_seed.get(client, 0.0) for of_seed in self.noise[method]))
+            / count
+            for client, count in Counter(itertools.chain(*self.values[method])).items()
+            if any(client in of_seed for of_seed in self.noise[method])
+        }
+
+    @cached_property
     def held_out(self) -> Mapping[str, Sequence[dict[str, float]]]:
         """The measures of the clients that are not in training, by method, seed and name.
 
@@ -182,7 +204,9 @@ class ComparedScores:
             for name, values in zip(every, shared.to_dict("records"), strict=True):
                 if values:
                     found[name][place] |= {
-                        f"{kind}: {key}": measures(values, self.score)[key] for key in (MEAN, WORST)
+                        f"{kind}: {key}": each.value
+                        for key, each in estimates(values, self.score).items()
+                        if key in (MEAN, WORST)
                     }
         return found
 
@@ -240,19 +264,24 @@ class ComparedScores:
 
     # Measures
 
-    def measures(self, method: str) -> list[dict[str, float]]:
-        """Return the measures of fairness of each seed, with those in `held_out`."""
-        return [
-            measures(values, self.score) | new
-            for values, new in zip(self.values[method], self.held_out[method], strict=True)
-        ]
+    @cached_property
+    def estimates(self) -> Mapping[str, Sequence[Mapping[str, Estimate]]]:
+        """The measures of fairness, with those in `held_out`, by method and seed."""
+        return {
+            method: [
+                estimates(values, self.score, noise)
+                | {name: Estimate(value) for name, value in new.items()}
+                for values, noise, new in zip(
+                    by_seed, self.noise[method], self.held_out[method], strict=True
+                )
+            ]
+            for method, by_seed in self.values.items()
+        }
 
-    def spread(self, method: str, measure: str) -> tuple[float, float]:
-        """Return mean and standard deviation of a measure over the seeds that have it, or NaN."""
-        return mean_and_deviation(
-            [of_seed[measure] for of_seed in self.measures(method) if measure in of_seed]
-            or [math.nan]
-        )
+    def estimate(self, method: str, measure: str) -> Estimate:
+        """Return the mean of a measure over the seeds that have it, and of its interval, or NaN."""
+        found = [of_seed[measure] for of_seed in self.estimates[method] if measure in of_seed]
+        return Estimate(*map(statistics.fmean, zip(*found or [Estimate(math.nan)], strict=True)))
 
     @cached_property
     def gaps_compared(self) -> dict[str, GroupScore]:
@@ -284,9 +313,16 @@ class ComparedScores:
         compute = find_measure(measure).of
         reports = self.by_group.get(method, [None] * len(self.seeds))
         return [
-            compute(ClientScores(values, self.score, groups=groups, held_out=new))
-            for values, groups, new in zip(
-                self.values[method], reports, self.held_out[method], strict=True
+            math.nan
+            if has_noise and measure in REGISTRY and measure not in measured
+            else compute(ClientScores(values, self.score, groups=groups, held_out=new))
+            for values, groups, new, measured, has_noise in zip(
+                self.values[method],
+                reports,
+                self.held_out[method],
+                self.estimates[method],
+                map(bool, self.noise[method]),
+                strict=True,
             )
         ]
 
@@ -294,18 +330,12 @@ class ComparedScores:
         """Return whether every method has a measure with a seed with which the baseline has it."""
         return all(self._pairs(method, measure) for method in self.methods)
 
-    @cached_property
-    def improved(self) -> dict[str, list[float]]:
-        """`Run.improved` of each method and seed; only methods with a number for each seed."""
-        by_seed = {label: [run.improved for run in runs] for label, runs in self.runs.items()}
-        return {label: found for label, found in by_seed.items() if all(map(math.isfinite, found))}
-
     def against_baseline(self, method: str, measure: str) -> list[float]:
         """Return a measure of `against_baseline` for each seed in which it is defined."""
         pairs = zip(self.values[method], self.values[self.baseline], strict=True)
         lower = not self.score.higher_is_better
         found = [against_baseline(*pair, lower_is_better=lower)[measure] for pair in pairs]
-        return [value for value in found if math.isfinite(value)]
+        return [value for value in found if math.isfinite(value) and not self.has_noise]
 
     # Differences
 
@@ -372,10 +402,13 @@ class ComparedScores:
         gains = {
             method: self.gains(method, measure)
             for method in self.others
-            if measure not in self.held_out_measures or self._pairs(method, measure)
+            if self._pairs(method, measure)
+            or not (self.has_noise or measure in self.held_out_measures)
         }
         return {
-            method: difference_of(by_seed, test_share=share).untested
+            method: difference_of(
+                by_seed, test_share=share, shift=self._shift(method, measure)
+            ).untested
             for method, by_seed in gains.items()
         }
 
@@ -393,7 +426,22 @@ class ComparedScores:
             for method in self.others
             if measure != NEW_MEAN or self._pairs(method, measure)
         }
-        return differences_of(gains, test_share=self.shared.test_share)
+        shifts = {key: self._shift(*key) for key in gains}
+        return differences_of(gains, shifts, test_share=self.shared.test_share)
+
+    def _shift(self, method: str, measure: str) -> float:
+        """Return by how much noise may shift the mean gain by a measure.
+
+        With many seeds, between which the noise varies, it is its bias; with few its 95 % interval.
+        """
+        names = (method, self.baseline)
+        pair = [self.estimate(name, measure) for name in names]
+        if len(self.seeds) >= FEWEST_SEEDS:
+            return max(each.bias for each in pair)
+        of_client = measure.removeprefix(CLIENT)
+        return sum(max(each.below, each.above) for each in pair) + REACH * math.hypot(
+            *(self.noise_of_means(name).get(of_client, 0.0) for name in names)
+        )
 
     @property
     def others(self) -> list[str]:

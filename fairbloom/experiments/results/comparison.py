@@ -240,15 +240,12 @@ class Comparison(ComparedScores, Shown):
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of comparison.csv: one a method and seed."""
-        unknown = [None] * len(self.seeds)
         return [
-            {"method": method, "seed": seed, "score": self.score.title, **measured}
-            | {name: measured.get(name) for name in self.held_out_measures}
-            | ({"improved": improved} if self.improved else {})
+            {"method": method, "seed": seed, "score": self.score.title}
+            | {name: each.value for name, each in measured.items()}
+            | {name: None for name in self.held_out_measures if name not in measured}
             for method in self.methods
-            for seed, measured, improved in zip(
-                self.seeds, self.measures(method), self.improved.get(method, unknown), strict=True
-            )
+            for seed, measured in zip(self.seeds, self.estimates[method], strict=True)
         ]
 
     def difference_rows(self) -> list[dict[str, Any]]:

@@ -44,7 +44,8 @@ class Difference:
 
     mean: float  # positive is better, for any score
     error: float  # the standard error; NaN with fewer than three seeds
-    # of the 95 % interval; NaN with fewer than three seeds, or if all differences are the same
+    # of the 95 % interval; NaN if all differences are the same or, but for noise, with fewer than
+    # three seeds
     low: float
     high: float
     better: int  # the number of seeds in which the method is better
@@ -74,11 +75,13 @@ class Difference:
 
 
 def difference_of(
-    differences: Sequence[float], *, test_share: float = 0.0, family: int = 1
+    differences: Sequence[float], *, test_share: float = 0.0, family: int = 1, shift: float = 0.0
 ) -> Difference:
     """Return the mean of differences, one per seed, tested by the paired t test.
 
-    `family` is the number of intervals that hold together with 95 % (Bonferroni).
+    `family` is the number of intervals that hold together with 95 % (Bonferroni). `shift` is by how
+    much noise may shift the mean: the interval is wider by it, and only what exceeds it is tested.
+    With fewer than three seeds there is no interval but this.
 
     `test_share` is the ratio of test to training examples if the seeds re-split one data set,
     else 0. Splits of one data set are not independent, so the variance of the mean is
@@ -95,28 +98,17 @@ def difference_of(
     better = int((x > 0.0).sum())
     worse = int((x < 0.0).sum())
     if n < FEWEST_SEEDS:
-        return Difference(mean, math.nan, math.nan, math.nan, better, worse, n, 1.0)
+        reach = shift or math.nan
+        return Difference(mean, math.nan, mean - reach, mean + reach, better, worse, n, 1.0)
     if np.ptp(x) <= 1e-9 * np.abs(x).max() or x.std() == 0.0:
         # Equal values give no estimate of the variance.
         return Difference(mean, 0.0, math.nan, math.nan, better, worse, n, 1.0)
     from scipy.stats import t
 
     error = float(x.std(ddof=1)) * math.sqrt(1.0 / n + test_share)
-    reach = float(t.isf(LEVEL / (2.0 * family), n - 1)) * error
-    p_value = float(2.0 * t.sf(abs(mean) / error, n - 1))
+    reach = float(t.isf(LEVEL / (2.0 * family), n - 1)) * error + shift
+    p_value = float(2.0 * t.sf(max(0.0, abs(mean) - shift) / error, n - 1))
     return Difference(mean, error, mean - reach, mean + reach, better, worse, n, p_value)
-
-
-def half_width(difference: Difference, seeds: int, test_share: float) -> float:
-    """Return half the width of a difference's interval with another number of seeds.
-
-    More seeds are assumed to vary as these do. `test_share` is as in `difference_of`: it bounds
-    what more seeds can gain.
-    """
-    from scipy.stats import t
-
-    fewer = math.sqrt((1.0 / seeds + test_share) / (1.0 / difference.seeds + test_share))
-    return float(t.isf(LEVEL / 2.0, seeds - 1)) * difference.error * fewer
 
 
 def half_widths(
@@ -137,15 +129,20 @@ def half_widths(
 
 
 def differences_of(
-    differences: Mapping[Key, Sequence[float]], *, test_share: float = 0.0
+    differences: Mapping[Key, Sequence[float]],
+    shifts: Mapping[Key, float],
+    *,
+    test_share: float = 0.0,
 ) -> dict[Key, Difference]:
     """Return several differences to one baseline, with Holm's correction over those tested.
 
+    `shifts` are as in `difference_of`, by the same keys; a key without one has none.
     Methods that equal the baseline with every seed are not tested: they cost the others no power.
     """
     tested = [key for key, by_seed in differences.items() if any(by_seed)]
     found = {
-        key: difference_of(by_seed, test_share=test_share) for key, by_seed in differences.items()
+        key: difference_of(by_seed, test_share=test_share, shift=shifts.get(key, 0.0))
+        for key, by_seed in differences.items()
     }
     p_values = dict(
         zip(tested, correct_by_holm([found[key].p_value for key in tested]), strict=True)

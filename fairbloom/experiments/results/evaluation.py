@@ -75,8 +75,8 @@ class Evaluation(Shown):
             yield f"The {score.words} has no meaning on the test examples of {self.site}."
         elif spread is None:
             yield (
-                f"{own}. This folder does not have the scores of the run's clients: only a run"
-                " folder with test examples does."
+                f"{own}. This folder does not have exact scores of the run's clients: only a run"
+                " folder with test examples, and without privacy accounts, does."
             )
         else:
             worst, best = map(score.written, spread)

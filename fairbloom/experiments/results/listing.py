@@ -31,7 +31,9 @@ def find_runs(folder: Path) -> list[dict[str, Any]]:
         found.append(about)
         try:
             run = load(path)
-            rows = run.rounds.filter([f"{run.score.column(run.serves)}_{key}" for key in MEASURED])
+            # the worst tenth of scores with noise means little without an interval
+            keys = MEASURED if run.privacy.get("simulated", True) else MEASURED[:1]
+            rows = run.rounds.filter([f"{run.score.column(run.serves)}_{key}" for key in keys])
             last = rows[(rows.abs() <= LARGEST_SHOWN).all(axis="columns")].tail(1)
             about |= {
                 "task": run.settings.get("task", ""),
@@ -46,8 +48,8 @@ def find_runs(folder: Path) -> list[dict[str, Any]]:
             continue
         if run.untested:
             about["score"] = {"title": ALL_TRAINED.partition(":")[0]}
-        if last.size == len(MEASURED):
-            measured = dict(zip(MEASURED, map(float, last.iloc[0]), strict=True))
+        if last.size == len(keys):
+            measured = dict(zip(keys, map(float, last.iloc[0]), strict=True))
             words = {f"{key}_in_words": run.score.written(value) for key, value in measured.items()}
             about["score"] = {"title": run.score.title, **measured, **words}
     return found

@@ -1,11 +1,10 @@
 """A run, read from its folder: settings, progress, tables, and the scores of each client."""
 
 import contextlib
-import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,12 +19,12 @@ from fairbloom.errors import (
     join_names,
     raise_first,
 )
+from fairbloom.protocol.private import SIMULATED
 from fairbloom.protocol.scores import LOSS_SCORE, WHY_UNDEFINED, Score, put_first
 from fairbloom.protocol.settings import Mark, RunSettings, Value, key_of
 from fairbloom.rounds.options import Options
 from fairbloom.rounds.sampling import usual_fraction
 from fairbloom.rounds.screening import LARGEST_COUNT
-from fairbloom.server.fairness import summarize
 from fairbloom.server.run_folder.csv_rows import (
     ABSENT,
     ENDINGS,
@@ -67,6 +66,7 @@ from fairbloom.tasks import TASKS, TaskInfo
 from ..arms import Arm, label_of
 from ..study import Study
 from .group_scores import GroupReport, read_groups
+from .noise import EXACT, Values, described, estimates
 from .presentation import Shown
 from .tables import is_shown, mean_of, read_frame
 
@@ -326,8 +326,8 @@ class Run(Shown):
     def summary(self) -> dict[str, Any]:
         """The measures of fairness after the last evaluated round, with the settings and the state.
 
-        The measures are as in `fairbloom.server.fairness.summarize`; before the first evaluation it
-        has no measures.
+        The measures are as in `fairbloom.server.fairness.summarize`, and with noise as in
+        `noise.estimates`; before the first evaluation it has no measures.
         """
         about = {
             "folder": str(self.folder),
@@ -342,7 +342,7 @@ class Run(Shown):
             "percent": self.score.percent,
         }
         if final := self.final():
-            about |= measures(final, self.score)
+            about |= described(estimates(final, self.score, self.noise()))
         return about
 
     def final(
@@ -383,10 +383,26 @@ class Run(Shown):
                 )
             return {}
         unit = score.shown(1.0)
+        noise = self.noise(score) if split == "test" else EXACT
         return {
             client: value
             for client, value in self.column(column, hostile=hostile).items()
-            if score.has(value / unit)
+            # with noise, a share may be below 0 or above 1: without these, means would be biased
+            if score.has(value / unit) or client in noise
+        }
+
+    def noise(self, score: Score | None = None, *, simulated: bool = False) -> dict[str, float]:
+        """Return the standard deviation of the noise in the scores of `final`, in their unit.
+
+        Only clients with the noise of a privacy account are in it. The scores of a simulation are
+        exact, and another column has what devices would report. With `simulated`, it is the noise
+        of that column.
+        """
+        name = (score or self.score).name.replace("-", "_")
+        return {
+            client: deviation
+            for client, deviation in self.column(f"test_{name}_deviation").items()
+            if deviation > 0.0 and simulated == (self.settings.get("privacy.mode") == SIMULATED)
         }
 
     def held_out(self, kind: str = NOT_IN_TRAINING, score: Score | None = None) -> dict[str, float]:
@@ -492,19 +508,12 @@ class Run(Shown):
         }
 
     @property
-    def improved(self) -> float:
-        """The percentage of participants with a training loss that did not rise, NaN if unknown.
-
-        It is the mean over the rounds, of those in which clients evaluated.
-        """
-        return self.training.get("improved", math.nan)
-
-    @property
     def training(self) -> dict[str, float]:
         """Measures of training that are known, by name.
 
-        `improved`, the same in the last third of the rounds, and the clients' mean training loss of
-        the last evaluated round.
+        `improved`, the percentage of participants with a training loss that did not rise, as the
+        mean over the rounds in which clients evaluated; the same in the last third of the rounds;
+        and the clients' mean training loss of the last evaluated round.
         """
         cells = {
             number: cell
@@ -705,11 +714,6 @@ def final_of(run: Run) -> dict[str, float]:
     return final
 
 
-def measures(values: Mapping[str, float], score: Score) -> dict[str, float]:
-    """Return the measures of fairness of the clients' scores."""
-    return summarize(values, lower_is_better=not score.higher_is_better)
-
-
 def frame(rows: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":
     """Return rows as a data frame, with NaN for ""."""
     import pandas  # imported late: it takes a second
@@ -731,6 +735,7 @@ class Scored:
     values: Mapping[str, float]  # by client
     lacking: Mapping[str, str]  # by client without the score, the reason
     unasked: int = 0  # the number of other clients, not asked to evaluate
+    noise: Values = field(default_factory=dict)  # see `Run.noise`
 
     @property
     def clients(self) -> int:
@@ -742,7 +747,7 @@ class Scored:
         return {
             "score": self.score.name,
             "model": self.model,
-            **measures(self.values, self.score),
+            **described(estimates(self.values, self.score, self.noise)),
             "clients": len(self.values),
             "of_clients": self.clients,
             "without": dict(self.lacking),
@@ -756,6 +761,11 @@ def scores_of(run: Run) -> list[Scored]:
     """
     found = []
     tested = run.tested
+    spent = {
+        client
+        for client, account in run.privacy.get("clients", {}).items()
+        if account["reports"] < 1.0
+    }
     for score in run.scores:
         undefined = WHY_UNDEFINED.get(score.name, "it has no finite value there")
         if KNOWN.exists_in(run.folder):
@@ -767,7 +777,9 @@ def scores_of(run: Run) -> list[Scored]:
             # Clients that were refused, missing or offline have no test examples either.
             lacking = dict.fromkeys(run.without(score, model), "not tested in the last round")
             lacking |= {name: undefined for name in lacking if name in tested}
-            found.append(Scored(score, model, values, lacking, run.unasked))
+            held_back = "held back, as no test report is left in the privacy account"
+            lacking |= {name: held_back for name in lacking if name in spent}
+            found.append(Scored(score, model, values, lacking, run.unasked, run.noise(score)))
         why = f"not tested, or {undefined}"
         found += [
             Scored(score, kind, values, {name: why for name in every if name not in values})

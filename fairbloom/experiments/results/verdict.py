@@ -6,7 +6,6 @@ differs, at most 5 % of verdicts claim anything.
 """
 
 import itertools
-import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,10 +27,10 @@ from .differences import (
     MEAN,
     NEW_MEAN,
     WORST,
-    half_width,
     half_widths,
     mean_by_client,
 )
+from .noise import REACH, Estimate, is_apart
 from .run import frame
 from .subject import REFERENCES
 
@@ -89,7 +88,7 @@ class Verdict:
 
 def verdict_of(compared: ComparedScores) -> Verdict:
     """Return the findings of a comparison."""
-    means = {method: compared.spread(method, MEAN)[0] for method in compared.others}
+    means = {method: compared.estimate(method, MEAN).value for method in compared.others}
     best_first = sorted(means, key=lambda method: -compared.score.better(means[method], 0.0))
     gaining = _methods_with(compared, WORST, 1)
     losing = _methods_with(compared, MEAN, -1)
@@ -105,7 +104,6 @@ def verdict_of(compared: ComparedScores) -> Verdict:
     sentences = [
         *_leak(compared),
         *_claims(compared),
-        *_precision(compared),
         *_equals(compared),
         *find_contradictions(compared, unclaimed)[:3],
         *_limits(compared),
@@ -127,10 +125,13 @@ def _headline(compared: ComparedScores) -> str:
     lower = text_if(not score.higher_is_better, " (lower is better)")
     client, in_seeds = _worst_client(compared)
     if client:
+        reach = REACH * compared.noise_of_means(compared.baseline).get(client, 0.0)
         value = mean_by_client(compared.values[compared.baseline])[client]
         served = (
             f"{compared.baseline} serves {compared.shown_name(client)} worst{in_seeds}: its test"
-            f" {score.words} is {_written(value, compared)}{lower}{_below(value, compared, client)}"
+            f" {score.words} is"
+            f" {Estimate(value, reach, reach).written(score, compared.decimals)}{lower}"
+            f"{_below(compared, compared.baseline, client)}"
         )
     else:
         clients_have = plural(
@@ -138,13 +139,13 @@ def _headline(compared: ComparedScores) -> str:
             "the worst-served client has",
             "the worst-served 10 % of clients have",
         )
-        worst = _written(compared.spread(compared.baseline, WORST)[0], compared)
+        worst = compared.estimate(compared.baseline, WORST).written(score, compared.decimals)
         served = f"Under {compared.baseline} {clients_have} a test {score.words} of {worst}{lower}"
     of_baseline = compared.runs.get(compared.baseline, ())
     return " ".join(
         [
             f"{served}; the mean is"
-            f" {_written(compared.spread(compared.baseline, MEAN)[0], compared)}.",
+            f" {compared.estimate(compared.baseline, MEAN).written(score, compared.decimals)}.",
             *describe_unscored(
                 {client for clients in compared.left_out.values() for client in clients}, score
             ),
@@ -157,8 +158,9 @@ def _headline(compared: ComparedScores) -> str:
 def _worst_client(compared: ComparedScores) -> tuple[str, str]:
     """Return the client with the worst mean under the baseline, and " (in N of M seeds)".
 
-    The seeds in which it is the worst are counted if no other client is the worst in more. The name
-    is "" where seeds have other clients, where the worst tenth are several, and for equal means.
+    The seeds in which it is the worst are counted if no other client is the worst in more, and
+    scores have no noise. The name is "" where seeds have other clients, where the worst tenth are
+    several, and for means that are equal or that noise does not tell apart.
     """
     if not compared.clients_compared or count_of_share(10, len(compared.tested)) > 1:
         return "", ""
@@ -166,21 +168,25 @@ def _worst_client(compared: ComparedScores) -> tuple[str, str]:
     served = compared.score.better(1.0, 0.0) * by_seed[compared.clients_compared]
     means = served.mean()
     client = str(means.idxmin())
-    if (means == means.min()).sum() > 1:
+    noise = compared.noise_of_means(compared.baseline)
+    if (means == means.min()).sum() > 1 or not is_apart(client, dict(means), noise):
         return "", ""
     counts = served.idxmin(axis="columns").value_counts()
     return client, text_if(
-        len(served) > 1 and counts.get(client) == counts.max(),
+        len(served) > 1 and counts.get(client) == counts.max() and not noise,
         f" (in {counts.max()} of {len(served)} seeds)",
     )
 
 
-def _below(value: float, compared: ComparedScores, client: str) -> str:
-    """Return that a client's score is worse than that of a model without inputs, else ""."""
+def _below(compared: ComparedScores, method: str, client: str) -> str:
+    """Return that a client's mean is worse than that of a model without inputs, else ""."""
     reference = compared.references.get(client)
+    value = mean_by_client(compared.values[method])[client]
     if reference is None or compared.score.better(value, reference) >= 0.0:
         return ""
     _, words = REFERENCES[compared.score.name]
+    if not is_apart(client, {client: value, words: reference}, compared.noise_of_means(method)):
+        return ""
     worse = "below" if compared.score.higher_is_better else "worse than"
     return f", {worse} {words} ({_written(reference, compared)})"
 
@@ -250,7 +256,7 @@ def _costs(compared: ComparedScores, methods: Sequence[str]) -> str:
             f"{compared.shown_name(name)} remains at {_written(mine[name], compared)}{worse}"
             for name in compared.clients_compared
             if compared.score.better(mine[name], base[name]) > 0.0
-            and (worse := _below(mine[name], compared, name))
+            and (worse := _below(compared, method, name))
         ]
         found = [join_first(clients, MOST_CLIENTS) for clients in (falls, below) if clients]
         clauses += [f"under {method} {', and '.join(found)}"] if found else []
@@ -284,25 +290,6 @@ def _list_effects(compared: ComparedScores, measure: str, sign: int, methods: Se
     if more := pairs[MOST_LISTED - 1 :]:
         parts.append(f"{len(more)} more by at least {_number(more[-1][1], compared)}")
     return join_all(parts)
-
-
-def _precision(compared: ComparedScores) -> Iterator[str]:
-    """Yield how wide intervals are, and would be with twice the seeds, if no gain is claimed."""
-    seeds = len(compared.seeds)
-    found = [
-        difference
-        for (_, measure), difference in compared.claims.items()
-        if measure == WORST and difference.error > 0.0  # NaN with too few seeds
-    ]
-    if not found or _methods_with(compared, WORST, 1):
-        return
-    share = compared.shared.test_share
-    now = statistics.median((each.high - each.low) / 2.0 for each in found)
-    then = statistics.median(half_width(each, 2 * seeds, share) for each in found)
-    yield (
-        f"Intervals for the worst served are typically ±{_points(now, compared)}; with"
-        f" {2 * seeds} seeds instead of {seeds}, about ±{_number(then, compared)}."
-    )
 
 
 def _equals(compared: ComparedScores) -> Iterator[str]:

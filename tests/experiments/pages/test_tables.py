@@ -251,4 +251,4 @@ def test_tiny_numbers_are_powers_of_ten() -> None:
         )
         if Digits.of(MAE, [largest]).number(value) != text
     ] == []
-    assert Digits.of(MAE, [2e-60]).spread(2e-60, 1e-61).text == "2e-60 ±1e-61"
+    assert Digits.of(MAE, [2e-60]).cell(2e-60, 1e-61).text == "2e-60 ±1e-61"

@@ -50,7 +50,7 @@ def test_numbers_are_those_of_the_files(tmp_path: Path) -> None:
             [(float(row[MEAN]), float(row[WORST])) for row in rows if row["method"] == label],
             [*zip(means[label], worst, strict=True)],
         )
-        assert compared.spread(label, WORST)[0] == pytest.approx(np.mean(worst))
+        assert compared.estimate(label, WORST).value == pytest.approx(np.mean(worst))
     assert compared.difference("fedfv", MEAN).mean == pytest.approx(
         (means["FedFV"] - means["FedAvg"]).mean()
     )

@@ -176,8 +176,8 @@ def validated(best: str, missing: str = "") -> Comparison:
         ]
         for method, score in scores.items()
     }
-    held_out = dict.fromkeys(scores, [{}] * 5)
-    vars(comparison).update(runs=runs, trained_alone=("Local",), held_out=held_out)
+    nothing = dict.fromkeys(scores, [{}] * 5)
+    vars(comparison).update(runs=runs, trained_alone=("Local",), held_out=nothing, noise=nothing)
     return comparison
 
 

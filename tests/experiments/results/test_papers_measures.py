@@ -50,17 +50,6 @@ def compared_measures(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     )
 
 
-def test_improved_is_the_mean_over_rounds(compared_measures: Comparison) -> None:
-    rows = table(compared_measures.folder / "comparison.csv")
-    runs = itertools.chain(*compared_measures.runs.values())
-    assert [float(row["improved"]) for row in rows] == pytest.approx(
-        [
-            statistics.fmean(float(each["percent_of_participants_improved"]) for each in of_run)
-            for of_run in [table(run.folder / "rounds.csv") for run in runs]
-        ]
-    )
-
-
 def test_measures_of_training_are_those_of_the_tables(compared_measures: Comparison) -> None:
     """Two of three rounds are before the last third; the loss is of the last round alone."""
     for run in itertools.chain(*compared_measures.runs.values()):
