@@ -41,8 +41,11 @@ EPSILONS = ("", "8", "3", "1")
 RATES = (0.3, 1.0, 3.0)
 ROUNDS = 30
 TUNED = (100, 101)
-SEEDS = range(4)
+SEEDS = range(3)
 FOLDER = Path("runs/private")
+
+# The fewest rows of a client.
+FEWEST = 20
 
 # A plausible center and scale of each number, by federation: from no row of a client.
 STATED: Mapping[str, Mapping[str, tuple[float, float]]] = {
@@ -107,7 +110,8 @@ def acs_income(folder: Path, states: int = 20, rows: int = 300) -> Path:
 def districts(folder: Path, name: str, clients: int) -> Path:
     """Write the tables of a federation's first clients; return the schema."""
     table = pandas.read_csv(folder_of_tables() / f"{name}.csv", dtype=str, keep_default_na=False)
-    for client, rows in list(table.groupby("district"))[:clients]:
+    by_client = [each for each in table.groupby("district") if len(each[1]) >= FEWEST]
+    for client, rows in by_client[:clients]:
         ours = rows.drop(columns=["district", "school", "score"], errors="ignore")
         ours.to_csv(folder / "clients" / f"{client}.csv", index=False)
     return write_schema(folder, state(HERE / f"{name}.toml", name))
@@ -143,7 +147,7 @@ def federation(name: str) -> dict[str, Any]:
         (folder / "clients").mkdir(parents=True, exist_ok=True)
         make = {"digits": digits, "acs-income": acs_income}.get(name)
         if make is None:
-            districts(folder, name, 60)
+            districts(folder, name, 30)
         else:
             make(folder)
     return {"task": "csv", "data-dir": str(folder / "clients"), "schema": str(schema)}
