@@ -14,7 +14,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from fairbloom.errors import ReportableError
 from fairbloom.protocol import names as wire
-from fairbloom.protocol.accounts import SPENT
+from fairbloom.protocol.accounts import HALTED, SPENT
 from fairbloom.protocol.private import TERMS, check_settings
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import WORK, Terms
@@ -23,9 +23,9 @@ from fairbloom.recorddict import deserialize, serialize, view_of
 from fairbloom.system.retry import deadline, write_until
 from fairbloom.system.supervise import finish_first
 from fairbloom.system.versions import Versions
+from fairbloom.tasks.permit import permit_reading
 
 from ..gate import NOTED, hold_back
-from ..guard.accepted_schemas import digest_of
 from ..local import LocalClient, Metrics
 from ..messages import (
     keep_evaluated,
@@ -37,10 +37,11 @@ from ..messages import (
 )
 from ..states import ClientStates, folder_of
 from . import noise
-from .account import TASK, Account, AccountError, one_sentence
+from .account import TASK, Account, one_sentence
 from .budget import REPORTS, UNITS
+from .ledger import SHARE, AccountError
 from .mechanism import Mechanism, Testing, Training
-from .rows import digest_rows, split_rows
+from .split import reads_alike, split_by
 
 # Keys in the config of a message that name a run or a folder, and ask for no other work.
 IDENTIFIERS = frozenset({wire.RUN_FOLDER, wire.CONTEXTS})
@@ -73,10 +74,10 @@ def reply_by(account: Account, message: Message, context: Context) -> RecordDict
         raise AccountError(
             f"task = {settings.task!r}: a privacy account is for tables: set task = {TASK}"
         )
-    if digest_of(str(context.run_config.get("schema", ""))) != account.schema:
+    if not reads_alike(str(context.run_config.get("schema", "")), account.schema):
         raise AccountError(
-            "the run's schema is not the one that the privacy account was opened with: submit it"
-            " with that schema"
+            "the run's schema does not read the rows as the one that the privacy account was opened"
+            " with: submit it with that schema"
         )
     settings = settings.model_copy(
         update={"state_dir": str(account.place / STATES), "device": "cpu"}
@@ -87,7 +88,7 @@ def reply_by(account: Account, message: Message, context: Context) -> RecordDict
 
 def about_account(account: Account) -> ConfigRecord:
     """Return what the server is told of an account: all of it is public."""
-    status = account.status(account.ledger.left(), account.train)
+    status = account.status(account.left(), account.train)
     return ConfigRecord({wire.HONOURS: HONOURED, wire.PRIVACY: [*map(float, status)]})
 
 
@@ -112,27 +113,29 @@ class Request:
             return deserialize(kept)
         if ledger.is_halted:
             raise AccountError(
-                "the privacy account is halted, as work failed after a charge: its owner can resume"
-                " it (fairbloom client account resume, on the device)"
+                f"{HALTED}, as work failed after a charge: its owner can resume it (fairbloom"
+                " client account resume, on the device)"
             )
         with one_sentence():
             client = self._load_client(partition, name, until)
             work = self._check(client)
         reports = int(self.kind == EVALUATE)
-        left = ledger.left()
+        run = self.message.metadata.run_id
+        left = account.left(run)
         if reports > left[REPORTS]:
             hold_back("test results: held back by the privacy account")
             return self._reply({wire.NUM_EXAMPLES: account.test})
         if work.units > left[UNITS]:
             raise AccountError(
-                f"{SPENT}: {work.units} units are asked for, and {left[UNITS]} of {account.units}"
-                " are left"
+                f"{SPENT}: {work.units} units are asked for, and {left[UNITS]} of"
+                f" {account.limits[UNITS]} are left for this run"
             )
         released = "test results" if reports else ", ".join([wire.ARRAYS, *self.terms.measure])
+        charge = {UNITS: work.units, REPORTS: reports, "run": run, "released": released}
+        if reports:
+            charge[SHARE] = account.test_sigma**-2
         with finish_first(), one_sentence():
-            run = self.message.metadata.run_id
-            charge = partial(ledger.charge, work.units, reports, key, run, released)
-            write_until(charge, until, account.place)
+            write_until(partial(ledger.charge, key, **charge), until, account.place)
             update = work.run(Mechanism(account, noise.draw_noise))
             reply = self._reply(update.metrics)
             if update.arrays:
@@ -141,7 +144,7 @@ class Request:
             write_until(partial(ledger.keep_reply, key, serialize(reply)), until, account.place)
         if (noted := NOTED.get()) is not None:
             noted["spent"] = {REPORTS: reports} if reports else {UNITS: work.units}
-            noted["left"] = ledger.left()
+            noted["left"] = account.left()
         return reply
 
     def _check(self, client: LocalClient) -> Training | Testing:
@@ -170,13 +173,9 @@ class Request:
         """Return the client with the account's split of its rows."""
         account = self.account
         # the order of steps on all rows is no secret: it is the run's
-        client = LocalClient.of(self.settings, partition, name, until=until)
-        if digest_rows(client.splits) != account.rows:
-            raise AccountError(
-                "the rows are not those that the privacy account was opened for: put them back, or"
-                " open an account for them (fairbloom client account open)"
-            )
-        return replace(client, splits=split_rows(client.splits, account.seed, account.test_share))
+        with permit_reading():
+            client = LocalClient.of(self.settings, partition, name, until=until)
+        return replace(client, splits=split_by(account, client.splits))
 
     def digest(self) -> str:
         """Return the key of a reply: the kind of message, and a digest of what it asks.

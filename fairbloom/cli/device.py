@@ -262,7 +262,7 @@ def profile(
 
 account = typer.Typer(
     suggest_commands=False,
-    help="Open, show or resume the privacy account of this device's data (limits.privacy).",
+    help="Open, show, resume or close the privacy account of the data (limits.privacy).",
 )
 client.add_typer(account, name="account")
 
@@ -324,3 +324,12 @@ def resume_account(config: ClientToml) -> None:
 
     known_account(ClientSettings.of({}, config).node()).ledger.resume()
     print("resumed; what was charged stays spent")
+
+
+@account.command("close", epilog="Example: fairbloom client account close client.toml")
+def close_account(config: ClientToml) -> None:
+    """Remove an account of which nothing is spent, to open it anew in other words."""
+    from fairbloom.client.private.opening import close_account
+
+    closed = close_account(ClientSettings.of({}, config).node())
+    print(f"account {closed.number} is closed: nothing of it was spent")
