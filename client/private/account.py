@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import tomli_w
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from fairbloom.logs import log, log_once
 from fairbloom.protocol.accounts import AccountStatus
@@ -98,16 +98,9 @@ class Account(Budget):
     @classmethod
     def read_file(cls, path: Path) -> Self:
         """Return the account in a file of its folder, or among the data."""
-        about = read_part(path, tomllib.load)
-        try:
-            return TypeAdapter(cls).validate_python(about)
-        except ValidationError as error:
-            fault = error.errors()[0]
-            raise AccountError(
-                f"{path} of a privacy account cannot be read ({fault['loc'][0]}: {fault['msg']}):"
-                " restore it",
-                LOST,
-            ) from error
+        parse = TypeAdapter(cls).validate_python
+        account: Self = read_part(path, lambda file: parse(tomllib.load(file)))
+        return account
 
     def encode(self) -> bytes:
         """Return the content of such a file."""
@@ -250,7 +243,8 @@ class Known:
         for place in [*account_folders(limits_in(node)), *(each.place for each in named)]:
             with _by_itself():
                 account = Account.read(place)
-                found[account.number] = account
+                if account.number == place.name:  # else, a copy that someone has kept
+                    found[account.number] = account
         accounts = sorted(found.values(), key=lambda account: account.opened)
         return cls(node, data_dir, accounts, digest_tables(files), named)
 

@@ -12,13 +12,14 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from fairbloom.errors import ReportableError
-from fairbloom.system.files import make_folder, sync_folder, write_private
+from fairbloom.system.files import make_folder, write_private
 from fairbloom.system.lock import open_locked
 from fairbloom.system.versions import read_sealed, write_sealed
 
@@ -57,44 +58,15 @@ def read_part(path: Path, parse: Callable[[BinaryIO], Any]) -> Any:
             return parse(file)
     except (OSError, ValueError) as error:
         raise AccountError(
-            f"{path} of a privacy account cannot be read ({error}): restore it",
+            f"{path} of a privacy account cannot be read ({' '.join(str(error).splitlines()[:3])}):"
+            " restore it",
             LOST,
         ) from error
 
 
-@dataclass
-class _Whole:
-    """The whole lines of a ledger that this process has read, and the last one as it stands.
-
-    `end` is where it ends, in the file with the number `inode`.
-    """
-
-    inode: int = 0
-    end: int = 0
-    last: bytes = b""
-    lines: list[Line] = field(default_factory=list)
-
-    def read_on(self, file: BinaryIO) -> bytes:
-        """Read the lines that are new, and return the torn one at the end."""
-        inode = os.fstat(file.fileno()).st_ino
-        file.seek(self.end - len(self.last))
-        if inode != self.inode or file.read(len(self.last)) != self.last:  # another's place
-            self.inode = inode
-            self.end = 0
-            self.lines.clear()
-            file.seek(0)
-        *lines, torn = file.read().split(b"\n")
-        for line in lines:
-            self.lines.append(_parse(line))
-            self.last = line + b"\n"
-            self.end += len(self.last)
-        return torn
-
-
-_read: dict[Path, _Whole] = {}
-
-
-def _parse(line: bytes) -> Line:
+@lru_cache(maxsize=1 << 16)  # all lines of a ledger are read with each message
+def parse_line(line: bytes) -> Line:
+    """Return what a whole line says; everything is spent if it cannot be read."""
     try:
         read = json.loads(line)
         return read if read.keys() >= NOTHING.keys() else DAMAGED
@@ -126,37 +98,36 @@ class Ledger:
 
         Raise AccountError without the ledger: nobody knows then what is spent.
         """
-        whole, torn = self._read()
-        return [*whole.lines, _parse(torn)] if torn else whole.lines
+        content, torn = self._read()
+        return [parse_line(line) for line in (content + torn).splitlines()]
 
     def charge(self, key: str, **about: Any) -> None:
         """Append a line on a reply's charge durably; raise OSError if the disk refuses it.
 
         `about` has what differs from NOTHING, and what is released.
         """
-        whole, torn = self._read()
-        if torn:
-            self._write(whole.end, torn)
-            self._read()
-        if whole.lines and whole.lines[-1]["key"] == key:  # the disk has refused it before
-            sync_folder(self.folder / FILE)
+        content, torn = self._read()
+        self._write(len(content), torn)
+        lines = self.lines()
+        if lines and lines[-1]["key"] == key:  # the disk has refused to sync it before
             return
+        end = len(content + torn)
         now = datetime.now(UTC).isoformat(timespec="seconds")
         line = json.dumps({"time": now, "key": key, **NOTHING, **about}) + "\n"
-        write_private(self.folder / INTENT, json.dumps([whole.end, line]).encode())
-        self._write(whole.end, line.encode())
+        write_private(self.folder / INTENT, json.dumps([end, line]).encode())
+        self._write(end, line.encode())
 
-    def _read(self) -> tuple[_Whole, bytes]:
+    def _read(self) -> tuple[bytes, bytes]:
         """Return the whole lines, and the one that a torn one was to be, or b""."""
-        whole = _read.setdefault(self.folder, _Whole())
-        torn = read_part(self.folder / FILE, whole.read_on)
-        if not torn or not (self.folder / INTENT).exists():
+        content: bytes = read_part(self.folder / FILE, lambda file: file.read())
+        whole = content[: content.rfind(b"\n") + 1]
+        if whole == content or not (self.folder / INTENT).exists():
             return whole, b""
         end, line = read_part(self.folder / INTENT, json.load)
-        return whole, line.encode() if end == whole.end else b""
+        return whole, line.encode() if end == len(whole) else b""
 
     def _write(self, end: int, line: bytes) -> None:
-        """Write a line after the whole ones, in place of a torn one."""
+        """Write a line, or nothing, after the whole ones, in place of a torn one."""
         descriptor = os.open(self.folder / FILE, os.O_WRONLY | os.O_NOFOLLOW)
         with os.fdopen(descriptor, "wb") as file:
             file.seek(end)
@@ -188,8 +159,8 @@ class Ledger:
     @property
     def is_halted(self) -> bool:
         """Whether charged work failed, or ended in between: its reply is not there."""
-        key = self.lines()[-1]["key"] if self.lines() else ""
-        return key not in ("", RESUMED) and not self.find_reply(key)
+        keys = [line["key"] for line in self.lines()[-1:]]
+        return any(key not in ("", RESUMED) and not self.find_reply(key) for key in keys)
 
     def resume(self) -> None:
         """Let a halted account work again; what was charged stays spent."""

@@ -9,6 +9,7 @@ import pytest
 
 from fairbloom.client.private.account import Account
 from fairbloom.client.private.opening import describe_account
+from fairbloom.deploy.operator import doctor
 from fairbloom.protocol.accounts import SPENT, AccountStatus
 
 from .device import EVALUATE, TRAIN, Device, opened
