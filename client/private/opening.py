@@ -57,7 +57,13 @@ def open_account(
     train, test = split_rows(splits, seed, test_share)
     budget = check_budget(limits, len(train) + len(test))
     accounts = accounts_folder(limits)
-    make_folder(accounts)
+    try:
+        make_folder(accounts)
+    except OSError as error:
+        raise FairbloomError(
+            f"{accounts} cannot be made ({error.strerror}): set limits.privacy.ledger to a folder"
+            " that this account of the system may write"
+        ) from error
     with exclusive_lock(accounts / "lock", seconds=60.0):
         known = Known.of({**node, PRIVACY_LIMIT: json.dumps(limits)}, data_dir)
         same = {each.number: each for each in [*known.of_files, *known.of_rows]}

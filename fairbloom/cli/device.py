@@ -278,6 +278,9 @@ def open_account(
         Path | None,
         typer.Option(metavar="FILE", help="Schema of the rows; default: the accepted one."),
     ] = None,
+    state_dir: Annotated[
+        str | None, typer.Option(help="Folder of the client's state, if it runs with this option.")
+    ] = None,
 ) -> None:
     """Open the account that owner.toml asks for, for the data as they are now.
 
@@ -289,7 +292,7 @@ def open_account(
     from fairbloom.errors import FairbloomError
     from fairbloom.tables.schema import read_schema
 
-    settings = ClientSettings.of({}, config)
+    settings = ClientSettings.of({"state-dir": state_dir}, config)
     if "privacy" not in settings.limits:
         raise FairbloomError(
             "owner.toml asks for no account: write [limits.privacy] with epsilon = 3, for example"

@@ -248,12 +248,8 @@ def test_changed_rows_are_refused_for_nothing(device: Device) -> None:
     assert "arrays" in device.ask()
 
 
-@pytest.mark.parametrize("harm", ["moved", "without its file"])
-def test_changed_rows_stay_under_their_account(device: Device, harm: str) -> None:
-    if harm == "moved":
-        device.data = device.data.rename(device.folder / "moved")
-    else:
-        (device.data / MARKER).unlink()
+def test_changed_rows_stay_under_their_account(device: Device) -> None:
+    device.data = device.data.rename(device.folder / "moved")
     write_table(device.data / "site.csv", 40, seed=1)
     assert "not those" in str(device.ask())
 
@@ -419,11 +415,3 @@ def test_what_the_owner_is_shown(device: Device) -> None:
     assert "6.71 if it is replaced" in text
     assert "training alone, without federation, may serve better" in text
     assert "left: 450 of 450 units" in text
-
-
-def test_an_account_that_cannot_be_read_says_so(device: Device) -> None:
-    place = device.account.place
-    (place / "account.toml").write_text("number = ")
-    with pytest.raises(FairbloomError, match="cannot be read"):
-        Account.read(place)
-    assert "must restore its folder" in str(device.ask())
