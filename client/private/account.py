@@ -148,7 +148,8 @@ class Account(Budget):
         if units < 0 or self.spent(SHARE) > self.in_force.mu**2 * (1.0 + ROUNDING):
             return dict.fromkeys(limits, 0)
         if run is not None:
-            units = min(units, self.said.get("units-a-run", units) - self.spent(UNITS, run))
+            cap = self.said.get("units-a-run", self.units)
+            units = min(units, cap - self.spent(UNITS, run))
         left = {UNITS: units, REPORTS: self.tests - self.spent(REPORTS)}
         return {kind: int(max(0, amount)) for kind, amount in left.items()}
 

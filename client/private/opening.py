@@ -165,7 +165,7 @@ def write_account(account: Account, sides: bytes) -> None:
             write_private(account.place / ABOUT, account.encode())
             write_public(Path(account.folder, ACCOUNT_FILE), account.encode())
     except (OSError, AccountError) as error:
-        shutil.rmtree(account.place)
+        shutil.rmtree(account.place, ignore_errors=True)
         raise FairbloomError(
             f"account {account.number} cannot be opened: {error}. Let this account of the system"
             f" write into {account.place.parent}, and into {account.folder}, among whose data lies"

@@ -59,11 +59,12 @@ HONOURED = [key for key in WORK if key.replace("-", "_") in TERMS]
 def reply_by(account: Account, message: Message, context: Context) -> RecordDict:
     """Return the reply to a message; raise AccountError for what no account does."""
     kind = message.metadata.message_type
+    run = message.metadata.run_id
     config = message.content.config_records.get(wire.CONFIG, ConfigRecord())
     check_protocol(config)
     if kind == "query":
         name = str(context.node_config.get("name") or account.client)
-        about = {wire.NAME: name, wire.NUM_EXAMPLES: account.train, **about_account(account)}
+        about = {wire.NAME: name, wire.NUM_EXAMPLES: account.train, **about_account(account, run)}
         return RecordDict({wire.CLIENT: ConfigRecord(about)})
     if kind not in (TRAIN, EVALUATE):
         raise AccountError(f"a privacy account answers no messages of type {kind[:50]!r}")
@@ -86,9 +87,9 @@ def reply_by(account: Account, message: Message, context: Context) -> RecordDict
         return Request(account, kind, message, context, settings, terms).serve(partition, name_here)
 
 
-def about_account(account: Account) -> ConfigRecord:
-    """Return what the server is told of an account: all of it is public."""
-    status = account.status(account.left(), account.train)
+def about_account(account: Account, run: int) -> ConfigRecord:
+    """Return what the server of a run is told of an account: all of it is public."""
+    status = account.status(account.left(run), account.train)
     return ConfigRecord({wire.HONOURS: HONOURED, wire.PRIVACY: [*map(float, status)]})
 
 
@@ -165,7 +166,7 @@ class Request:
         return RecordDict(
             {
                 wire.METRICS: MetricRecord({**metrics}),
-                wire.CLIENT: about_account(self.account),
+                wire.CLIENT: about_account(self.account, self.message.metadata.run_id),
             }
         )
 

@@ -110,6 +110,13 @@ def test_what_is_said_in_vain_is_reported(device: Device, said: dict[str, Any], 
     assert "arrays" in device.ask()
 
 
+def test_a_run_without_a_cap_may_spend_all(tmp_path: Path) -> None:
+    device = opened(tmp_path, steps=4)
+    for number in range(1, 6):
+        assert "arrays" in device.ask(TRAIN, {"server-round": number})
+    assert device.left == (0, 1)
+
+
 def test_a_run_spends_no_more_than_its_cap(device: Device) -> None:
     device.limits["units-a-run"] = 9
     for number in (1, 2):
