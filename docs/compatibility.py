@@ -12,7 +12,6 @@ from fairbloom.rounds.compatibility import (
     DRAW,
     MIXED_UPDATES,
     OTHER_STEPS,
-    OTHER_WEIGHTS,
     SERVER_MOMENTUM,
     WEIGHT_DECAY,
     WEIGHTING,
@@ -33,7 +32,6 @@ ADAPTIVE_SERVER = Option('server_optimizer="adam"')
 OPTIONS = (
     WEIGHTING,
     MIXED_UPDATES,
-    OTHER_WEIGHTS,
     SERVER_MOMENTUM,
     ADAPTIVE_SERVER,
     CHANGING["control_variates"],

@@ -384,10 +384,10 @@ def check_pace(settings: Settings) -> None:
 def find_grown(there: Mapping[str, object], config: Mapping[str, object]) -> set[str]:
     """Return the keys of raised settings among those that may be raised when a run continues.
 
-    Early stopping that is switched off counts as raised: the run gets at least as long. Rounds by
-    which the noise of simulated accounts is set cannot be raised: the first ones have less.
+    Early stopping that is switched off counts as raised: the run gets at least as long. Rounds over
+    which privacy accounts are spent cannot be raised: the first ones would have had less.
     """
-    if there.get("privacy.mode") == SIMULATED and not there.get("privacy.steps"):
+    if there.get("privacy.spend"):
         return set()
 
     def reach(settings: Mapping[str, object], key: str) -> float | None:

@@ -12,15 +12,15 @@ SAME: dict[str, dict[str, Any]] = {
     "FedAdam": {"server_optimizer": "adam", "server_optimizer_lr": 0.1},
     "FedYogi": {"server_optimizer": "yogi", "server_optimizer_lr": 0.01},
     "FedAvgM": {"server_optimizer": "avgm"},
-    "FedTrimmedAvg": {"defence": "trimmed-mean"},
-    "Krum": {"defence": "krum"},
 }
 
 # Flower's strategies without an equal here: the nearest of ours, as parameters of FedAvg.
 NEAREST: dict[str, dict[str, Any]] = {
-    "Bulyan": {"defence": "trimmed-mean"},
-    "FedMedian": {"defence": "geometric-median"},
-    "MultiKrum": {"defence": "krum"},
+    "Bulyan": {"defence": "nnm"},
+    "FedMedian": {"defence": "clip"},
+    "FedTrimmedAvg": {"defence": "clip"},
+    "Krum": {"defence": "nnm"},
+    "MultiKrum": {"defence": "nnm"},
 }
 
 # Flower's strategies that have no counterpart here.
@@ -53,9 +53,9 @@ ARGUMENTS = {
     "tau": "write server_optimizer_tau={}",
     "server_learning_rate": "write server_optimizer='avgm', server_optimizer_lr={}",
     "server_momentum": "write server_optimizer='avgm', server_optimizer_beta1={}",
-    "num_malicious_nodes": "write defence='krum', defence_tolerance={}",
-    "num_nodes_to_select": "leave it out: defence='krum' takes one",
-    "beta": "write defence='trimmed-mean', and its number of clients as defence_tolerance",
+    "num_malicious_nodes": "write defence='nnm', defence_tolerance={}",
+    "num_nodes_to_select": "leave it out: defence='nnm' takes all",
+    "beta": "write defence='clip', which needs none",
     **{old: f"write {new}={{}}" for old, new in RENAMED.items()},
     "fit_metrics_aggregation_fn": "write train_metrics_aggr_fn, which gets RecordDicts",
     "evaluate_metrics_aggregation_fn": "write evaluate_metrics_aggr_fn, which gets RecordDicts",

@@ -130,8 +130,7 @@ class Account(Budget):
     @property
     def limits(self) -> dict[str, int]:
         """The most units and test reports in force: a unit stays what it was at the opening."""
-        share = (self.in_force.mu / self.mu) ** 2
-        return {UNITS: math.floor(self.units * share), REPORTS: self.tests}
+        return {UNITS: self.units_within(self.in_force.mu), REPORTS: self.tests}
 
     def spent(self, what: str, run: int | None = None) -> float:
         """Return how much of a line's numbers is spent in all, or by a run."""
@@ -167,10 +166,10 @@ class Account(Budget):
 
     @property
     def epsilon_spent(self) -> float:
-        """ε of what is spent, at the δ in force."""
-        share = min(1.0, self.spent(UNITS) / self.units)
-        mu = math.sqrt(max(share * self.mu**2, self.spent(SHARE)))
-        return epsilon_of(mu, self.in_force.delta) if mu else 0.0
+        """ε of what is spent: of the rows of training or of tests, whichever is larger."""
+        tests = self.units * self.spent(SHARE) / self.mu**2
+        units = min(float(self.units), max(self.spent(UNITS), tests))
+        return self.epsilon_after(units) if units else 0.0
 
     @property
     def warnings(self) -> list[str]:

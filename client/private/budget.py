@@ -1,8 +1,9 @@
 """The budget of a privacy account, in Gaussian differential privacy (GDP).
 
 A budget of (ε, δ) is one of μ, and every release of noise σ costs 1/σ² of μ². Costs are counted in
-units of u = μ²/(5 steps): a training step costs 4 of them and a reported loss 1, so that sums are
-whole numbers and the account is never passed by rounding.
+units of u = μ²/(5 steps): a release that costs c of them has noise 1/√(c u). Sums are whole
+numbers, and the account is never passed by rounding. A training step costs at least 4 and a
+reported loss 1; a run that needs few steps may buy better ones.
 
 Sources: Dong, Roth, Su, Gaussian Differential Privacy, 2019; Balle, Wang, ICML 2018 (δ of ε);
 Koskela et al., arXiv 2209.15596, and Smith, Thakurta, arXiv 2210.17520 (adaptive composition).
@@ -12,6 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple, Self
 
 from fairbloom.protocol.accounts import AccountStatus
 
@@ -19,9 +21,24 @@ from fairbloom.protocol.accounts import AccountStatus
 UNITS = "units"
 REPORTS = "reports"
 
-# Units of a training step, and of a loss report.
+# The least units of a training step, and of a loss report.
 STEP_UNITS = 4
 LOSS_UNITS = 1
+
+
+class Price(NamedTuple):
+    """The units of each training step of a message, and of its loss report."""
+
+    step: int = STEP_UNITS
+    loss: int = LOSS_UNITS
+
+    @classmethod
+    def of(cls, left: int, rounds: int, steps: int, *, with_loss: bool) -> Self:
+        """Return the price that spends `left` units evenly over rounds of so many steps each."""
+        of_round = STEP_UNITS * steps + LOSS_UNITS * with_loss
+        step = max(STEP_UNITS, left * STEP_UNITS // (rounds * of_round))
+        return cls(step, max(LOSS_UNITS, step // STEP_UNITS))
+
 
 # The largest and the least μ that are searched; ε of a μ beyond says nothing.
 MU_RANGE = (1e-9, 1e3)
@@ -62,23 +79,30 @@ class Budget:
         """The most units and test reports."""
         return {UNITS: self.units, REPORTS: self.tests}
 
-    @property
-    def sigma(self) -> float:
-        """σ of a training step, in clipped norms of a row: 1/(2 √u)."""
-        return math.sqrt(self.units) / (2.0 * self.mu)
+    def sigma_of(self, units: int) -> float:
+        """σ of a release that costs so many units: 1/√(c u), in its sensitivity."""
+        return math.sqrt(self.units / units) / self.mu
 
     @property
-    def loss_sigma(self) -> float:
-        """σ of a loss report, in largest losses of a row: 1/√u."""
-        return 2.0 * self.sigma
+    def sigma(self) -> float:
+        """σ of a training step at the lowest price, in clipped norms of a row: 1/(2 √u)."""
+        return self.sigma_of(STEP_UNITS)
 
     @property
     def test_sigma(self) -> float:
         """σ of a test report, in its sensitivity."""
         return math.sqrt(self.tests) / self.mu
 
+    def units_within(self, mu: float) -> int:
+        """Return the units that a smaller budget allows: ⌊N μ′²/μ²⌋."""
+        return math.floor(self.units * min(1.0, (mu / self.mu) ** 2))
+
+    def epsilon_after(self, units: float) -> float:
+        """Return ε of what was released for so many units."""
+        return epsilon_of(self.mu * math.sqrt(units / self.units), self.delta)
+
     def status(self, left: Mapping[str, int], rows: int) -> AccountStatus:
-        """Return what the server is told, with the units and test reports that are left."""
+        """Return what the server gets, with the units and test reports that are left."""
         return AccountStatus(
             *(self.epsilon, self.delta, self.steps, self.tests, self.sigma, rows),
             *(left[UNITS], left[REPORTS]),

@@ -8,11 +8,13 @@ import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fairbloom.errors import ReportableError
 from fairbloom.protocol import names as wire
 from fairbloom.protocol.private import METRICS, check_terms
 from fairbloom.protocol.terms import Terms
@@ -29,35 +31,56 @@ from ..rules.rule_round import finish_rules, start_rule
 from ..states import StateDict
 from ..training import seeded
 from ..work import StepsTaken, count_steps, descend
-from .budget import LOSS_UNITS, STEP_UNITS, Budget
-from .noise import Draw, release
-from .rows import CLIP, Rows, check_model
+from .budget import Budget, Price
+from .noise import Draw, Lattice, Vector, release
+from .rows import CLIP, LOSS_BOUND, Rows, bound_of, check_model
+
+# The weight of a row's loss, over its bound B, beside its right class in a test report; and the
+# length of what one row adds: a wrong row has (0, 0.3), a right one up to (1, 0.3/1.5).
+LOSS_WEIGHT = 0.3
+TEST_SENSITIVITY = math.hypot(1.0, LOSS_WEIGHT / LOSS_BOUND)
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """The noise of an account: its budget says how much, `draw` draws it."""
+    """The noise of a reply: its budget and its price say how much, `draw` draws it."""
 
     budget: Budget
     draw: Draw
+    price: Price = Price()  # noqa: RUF009 (it never changes)
+
+    def of_step(self, width: int) -> Lattice:
+        """Return the lattice of a clipped sum of this width."""
+        return Lattice(self.budget.sigma_of(self.price.step), CLIP, width)
+
+    def of_loss(self, bound: float) -> Lattice:
+        """Return the lattice of a sum of losses up to this bound."""
+        return Lattice(self.budget.sigma_of(self.price.loss), bound, 1)
+
+    @property
+    def of_test(self) -> Lattice:
+        """The lattice of a test report."""
+        return Lattice(self.budget.test_sigma, TEST_SENSITIVITY, 2)
 
     def mean_gradient(self, rows: Rows) -> Tensor:
-        """Return (1/n) [Σ g_i min(1, C/‖g_i‖) + σ (C + γ √d) z], flat, on the lattice."""
-        total = rows.clipped_sum().numpy()
-        return torch.from_numpy(release(total, self.budget.sigma, CLIP, self.draw)) / len(rows)
+        """Return (1/n) [Σ g_i min(1, C/‖g_i‖) + σ C′ z], flat."""
+        noisy = self._release(rows.clipped_sum().numpy(), self.of_step(rows.width))
+        return torch.from_numpy(noisy) / len(rows)
 
     def mean_loss(self, rows: Rows) -> float:
-        """Return the loss report: (1/n) [Σ clip(loss, 0, B) + σ_l B z], in [0, B]."""
-        total = np.array([rows.loss_sum()])
-        (noisy,) = release(total, self.budget.loss_sigma, rows.bound, self.draw)
-        return min(max(float(noisy) / len(rows), 0.0), rows.bound)
+        """Return the loss report: (1/n) [Σ clip(loss, 0, B) + σ_l B′ z]."""
+        total = np.array([float(rows.losses().sum())])
+        return float(self._release(total, self.of_loss(rows.bound))[0]) / len(rows)
 
     def test(self, rows: Rows) -> dict[str, float]:
-        """Return the test report: the accuracy, and the mean loss up to B."""
-        total = np.array([rows.count_correct(), rows.loss_sum() / rows.bound])
-        noisy = release(total, self.budget.test_sigma, math.sqrt(2.0), self.draw) / len(rows)
-        accuracy, loss = noisy.clip(0.0, 1.0).tolist()
-        return {wire.LOSS: loss * rows.bound, wire.ACCURACY: accuracy}
+        """Return the test report: the accuracy, and the mean loss; neither is cut."""
+        right, losses = rows.test()
+        total = np.array([right, LOSS_WEIGHT * losses / rows.bound])
+        accuracy, loss = (self._release(total, self.of_test) / len(rows)).tolist()
+        return {wire.LOSS: loss * rows.bound / LOSS_WEIGHT, wire.ACCURACY: accuracy}
+
+    def _release(self, total: Vector, lattice: Lattice) -> Vector:
+        return release(lattice.places(total), lattice.spacing, self.draw)
 
 
 def load_received(client: LocalClient, received: StateDict, terms: Terms, metrics: Set[str]) -> int:
@@ -70,6 +93,14 @@ def load_received(client: LocalClient, received: StateDict, terms: Terms, metric
     classes = check_model(client.model, client.task)
     check_arrays(received, client.model.state_dict(), f"the record {wire.ARRAYS!r}")
     client.model.load_state_dict(received)
+    row, _ = client.splits.train[slice(0, 1)]
+    with torch.no_grad():
+        outputs = client.model.eval()(torch.zeros_like(cast(Tensor, row)))
+    if outputs.shape != (1, classes):
+        raise ReportableError(
+            f"the model has outputs of shape {tuple(outputs.shape)} for a row, and the task has"
+            f" {classes} classes: take a model with an output for each"
+        )
     return classes
 
 
@@ -94,13 +125,41 @@ class Training:
             global_work(client.settings, terms), client.settings, terms, client.key
         )
         self._steps = count_steps(1, self._work)  # each is of all rows
-        self.units = STEP_UNITS * self._steps + LOSS_UNITS * (wire.LOSS_BEFORE in terms.measure)
+        self._with_loss = wire.LOSS_BEFORE in terms.measure
         started = (
             start_rule(client, rule, received, terms, sent)
             for rule in rules_of(client.settings, terms)
             if isinstance(rule, Corrector)
         )
         self._started = next(started, None)  # one at most
+
+    def mechanism(self, budget: Budget, draw: Draw, left: int) -> Mechanism:
+        """Return the mechanism at the price of this message, with `left` units in the account.
+
+        Raise ReportableError if its arithmetic would not be exact.
+        """
+        terms = self._terms
+        price = Price()
+        if terms.privacy_units is not None and terms.privacy_rounds is not None:
+            left = min(left, terms.privacy_units)
+            price = Price.of(left, terms.privacy_rounds, self._steps, with_loss=self._with_loss)
+        found = Mechanism(budget, draw, price)
+        trained = [each for _, each in self._client.trainable()]
+        count = len(self._client.splits.train)
+        found.of_step(sum(each.numel() for each in trained)).check(count)
+        found.of_loss(bound_of(self._classes)).check(count)
+        return found
+
+    def cost(self, mechanism: Mechanism) -> Mapping[str, float]:
+        """Return what the account's status says of the reply: units, and deviations of noise."""
+        step, loss = mechanism.price
+        return {
+            "spent": step * self._steps + loss * self._with_loss,
+            "step_sigma": mechanism.of_step(1).sigma,
+            "loss_deviation": mechanism.of_loss(bound_of(self._classes)).deviation
+            / len(self._client.splits.train)
+            * self._with_loss,
+        }
 
     def run(self, mechanism: Mechanism) -> Update:
         """Return the reply after the noisy steps."""
@@ -159,11 +218,21 @@ class Training:
 class Testing:
     """A test report by an account; like `Training`, it is checked before it is charged."""
 
-    units = 0
-
     def __init__(self, client: LocalClient, received: StateDict, terms: Terms) -> None:
         self._classes = load_received(client, received, terms, frozenset())
         self._client = client
+
+    def mechanism(self, budget: Budget, draw: Draw, left: int) -> Mechanism:
+        """Return the mechanism of a test report, which costs one of these."""
+        found = Mechanism(budget, draw)
+        found.of_test.check(len(self._client.splits.test))
+        return found
+
+    def cost(self, mechanism: Mechanism) -> Mapping[str, float]:
+        """Return the deviations of the report's noise."""
+        of_mean = mechanism.of_test.deviation / len(self._client.splits.test)
+        of_loss = of_mean * bound_of(self._classes) / LOSS_WEIGHT
+        return {"spent": 0, "loss_deviation": of_loss, "accuracy_deviation": of_mean}
 
     def run(self, mechanism: Mechanism) -> Update:
         """Return the report, without arrays."""

@@ -1,55 +1,179 @@
-"""Gaussian noise from the operating system, and its release on a lattice.
+"""A discrete Gaussian, drawn exactly with integers, and the release of sums with it.
 
-The random generators of PyTorch and NumPy are predictable, and depend on seeds that a server
-knows. Doubles of any generator show in their last bits which sums they were added to: so a sum and
-its noise are rounded to a lattice, each by itself (Mironov, CCS 2012; Casacuberta et al., CCS 2022,
-arXiv 2207.10635). The noise is that of draws with 53 bits; what holds beyond these is not proved.
+Floating-point noise has holes in its tail, and shows in its last bits which sum it was added to
+(Mironov, CCS 2012; Casacuberta et al., CCS 2022, arXiv 2207.10635). So a sum is rounded to a
+lattice, and an integer of a discrete Gaussian distribution is added: no float is drawn, and none
+has a part in a decision (Canonne, Kamath, Steinke, NeurIPS 2020, arXiv 2004.00010, Algorithms 1 to
+3, with a Laplace distribution of the deviation's scale). Words come from the operating system: the
+generators of PyTorch and NumPy are predictable, and depend on seeds that a server knows.
+
+Why the budget of the continuous Gaussian holds: let X be normal around q with variance s² − r², and
+Y a discrete Gaussian of deviation r around X. By Poisson summation, Y is within a factor e^±η of
+the discrete Gaussian of deviation s around q, η ≤ 5 exp(−2π²r²) (Peikert, CRYPTO 2010, Theorem
+3.1). With r = 2, η is below 3e-34. A release is so, up to that factor, computed from a continuous
+Gaussian of variance s² − 4, and μ is lowered by more than that (`budget.mu_of`).
 """
 
 import math
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
+
+from fairbloom.errors import ReportableError
 
 Vector = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Naturals = NDArray[np.uint64]
 
-# Returns this number of draws of a standard normal distribution.
-Draw = Callable[[int], Vector]
+# Returns this number of random words of 64 bits.
+Words = Callable[[int], Naturals]
 
-# The lattice's spacing is the largest power of two up to the noise's deviation times 2^−20.
-LATTICE_BITS = 20
+# Returns this number of draws of a discrete Gaussian of deviation 2^DEVIATION_BITS.
+Draw = Callable[[int], Integers]
+
+DEVIATION_BITS = 24
+
+# Draws are made in whole blocks: the time of a single draw tells its size.
+BLOCK = 4096
+
+# A draw of as many deviations is left out, which has the probability e^−32,768.
+DEVIATIONS = 256
+
+# The most that the rounding of a sum may add to its sensitivity, in deviations of the noise; and
+# the largest integer that is released: larger ones are no exact floats.
+MOST_ROUNDING = 2.0**22
+MOST_PLACES = 2.0**52
+
+# What the float64 arithmetic before the rounding may add to a sensitivity, for up to MOST_ROWS.
+ARITHMETIC = 2.0**-16
+MOST_ROWS = 2**18
 
 
-def draw_noise(count: int) -> Vector:
-    """Return draws of a standard normal distribution, from the operating system's bits."""
-    return normal_of(np.frombuffer(os.urandom(8 * count), np.uint64))
+def system_words(count: int) -> Naturals:
+    """Return words from the operating system."""
+    return np.frombuffer(os.urandom(8 * count), np.uint64)
 
 
-def normal_of(words: NDArray[np.uint64]) -> Vector:
-    """Return a standard normal number of each random word: by 52 bits and a sign."""
-    # (k + 1/2) 2^−53 is exact for k < 2^52, and below 1/2: neither end is infinite
-    tails = ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-53
-    magnitudes: Vector = -ndtri(tails)
-    return np.where(words & np.uint64(1), magnitudes, -magnitudes)
+def draw_noise(count: int) -> Integers:
+    """Return draws of the noise of an account on a device."""
+    return draw_gaussian(count, DEVIATION_BITS, system_words)
 
 
-def release(total: Vector, sigma: float, sensitivity: float, draw: Draw) -> Vector:
-    """Return a sum with noise of `sigma` times its sensitivity, both rounded to a lattice.
+def draw_gaussian(count: int, bits: int, words: Words, block: int = BLOCK) -> Integers:
+    """Return draws of the discrete Gaussian around 0 of deviation 2^bits, 1 ≤ bits ≤ 24.
 
-    `sensitivity` is the largest Euclidean change of `total` if a row is blanked. Rounding adds the
-    lattice's spacing times the root of the number of entries, for which noise is drawn, too.
+    Whole blocks are drawn, and the first draws are returned.
     """
-    spacing = lattice(sigma * sensitivity)
-    scale = sigma * (sensitivity + spacing * math.sqrt(total.size))
-    noise = draw(total.size) * scale
-    released: Vector = spacing * (np.rint(total / spacing) + np.rint(noise / spacing))
-    return released
+    missing = -(-count // block) * block
+    found = list[Integers]()
+    while missing > 0:
+        # 0.48 of the tries are accepted
+        found.append(_draw_some(9 * missing // 4 + 16, bits, words))
+        missing -= len(found[-1])
+    return np.concatenate(found)[:count]
 
 
-def lattice(deviation: float) -> float:
-    """Return the spacing γ: the largest power of two up to `deviation` · 2^−20."""
-    _, exponent = math.frexp(deviation)  # 2^(exponent − 1) ≤ deviation
-    return math.ldexp(1.0, exponent - 1 - LATTICE_BITS)
+def _draw_some(tries: int, bits: int, words: Words) -> Integers:
+    """Return the draws that are accepted of a number of tries."""
+    rests = words(tries) >> np.uint64(64 - bits)
+    rests = rests[bernoulli_exp(rests, bits, words)]
+    wholes = draw_geometric(len(rests), words)
+    sizes = rests + (wholes << np.uint64(bits))  # of a discrete Laplace distribution of this scale
+    negative = words(len(sizes)) & np.uint64(1) == 1
+    kept = (wholes < DEVIATIONS) & ~(negative & (sizes == 0))
+    sizes, negative = sizes[kept], negative[kept]
+    scale = np.uint64(2**bits)
+    away = np.maximum(sizes, scale) - np.minimum(sizes, scale)
+    halves = np.uint64(2 * bits + 1)
+    accepted = draw_geometric(len(sizes), words) >= (away * away) >> halves
+    accepted &= bernoulli_exp(away * away & np.uint64(2 ** int(halves) - 1), int(halves), words)
+    sizes, negative = sizes[accepted].astype(np.int64), negative[accepted]
+    signed: Integers = np.where(negative, -sizes, sizes)
+    return signed
+
+
+def bernoulli_exp(numerators: Naturals, bits: int, words: Words) -> NDArray[np.bool_]:
+    """Return for each j of `numerators`, up to 2^bits, whether an event of exp(−j/2^bits) happens.
+
+    The k-th trial succeeds with j/(k 2^bits), and the event happens if the first failure is odd.
+    """
+    happens = np.zeros(len(numerators), np.bool_)
+    trying = np.arange(len(numerators))
+    trial = 1
+    while trying.size:
+        below = words(trying.size) >> np.uint64(64 - bits) < numerators[trying]
+        succeeds = below & _one_in(trial, trying.size, words)
+        happens[trying[~succeeds]] = trial % 2 == 1
+        trying = trying[succeeds]
+        trial += 1
+    return happens
+
+
+def draw_geometric(count: int, words: Words) -> Naturals:
+    """Return how often in a row an event of exp(−1) happens, for each of `count`."""
+    times = np.zeros(count, np.uint64)
+    going = np.arange(count)
+    while going.size:
+        going = going[bernoulli_exp(np.full(going.size, 2, np.uint64), 1, words)]
+        times[going] += np.uint64(1)
+    return times
+
+
+def _one_in(number: int, count: int, words: Words) -> NDArray[np.bool_]:
+    """Return `count` times whether an event of 1/number happens."""
+    most = 2**63 // number * number  # words from here on would favour the first remainders
+    drawn = words(count) >> np.uint64(1)
+    while (beyond := drawn >= most).any():
+        drawn[beyond] = words(int(beyond.sum())) >> np.uint64(1)
+    return cast(NDArray[np.bool_], drawn % np.uint64(number) == 0)
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """The lattice on which a sum of `size` numbers is released with noise of `sigma`.
+
+    `sensitivity` is the largest Euclidean change of the sum if a row is blanked. Rounding
+    adds up to the spacing for each number, and float64 arithmetic a little: noise is for both.
+    """
+
+    sigma: float
+    sensitivity: float
+    size: int
+
+    @property
+    def spacing(self) -> float:
+        """γ, with which the deviation γ 2^24 is σ times the sensitivity with both parts."""
+        places = 2.0**DEVIATION_BITS - self.sigma * math.sqrt(self.size)
+        return self.sigma * self.sensitivity * (1.0 + ARITHMETIC) / places
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of the noise of each number."""
+        return self.spacing * 2.0**DEVIATION_BITS
+
+    def check(self, rows: int) -> None:
+        """Raise ReportableError unless the arithmetic is exact for a sum over so many rows."""
+        rounding = self.sigma * math.sqrt(self.size)
+        too_many = rounding > MOST_ROUNDING or rows > MOST_ROWS
+        if too_many or rows * self.sensitivity > MOST_PLACES * self.spacing:
+            raise ReportableError(
+                f"{self.size} numbers with noise {self.sigma:.3g} over {rows} rows are beyond the"
+                f" exact arithmetic of a privacy account: take a smaller model, or at most"
+                f" {MOST_ROWS} rows"
+            )
+
+    def places(self, total: Vector) -> Integers:
+        """Return the nearest places of the lattice."""
+        return np.rint(total / self.spacing).astype(np.int64)
+
+
+def release(places: Integers, spacing: float, draw: Draw) -> Vector:
+    """Return places of a lattice with noise, as numbers: all that leaves an account is from here.
+
+    The product with the spacing is computed from what is released already.
+    """
+    return spacing * (places + draw(len(places))).astype(np.float64)

@@ -24,6 +24,7 @@ from ..guard.log_files import read_entries
 from .account import Account, Known, find_account, folder_of
 from .budget import LOSS_UNITS, REPORTS, STEP_UNITS, UNITS, Budget
 from .ledger import FILE as LEDGER, REPLIES, AccountError
+from .mechanism import TEST_SENSITIVITY
 from .rows import LOSS_BOUND, split_rows
 from .split import FILE as ROWS, digest_rows, read_rows, reads_alike
 
@@ -216,9 +217,9 @@ def describe_account(account: Account) -> list[str]:
         f" {account.replacement_epsilon:.3g} if it is replaced by another",
         f"{account.steps} training steps with as many losses: noise of a step {account.sigma:.4g}"
         f" times a row's largest gradient; of a reported loss"
-        f" {account.loss_sigma * LOSS_BOUND / rows:.2g} times that of guessing",
+        f" {account.sigma_of(LOSS_UNITS) * LOSS_BOUND / rows:.2g} times that of guessing",
         f"{account.tests} test report{'s' * (account.tests != 1)}: noise of the next one"
-        f" {2**0.5 * account.test_sigma:.2g} rows",
+        f" {TEST_SENSITIVITY * account.test_sigma:.2g} rows",
         f"left: {left[UNITS]} of {limits[UNITS]} units (a step has {STEP_UNITS}, a loss"
         f" {LOSS_UNITS}), {left[REPORTS]} of {account.tests} test reports; epsilon of what is"
         f" spent: {account.epsilon_spent:.3g}",

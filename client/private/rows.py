@@ -1,10 +1,8 @@
 """The rows of an account: gradients and losses row by row, and the split into two parts.
 
-All is in float64 on the CPU, and no row has a part in what another one adds.
-
-A chain of linear layers and activations needs no gradient of a single row in memory: its norm and
-its part of the sum follow from the layer's inputs and the slopes of its outputs. Other models of
-the closed list `LAYERS` are computed by `torch.func.vmap` over single rows.
+All is in float64 on the CPU, and no row has a part in what another one adds. A model is a chain of
+linear layers and activations: the norm of a row's gradient and its part of the sum follow from the
+layers' inputs and the slopes of their outputs.
 """
 
 import copy
@@ -17,7 +15,6 @@ from typing import cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.functional import cross_entropy
 
 from fairbloom.errors import ReportableError
@@ -27,7 +24,7 @@ from fairbloom.tasks.partition import Parts, splits_of
 from fairbloom.tasks.targets import Target
 from fairbloom.tasks.task import AnyExamples
 
-from ..chain import ELEMENTWISE, chain_layers
+from ..chain import ELEMENTWISE
 
 # The norm to which the gradient of a row is clipped.
 CLIP = 1.0
@@ -36,15 +33,9 @@ CLIP = 1.0
 LOSS_BOUND = 1.5
 
 # The layers of a model that is trained by an account. A probe of other layers would prove nothing.
-LAYERS: tuple[type[nn.Module], ...] = (
-    *(nn.Sequential, nn.Linear, nn.Flatten, nn.Dropout, *ELEMENTWISE),
-    *(nn.Conv1d, nn.Conv2d, nn.LayerNorm, nn.GroupNorm),
-    *(nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d),
-    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d),
-)
+LAYERS: tuple[type[nn.Module], ...] = (nn.Linear, nn.Flatten, nn.Dropout, *ELEMENTWISE)
 
-# Numbers of the gradients of single rows that are in memory at once: 64 MB.
-NUMBERS_AT_ONCE = 2**23
+REMEDY = "and a privacy account trains no such model: set model = logistic or mlp"
 
 
 def check_model(model: nn.Module, task: Task) -> int:
@@ -52,20 +43,12 @@ def check_model(model: nn.Module, task: Task) -> int:
 
     Raise ReportableError unless the model and its loss are on the closed list.
     """
-    for module in model.modules():
-        hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
-        flat = type(module) is not nn.Flatten or (module.start_dim, module.end_dim) == (1, -1)
-        if type(module) not in LAYERS or any(hooks) or not flat:
-            raise ReportableError(
-                f"the model has a layer {type(module).__name__}, and a privacy account trains only"
-                " chains of linear and convolutional layers, activations, pooling, Dropout,"
-                " LayerNorm and GroupNorm: set model = logistic, mlp or cnn"
-            )
+    for layer in layers_of(model):
+        flat = type(layer) is not nn.Flatten or (layer.start_dim, layer.end_dim) == (1, -1)
+        if type(layer) not in LAYERS or has_hooks(layer) or not flat:
+            raise ReportableError(f"the model has a layer {type(layer).__name__}, {REMEDY}")
     if shared_parameters(model):
-        raise ReportableError(
-            "several names of the model are one parameter, and a privacy account trains no such"
-            " model: set model = logistic, mlp or cnn"
-        )
+        raise ReportableError(f"several names of the model are one parameter, {REMEDY}")
     if not is_cross_entropy(task):
         raise ReportableError(
             "the task's loss is not the softmax cross-entropy of classes, and a privacy account"
@@ -74,7 +57,26 @@ def check_model(model: nn.Module, task: Task) -> int:
     classes = task.classes or len(task.class_names)
     if not classes:
         raise ReportableError("the task does not say how many classes it has (Task.classes)")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ReportableError("the model has no parameter to train: all are frozen")
     return classes
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """Return the layers of a chain in their order; another model is a layer itself."""
+    if type(model) is not nn.Sequential or has_hooks(model):
+        return [model]
+    return [layer for child in model for layer in layers_of(child)]
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether a module calls functions of others, which may mix rows."""
+    return any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks))
+
+
+def bound_of(classes: int) -> float:
+    """Return B, the largest loss of a row in a report."""
+    return LOSS_BOUND * math.log(classes)
 
 
 def is_cross_entropy(task: Task) -> bool:
@@ -91,23 +93,17 @@ class Rows:
 
     def __init__(self, model: nn.Module, examples: AnyExamples, classes: int) -> None:
         inputs, targets = examples[slice(0, None)]
-        self.bound = LOSS_BOUND * math.log(classes)
-        self._inputs = cast(Tensor, inputs).cpu().double()  # see `all_rows`
+        self.classes = classes
+        self.bound = bound_of(classes)
+        self._inputs = cast(Tensor, inputs).cpu().double().flatten(1)  # see `all_rows`
         self._targets = targets.cpu()
         self._model = copy.deepcopy(model).cpu().double()
-        for module in self._model.modules():
-            if hasattr(module, "inplace"):
-                setattr(module, "inplace", False)  # noqa: B010 (the slopes of outputs are needed)
-        self._trainable = {
-            name: each for name, each in self._model.named_parameters() if each.requires_grad
-        }
-        self.width = sum(parameter.numel() for parameter in self._trainable.values())
-        layers = chain_layers(self._model) or []
-        is_flat = self._inputs.dim() == 2 or (bool(layers) and type(layers[0]) is nn.Flatten)
-        is_whole = len(self._trainable) == len([*self._model.parameters()])
-        self._layers = layers if is_flat and is_whole else []
-        if not self._trainable:
-            raise ReportableError("the model has no parameter to train: all are frozen")
+        self._layers = layers_of(self._model)
+        for layer in self._layers:
+            if hasattr(layer, "inplace"):
+                setattr(layer, "inplace", False)  # noqa: B010 (the slopes of outputs are needed)
+        self._trainable = [each for each in self._model.parameters() if each.requires_grad]
+        self.width = sum(parameter.numel() for parameter in self._trainable)
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -116,7 +112,7 @@ class Rows:
     @torch.no_grad()
     def load(self, parameters: Iterable[Tensor]) -> None:
         """Take over the trainable parameters of a model of the same kind, in its order."""
-        for own, other in zip(self._trainable.values(), parameters, strict=True):
+        for own, other in zip(self._trainable, parameters, strict=True):
             own.copy_(other)
 
     def clipped_sum(self, clip: float = CLIP) -> Tensor:
@@ -125,77 +121,55 @@ class Rows:
         A row whose gradient norm or loss is not finite counts as 0.
         """
         self._model.train()
-        return self._sum_of_chain(clip) if self._layers else self._sum_by_row(clip)
-
-    def _sum_of_chain(self, clip: float) -> Tensor:
         outputs = self._inputs
         linear = list[tuple[nn.Linear, Tensor, Tensor]]()
         for layer in self._layers:
             before = outputs
             outputs = layer(before)
-            if isinstance(layer, nn.Linear):
+            if outputs.requires_grad and isinstance(layer, nn.Linear):
                 linear.append((layer, before.detach(), outputs))
         losses = cross_entropy(outputs, self._targets, reduction="none")
         slopes = torch.autograd.grad(losses.sum(), [outputs for _, _, outputs in linear])
         squares = torch.zeros(len(self), dtype=torch.float64)
         for (layer, before, _), slope in zip(linear, slopes, strict=True):
-            squares += slope.square().sum(1) * (before.square().sum(1) + (layer.bias is not None))
-        unusable, factors = _factors(squares, losses.detach(), clip)
+            if layer.weight.requires_grad:
+                squares += slope.square().sum(1) * before.square().sum(1)
+            if layer.bias is not None and layer.bias.requires_grad:
+                squares += slope.square().sum(1)
+        unusable = ~(squares.isfinite() & losses.detach().isfinite())
+        norms = squares.sqrt().masked_fill(unusable, 0.0)
+        factors = (clip / norms).clamp(max=1.0).masked_fill(unusable, 0.0)
         sums = list[Tensor]()
         for (layer, before, _), slope in zip(linear, slopes, strict=True):
             # before any product: 0 times a number that is not finite is none
-            clipped = slope.masked_fill(unusable, 0.0) * factors[:, None]
-            sums.append((clipped.T @ before.masked_fill(unusable, 0.0)).flatten())
-            if layer.bias is not None:
+            clipped = slope.masked_fill(unusable[:, None], 0.0) * factors[:, None]
+            if layer.weight.requires_grad:
+                used = before.masked_fill(unusable[:, None], 0.0)
+                sums.append((clipped.T @ used).flatten())
+            if layer.bias is not None and layer.bias.requires_grad:
                 sums.append(clipped.sum(0))
         return torch.cat(sums)
-
-    def _sum_by_row(self, clip: float) -> Tensor:
-        """Return the sum, in parts of a number of rows each."""
-        total = torch.zeros(self.width, dtype=torch.float64)
-        weights = {name: each.detach() for name, each in self._trainable.items()}
-
-        def loss(weights: dict[str, Tensor], row: Tensor, target: Tensor) -> Tensor:
-            outputs = functional_call(self._model, weights, (row.unsqueeze(0),))
-            return cross_entropy(outputs, target.unsqueeze(0))
-
-        of_rows = vmap(grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")
-        size = max(1, NUMBERS_AT_ONCE // self.width)
-        for rows, targets in zip(
-            torch.split(self._inputs, size), torch.split(self._targets, size), strict=True
-        ):
-            gradients, losses = of_rows(weights, rows, targets)
-            flat = torch.cat([gradient.flatten(1) for gradient in gradients.values()], dim=1)
-            unusable, factors = _factors(flat.square().sum(1), losses, clip)
-            total += factors @ flat.masked_fill(unusable, 0.0)
-        return total
 
     @torch.no_grad()
     def outputs(self) -> Tensor:
         """Return the model's outputs in evaluation, shape (n, classes)."""
-        self._model.eval()
-        if self._layers:
-            return cast(Tensor, self._model(self._inputs))
-        by_row = vmap(lambda row: self._model(row.unsqueeze(0)).squeeze(0))
-        size = max(1, NUMBERS_AT_ONCE // self._inputs[0].numel())
-        return torch.cat([by_row(rows) for rows in torch.split(self._inputs, size)])
+        return cast(Tensor, self._model.eval()(self._inputs))
 
-    def loss_sum(self) -> float:
-        """Return Σ clip(loss, 0, B) over the rows; a loss that is not finite counts as B."""
+    def losses(self) -> Tensor:
+        """Return clip(loss, 0, B) of each row; a loss that is not finite counts as B."""
         losses = cross_entropy(self.outputs(), self._targets, reduction="none")
-        bounded = losses.nan_to_num(self.bound, self.bound, self.bound).clamp(0.0, self.bound)
-        return float(bounded.sum())
+        return losses.nan_to_num(self.bound, self.bound, self.bound).clamp(0.0, self.bound)
 
-    def count_correct(self) -> int:
-        """Return the number of rows whose class has the largest output."""
-        return int((self.outputs().argmax(1) == self._targets).sum())
+    def test(self) -> tuple[int, float]:
+        """Return the number of right rows, and Σ of losses, of a right row up to ln(classes).
 
-
-def _factors(squares: Tensor, losses: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """Return which rows are unusable, shape (n, 1), and each row's min(1, C/‖g‖), shape (n,)."""
-    unusable = ~(squares.isfinite() & losses.isfinite())
-    norms = squares.sqrt().masked_fill(unusable, 0.0)
-    return unusable.unsqueeze(1), (clip / norms).clamp(max=1.0).masked_fill(unusable, 0.0)
+        A right row gives its class the largest output, so a probability of at least 1/classes.
+        """
+        outputs = self.outputs()
+        right = (outputs.argmax(1) == self._targets) & outputs.isfinite().all(1)
+        losses = self.losses()
+        most = torch.where(right, math.log(self.classes), self.bound)
+        return int(right.sum()), float(losses.minimum(most).sum())
 
 
 # The account's rows ------------------------------------------------------------------------------

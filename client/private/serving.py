@@ -6,6 +6,7 @@ sentence; after the charge, it also halts the account.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -40,7 +41,7 @@ from . import noise
 from .account import TASK, Account, one_sentence
 from .budget import REPORTS, UNITS
 from .ledger import SHARE, AccountError
-from .mechanism import Mechanism, Testing, Training
+from .mechanism import Testing, Training
 from .split import reads_alike, split_by
 
 # Keys in the config of a message that name a run or a folder, and ask for no other work.
@@ -64,7 +65,8 @@ def reply_by(account: Account, message: Message, context: Context) -> RecordDict
     check_protocol(config)
     if kind == "query":
         name = str(context.node_config.get("name") or account.client)
-        about = {wire.NAME: name, wire.NUM_EXAMPLES: account.train, **about_account(account, run)}
+        status = about_account(account, run, {})
+        about = {wire.NAME: name, wire.NUM_EXAMPLES: account.train, **status}
         return RecordDict({wire.CLIENT: ConfigRecord(about)})
     if kind not in (TRAIN, EVALUATE):
         raise AccountError(f"a privacy account answers no messages of type {kind[:50]!r}")
@@ -87,9 +89,9 @@ def reply_by(account: Account, message: Message, context: Context) -> RecordDict
         return Request(account, kind, message, context, settings, terms).serve(partition, name_here)
 
 
-def about_account(account: Account, run: int) -> ConfigRecord:
-    """Return what the server of a run is told of an account: all of it is public."""
-    status = account.status(account.left(run), account.train)
+def about_account(account: Account, run: int, cost: Mapping[str, float]) -> ConfigRecord:
+    """Return what a run's server learns of an account, and of a reply: all of it is public."""
+    status = account.status(account.left(run), account.train)._replace(**cost)
     return ConfigRecord({wire.HONOURS: HONOURED, wire.PRIVACY: [*map(float, status)]})
 
 
@@ -125,26 +127,32 @@ class Request:
         left = account.left(run)
         if reports > left[REPORTS]:
             hold_back("test results: held back by the privacy account")
-            return self._reply({wire.NUM_EXAMPLES: account.test})
-        if work.units > left[UNITS]:
+            return self._reply({wire.NUM_EXAMPLES: account.test}, {})
+        try:
+            mechanism = work.mechanism(account, noise.draw_noise, left[UNITS])
+        except ReportableError as error:
+            raise AccountError(str(error)) from error
+        cost = work.cost(mechanism)
+        units = int(cost["spent"])
+        if units > left[UNITS]:
             raise AccountError(
-                f"{SPENT}: {work.units} units are asked for, and {left[UNITS]} of"
+                f"{SPENT}: {units} units are asked for, and {left[UNITS]} of"
                 f" {account.limits[UNITS]} are left for this run"
             )
         released = "test results" if reports else ", ".join([wire.ARRAYS, *self.terms.measure])
-        charge = {UNITS: work.units, REPORTS: reports, "run": run, "released": released}
+        charge = {UNITS: units, REPORTS: reports, "run": run, "released": released}
         if reports:
             charge[SHARE] = account.test_sigma**-2
         with finish_first(), one_sentence():
             write_until(partial(ledger.charge, key, **charge), until, account.place)
-            update = work.run(Mechanism(account, noise.draw_noise))
-            reply = self._reply(update.metrics)
+            update = work.run(mechanism)
+            reply = self._reply(update.metrics, cost)
             if update.arrays:
                 wanted = wanted_arrays(client, self.message)
                 reply[wire.ARRAYS] = record_of(update.arrays, wanted)
             write_until(partial(ledger.keep_reply, key, serialize(reply)), until, account.place)
         if (noted := NOTED.get()) is not None:
-            noted["spent"] = {REPORTS: reports} if reports else {UNITS: work.units}
+            noted["spent"] = {REPORTS: reports} if reports else {UNITS: units}
             noted["left"] = account.left()
         return reply
 
@@ -162,11 +170,11 @@ class Request:
         except ReportableError as error:
             raise AccountError(str(error), error.reportable) from error
 
-    def _reply(self, metrics: Metrics) -> RecordDict:
+    def _reply(self, metrics: Metrics, cost: Mapping[str, float]) -> RecordDict:
         return RecordDict(
             {
                 wire.METRICS: MetricRecord({**metrics}),
-                wire.CLIENT: about_account(self.account, self.message.metadata.run_id),
+                wire.CLIENT: about_account(self.account, self.message.metadata.run_id, cost),
             }
         )
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
 from fairbloom.errors import ReportableError
 from fairbloom.protocol import names as wire
-from fairbloom.protocol.accounts import SPENT
+from fairbloom.protocol.accounts import SPENT, AccountStatus
 from fairbloom.protocol.private import check_settings, epsilon_of_client
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.streams import generator
@@ -17,13 +18,16 @@ from ..local import LocalClient, Metrics
 from ..local_round import Update, evaluate_client, train_client
 from ..states import StateDict
 from .budget import REPORTS, UNITS, Budget
-from .mechanism import Mechanism, Testing, Training
-from .noise import Vector, normal_of
+from .mechanism import Testing, Training
+from .noise import DEVIATION_BITS, Draw, Naturals, draw_gaussian
 from .opening import DELTA
 from .rows import split_rows
 
-# The name of the state that counts what a client has spent of its account.
-SPENDING = "privacy"
+# The names of the states with what a client has spent of its account, in units and in reports, and
+# with the cost of its last reply.
+STATES = ("privacy-train", "privacy-evaluate")
+
+TOTAL = "total"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,42 +41,60 @@ class SimulatedAccount(Budget):
     ) -> Update:
         """Return the reply of a round of training; raise ReportableError if it is spent."""
         training = Training(client, received, terms, sent)
-        left = self.left(client, terms.server_round)[UNITS]
-        if training.units > left:
-            raise ReportableError(f"{SPENT}: {training.units} units are asked for, {left} are left")
-        self._spend(client, UNITS, training.units, terms.server_round)
-        return training.run(self._mechanism("train", terms.server_round, client))
+        left = self.status_of(client, terms.server_round).units
+        draw = self._draw("train", terms.server_round, client)
+        mechanism = training.mechanism(self, draw, int(left))
+        cost = training.cost(mechanism)
+        if cost["spent"] > left:
+            raise ReportableError(
+                f"{SPENT}: {cost['spent']} units are asked for, {left:g} are left"
+            )
+        self._keep(client, terms.server_round, cost, 0)
+        return training.run(mechanism)
 
     def evaluate(self, client: LocalClient, received: StateDict, terms: Terms) -> Metrics:
-        """Return a test report; without one left, the number of test rows."""
+        """Return the exact results, and if one is left a test report as a device would send it."""
         testing = Testing(client, received, terms)
-        if not self.left(client, terms.server_round)[REPORTS]:
-            return {wire.NUM_EXAMPLES: len(client.splits.test)}
-        self._spend(client, REPORTS, 1, terms.server_round)
-        return testing.run(self._mechanism("evaluate", terms.server_round, client)).metrics
-
-    def left(self, client: LocalClient, before: int) -> dict[str, int]:
-        """Return what is left of units and reports before a round."""
+        exact = evaluate_client(client, received, replace(terms, measure=()))
+        if not self.status_of(client, terms.server_round).reports:
+            return exact
+        mechanism = testing.mechanism(self, self._draw("evaluate", terms.server_round, client), 0)
+        self._keep(client, terms.server_round, testing.cost(mechanism), 1)
+        reported = testing.run(mechanism).metrics
         return {
-            kind: most - self._spent(client, kind, before) for kind, most in self.limits.items()
+            **exact,
+            wire.REPORTED_ACCURACY: reported[wire.ACCURACY],
+            wire.REPORTED_LOSS: reported[wire.LOSS],
         }
 
-    def _mechanism(self, kind: str, number: int, client: LocalClient) -> Mechanism:
-        """Return a mechanism with noise that depends on the seed, the round and the client."""
+    def status_of(self, client: LocalClient, before: int) -> AccountStatus:
+        """Return what a device would tell after its last reply of the rounds before one."""
+        found = [client.states.find(each, before) for each in STATES]
+        last = max(filter(None, found), key=lambda each: each.made, default=None)
+        spent = [0.0 if each is None else float(each.state[TOTAL]) for each in found]
+        left = {UNITS: self.units - int(spent[0]), REPORTS: max(0, self.tests - int(spent[1]))}
+        cost = {} if last is None else {key: float(each) for key, each in last.state.items()}
+        cost.pop(TOTAL, None)
+        return self.status(left, len(client.splits.train))._replace(**cost)
+
+    def _draw(self, kind: str, number: int, client: LocalClient) -> Draw:
+        """Return the source of noise that depends on the seed, the round and the client."""
         random = generator(self.seed, f"privacy {kind}", number, client.key)
 
-        def draw(count: int) -> Vector:
-            return normal_of(random.integers(0, 2**64, count, "uint64"))
+        def words(count: int) -> Naturals:
+            return random.integers(0, 2**64, count, "uint64")
 
-        return Mechanism(self, draw)
+        # nobody measures the time of a draw in one process
+        return partial(draw_gaussian, bits=DEVIATION_BITS, words=words, block=1)
 
-    def _spent(self, client: LocalClient, kind: str, before: int) -> int:
-        found = client.states.find(f"{SPENDING}-{kind}", before)
-        return 0 if found is None else int(found.state[kind])
-
-    def _spend(self, client: LocalClient, kind: str, amount: int, number: int) -> None:
-        spent = self._spent(client, kind, number) + amount
-        client.states.keep(f"{SPENDING}-{kind}", number, {kind: torch.tensor(spent)})
+    def _keep(
+        self, client: LocalClient, number: int, cost: Mapping[str, float], reports: int
+    ) -> None:
+        name = STATES[reports]
+        found = client.states.find(name, number)
+        before = 0.0 if found is None else float(found.state[TOTAL])
+        state = {**cost, TOTAL: before + (reports or cost["spent"])}
+        client.states.keep(name, number, {key: torch.tensor(each) for key, each in state.items()})
 
 
 class NoAccount:
@@ -96,7 +118,7 @@ def with_account(client: LocalClient, settings: RunSettings) -> tuple[LocalClien
     account = SimulatedAccount(
         epsilon=epsilon,
         delta=settings.privacy__delta or min(DELTA, 1.0 / (10 * rows)),
-        steps=settings.privacy__steps or settings.num_rounds * settings.local_epochs,
+        steps=settings.privacy__steps,
         tests=settings.privacy__tests,
         seed=settings.seed,
     )

@@ -6,7 +6,7 @@ from typing import NamedTuple, Self
 # The beginning of the reason of a client that has no budget left.
 SPENT = "the privacy budget is spent"
 
-# The same of a client whose account halted, as work failed after a charge.
+# The same of an account that halted, as work failed after a charge.
 HALTED = "the privacy account is halted"
 
 

@@ -100,6 +100,10 @@ NUM_EXAMPLES = "num-examples"
 # The share of a client's test examples that belong to the larger one of two classes.
 LARGER_CLASS = "larger-class"
 
+# What a device with a privacy account would report, beside the exact results of a simulation.
+REPORTED_ACCURACY = "reported-accuracy"
+REPORTED_LOSS = "reported-loss"
+
 # These are measured with the received model on the client's whole training set.
 LOSS_BEFORE = "loss-before"
 ACCURACY_BEFORE = "accuracy-before"

@@ -196,12 +196,9 @@ class RunOptions(SharedOptions):
     ] = 0.001
     defence: Annotated[
         str,
-        Choices("none", "clip", "nnm", "krum", "trimmed-mean", "geometric-median"),
+        Choices("none", "clip", "nnm"),
         Mark.VARIANT,
-        Meaning(
-            "Defence against hostile updates: clip and nnm mix updates, the others replace "
-            "FedAvg's weights"
-        ),
+        Meaning("Defence against hostile updates, which are mixed before the method weighs them"),
     ] = "none"
     defence_tolerance: Annotated[
         int,

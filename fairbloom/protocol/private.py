@@ -107,6 +107,11 @@ def check_settings(settings: RunSettings) -> None:
 
 def check_terms(terms: Terms, metrics: Set[str] = METRICS) -> None:
     """Raise ReportableError for the first term that no account allows, or another metric."""
+    if (terms.privacy_units is None) != (terms.privacy_rounds is None):
+        raise ReportableError(
+            "the server sends privacy-units without privacy-rounds, or these without units: send"
+            " both, or none"
+        )
     default = Terms(server_round=1)
     for name, value in vars(terms).items():
         if name not in TERMS and value != getattr(default, name):

@@ -367,8 +367,8 @@ class RunSettings(Setup):
     privacy__delta: Annotated[float, Range("[0, 1)"), Mark.VARIANT, NO_ACCOUNTS] = Field(
         0.0, description="Delta of the simulated accounts; 0: 1e-5, or 1/(10 n) if that is less"
     )
-    privacy__steps: Annotated[int, Range("[0, inf)"), Mark.VARIANT, NO_ACCOUNTS] = Field(
-        0, description="Training steps that a simulated account is for; 0: as many as the run has"
+    privacy__steps: Annotated[int, Range("[1, inf)"), Mark.VARIANT, NO_ACCOUNTS] = Field(
+        90, description="Training steps that a simulated account is for, each with a loss report"
     )
     privacy__tests: Annotated[int, Range("[1, inf)"), Mark.VARIANT, NO_ACCOUNTS] = Field(
         1, description="Evaluations that a simulated account is for"

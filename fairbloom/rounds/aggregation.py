@@ -15,7 +15,7 @@ from .arrays import FloatArray, Model, norm
 from .clients import Metrics, Replies, TrainReplies
 from .cohort import Cohort, Decision, Kept, MethodError, Needed, Probed
 from .compatibility import EXACT_GRAM, GRAM, GRAM_BY_ARRAY
-from .defences import mixed, trimmed_mean
+from .defences import left_out, mixed
 from .layout import Layout
 from .method import Method
 from .run_state import RunState
@@ -177,8 +177,7 @@ class Weighting:
     coefficients
         Those of the rows as they came: `weights` times the mixing matrix.
     decision
-        The method's decision on the rows that it saw, which a defence may have mixed; None if a
-        defence weighs the updates in its place.
+        The method's decision on the rows that it saw, which a defence may have mixed.
     cohort
         The cohort that the method saw.
     mixing_matrix
@@ -186,21 +185,17 @@ class Weighting:
     """
 
     coefficients: FloatArray
-    decision: Decision | None
+    decision: Decision
     cohort: Cohort
     mixing_matrix: FloatArray | None = None
 
 
 def weigh_rows(method: Method, cohort: Cohort) -> Weighting:
-    """Return the coefficients of the method, or of a defence that replaces them.
+    """Return the coefficients of the method, on rows that a defence may mix.
 
     Errors are those of `decide`.
     """
-    defence = method.defence
-    weights = defence.weights(cohort) if defence else None
-    if weights is not None:
-        return Weighting(weights, None, cohort)
-    mixing_matrix = defence.mixing(cohort) if defence else None
+    mixing_matrix = method.defence.mixing(cohort) if method.defence else None
     if mixing_matrix is None:
         decision = decide(method, cohort)
         return Weighting(decision.coefficients, decision, cohort)
@@ -326,17 +321,12 @@ def aggregate(
     NoStepError
         When the step is beyond the range of numbers.
     """
-    defence = method.defence
     cohort = rows.cohort
     weighting = weigh_rows(method, cohort)
     coefficients = weighting.coefficients
-    direction: FloatArray | None = None
-    if defence is not None and (trimmed := defence.trimmed(cohort.size)):
-        direction, of_clients = trimmed_mean(replies.updates.vectors, trimmed)
-        coefficients = np.concatenate([of_clients, np.zeros(cohort.rows - cohort.size)])
     norms = replies.updates.norms
     try:
-        model, step_norm, moments = _apply_step(method, replies, rows, coefficients, direction)
+        model, step_norm, moments = _apply_step(method, replies, rows, coefficients)
     except ValueError as reason:
         with np.errstate(over="ignore"):
             parts = np.abs(average_over_arrays(cohort, coefficients)[: cohort.size]) * norms
@@ -348,12 +338,11 @@ def aggregate(
     losses = _probe(method, replies, weighting, evaluate_probe)
     memory, kept = remember(method, weighting, rows.vectors, losses)
     history = method.run_state.norms.plus(cohort.round, norms / norm_bounds.allowances, step_norm)
-    mixing_matrix = weighting.mixing_matrix
     of_clients = average_over_arrays(cohort, coefficients)[: cohort.size]
     step = Step(
         metrics=method.own_metrics(cohort, coefficients),
         coefficients=dict(zip(cohort.names, of_clients.tolist(), strict=True)),
-        left_out=defence.left_out(cohort.names, mixing_matrix, of_clients) if defence else (),
+        left_out=left_out(cohort.names, weighting.mixing_matrix),
     )
     return model, step, method.run_state.stepped(cohort.round, memory, kept, moments, history)
 
@@ -361,14 +350,9 @@ def aggregate(
 def remember(
     method: Method, weighting: Weighting, vectors: Vectors, probed: Probed
 ) -> tuple[Mapping[str, Any], dict[Kept, Vectors]]:
-    """Return the memory and the rows that a method's decision keeps, and `learn` then changes.
-
-    Where a defence weighs in the method's place, there is no decision: nothing is kept.
-    """
+    """Return the memory and the rows that a method's decision keeps, and `learn` then changes."""
     state = method.run_state
     decision = weighting.decision
-    if decision is None:
-        return state.memory, {}
     kept = dict[Kept, Vectors]()
     mixing_matrix = weighting.mixing_matrix
     for key, mix in decision.keep.items():
@@ -391,12 +375,11 @@ def _apply_step(
     replies: TrainReplies,
     rows: CohortRows,
     coefficients: FloatArray,
-    direction: FloatArray | None,
 ) -> tuple[Model, float, Moments | None]:
     """Return the model after the step, the norm of the method's step, and the optimizer's moments.
 
-    The step is −`direction`, that of a trimmed mean, or −Σ c_k u_k if that is None; a server
-    optimizer may change it. Raise ValueError if the step is too long.
+    The step is −Σ c_k u_k; a server optimizer may change it. Raise ValueError if the step is too
+    long.
     """
     cohort, vectors = rows
     updates = replies.updates
@@ -404,18 +387,14 @@ def _apply_step(
     max_norm = float(updates.norms.max())
     if method.has_second_rows and replies.second is not None:
         max_norm = max(max_norm, float(replies.second.norms.max()))
-    if method.server_optimizer is None and direction is None:
+    if method.server_optimizer is None:
         model = updates.model_after(coefficients, vectors, cohort.prior, cohort.counts)
         step_norm = layout.distance(model, layout.trainable)
         check_step(method, layout, step_norm, max_norm)
         return model, step_norm, None
-    if direction is None:
-        direction = weighted_sum(coefficients, vectors, ends=layout.ends)
+    direction = weighted_sum(coefficients, vectors, ends=layout.ends)
     step_norm = norm(direction)
     check_step(method, layout, step_norm, max_norm)
-    if method.server_optimizer is None:
-        flat = layout.flat - direction
-        return updates.model_with(flat, cohort.prior, cohort.counts), step_norm, None
     flat, moments = method.server_optimizer.step(layout.flat, direction, method.run_state.moments)
     return updates.model_with(flat, cohort.prior, cohort.counts), step_norm, moments
 
@@ -431,11 +410,7 @@ def _probe(
     Snapshots are mixed as the updates are. Unusable answers are refused.
     """
     cohort = weighting.cohort
-    mix = (
-        None
-        if weighting.decision is None
-        else method.probe(cohort, weighting.decision.coefficients)
-    )
+    mix = method.probe(cohort, weighting.decision.coefficients)
     snapshots = replies.second if method.second == SNAPSHOT else None
     if mix is None or snapshots is None:
         return {}

@@ -32,7 +32,6 @@ VARYING_WEIGHTS = "varying weights"
 CORRECTED_SGD = "corrected sgd"
 PLAIN_LOSS = "plain loss"
 CLIENT_MOMENTUM = "client momentum"
-OWN_WEIGHTS = "own weights"
 PERSONAL_MODELS = "personal models"
 OWN_DRAW = "own draw"
 
@@ -116,12 +115,6 @@ NEEDS: Mapping[str, Requirement] = {
         "{option} = {value!r} replaces the prior, and {method} has none: leave {option} out",
         lambda method: method.default_weighting is None and not method.drawn_by_examples,
     ),
-    OWN_WEIGHTS: Requirement(
-        "has weights that such a defence would replace",
-        "{option} = {value!r} replaces weights that are the prior, and {method} has its own: choose"
-        " one that mixes updates (clip, nnm), or leave {option} out",
-        lambda method: not method.weighs_by_prior,
-    ),
 }
 
 
@@ -141,7 +134,6 @@ OTHER_STEPS = Option(
     "other client optimizer", frozenset({PLAIN_SGD, CORRECTED_SGD, CLIENT_MOMENTUM})
 )
 WEIGHT_DECAY = Option("weight-decay", frozenset({PLAIN_LOSS}))
-OTHER_WEIGHTS = Option('defence="krum"', frozenset({WHOLE_UPDATES, OWN_WEIGHTS}))
 
 
 def find_conflict(needs: Collection[str], option: Option) -> Requirement | None:

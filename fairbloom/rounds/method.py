@@ -30,7 +30,7 @@ from .cohort import (
     Probed as Probed,
 )
 from .compatibility import REQUIREMENTS
-from .defences import NONE, WEIGHING, Defence
+from .defences import NONE, Defence
 from .layout import Layout
 from .options import (
     CHANGING,
@@ -221,10 +221,7 @@ class Method(CommonOptions):
         name = plain["defence"]
         if name == NONE:
             return None
-        weighs = name in WEIGHING
-        self.check_fit(
-            compatibility.OTHER_WEIGHTS if weighs else compatibility.MIXED_UPDATES, "defence", name
-        )
+        self.check_fit(compatibility.MIXED_UPDATES, "defence", name)
         return Defence(name, plain["defence_tolerance"])
 
     def _checked_prior(self, weighting: str | None) -> dict[str, float]:
@@ -236,7 +233,6 @@ class Method(CommonOptions):
         rivals = {
             "weighting": bool(weighting),
             "draw": self.draw != UNIFORM,
-            "defence": self.defence is not None and self.defence.name in WEIGHING,
         }
         if given := [rival for rival, is_given in rivals.items() if is_given]:
             raise ValueError(

@@ -164,9 +164,8 @@ class Options(OptionsWithoutPrior, total=False):
         the method's step and not to the optimizer's, which follows from its step size. inf: no
         limit.
     defence
-        "clip" or "nnm": updates are changed before the method sees them; "krum", "trimmed-mean" or
-        "geometric-median": FedAvg's weights are replaced. See `rounds.defences`. "none": no
-        defence.
+        "clip" or "nnm": updates are changed before the method sees them, see `rounds.defences`.
+        "none": no defence.
     defence_tolerance
         Number of hostile clients of a round that the defence tolerates, less than half of the
         clients; 0: a quarter, and at least one.

@@ -138,7 +138,7 @@ class LocalClients:
             return {}
         last = self.method.run_state.finished_rounds
         return {
-            client.name: account.status(account.left(client, last + 1), len(client.splits.train))
+            client.name: account.status_of(client, last + 1)
             for client in map(self.local, self._names)
             if isinstance(account := self._accounts[client.name], SimulatedAccount)
         }

@@ -164,13 +164,8 @@ CASES: dict[str, Config] = {
         "attack-from": 2,
         "defence": "nnm",
     },
-    "noise in updates that a defence weighs": {
-        **{
-            "method": "fedavg",
-            "attack": "noise",
-            "attackers": "client-2",
-            "defence": "trimmed-mean",
-        },
+    "noise in updates that a defence mixes": {
+        **{"method": "fedavg", "attack": "noise", "attackers": "client-2", "defence": "clip"},
     },
     "false labels": {"method": "fedmgdaplus", "attack": "label-flip", "attackers": "client-0"},
     "an attack that sees the others, on snapshots": {

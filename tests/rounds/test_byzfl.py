@@ -13,7 +13,6 @@ import pytest
 from fairbloom.protocol.streams import generator
 from fairbloom.rounds import defences
 from fairbloom.rounds.arrays import FloatArray
-from fairbloom.rounds.vectors import Vectors
 from fairbloom.simulation.adversaries import UPDATES, Sight
 
 aggregators = pytest.importorskip("byzfl.aggregators", reason="needs ByzFL", exc_type=ImportError)
@@ -36,23 +35,6 @@ def test_a_defence_on_the_gram_matrix_is_byzfls(clients: int, tolerance: int) ->
     expected = aggregators.NNM(tolerance)(rows.copy())
     np.testing.assert_allclose(
         defences.nearest_neighbours(rows @ rows.T, tolerance) @ rows, expected, rtol=0, atol=1e-12
-    )
-
-
-@pytest.mark.parametrize(("clients", "tolerance"), ROUNDS)
-def test_the_trimmed_mean_is_byzfls(clients: int, tolerance: int) -> None:
-    rows = updates(clients)
-    found, _ = defences.trimmed_mean(Vectors((rows,)), tolerance)
-    np.testing.assert_allclose(found, aggregators.TrMean(tolerance)(rows), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(("clients", "tolerance"), ROUNDS)
-def test_the_geometric_median_is_byzfls(clients: int, tolerance: int) -> None:
-    """Both iterate, so they agree as far as their smoothing does."""
-    rows = updates(clients)
-    expected = aggregators.GeometricMedian(nu=1e-9, T=5000)(rows)
-    np.testing.assert_allclose(
-        defences.geometric_median(rows @ rows.T) @ rows, expected, rtol=0, atol=1e-6
     )
 
 

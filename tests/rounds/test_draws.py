@@ -342,7 +342,6 @@ REFUSED: list[tuple[Callable[[], FairStrategy], str]] = [
     (lambda: FedFV(prior="a=2"), "FedFV has no prior: leave prior out"),
     (lambda: FedAvg(prior="a=2", weighting="uniform"), "weighting sets the clients' weights, too"),
     (lambda: FedAvg(prior="a=2", draw="examples"), "draw sets the clients' weights, too"),
-    (lambda: FedAvg(prior="a=2", defence="krum"), "defence sets the clients' weights, too"),
     (lambda: FedMGDAPlus(prior="a=2"), "no effect with epsilon = 1"),
     (lambda: FedAvg(prior="a=0"), "= 0: allowed is float above 0"),
     (lambda: FedAvg(prior="a"), r"prior = 'a': allowed is .* pairs as in"),

@@ -338,7 +338,7 @@ def rounding(case: Case) -> float:
 
 def test_every_field_and_every_metric_has_a_case() -> None:
     assert set(OF_THE_WORK) == {each.name for each in fields(LocalWork)}
-    assert set(OF_THE_TERMS) == {each.name for each in fields(Terms)}
+    assert set(OF_THE_TERMS) == {each.name for each in fields(Terms)} - OF_ACCOUNTS
     measured = {each.pattern for each in (*OF_TRAINING, *OF_EVALUATION)}
     measured |= {*WORK_METRICS, *BETWEEN_GROUPS, BY_GROUP}
     assert {row_of(name) for name in OF_THE_METRICS} == measured
@@ -415,7 +415,7 @@ def test_a_client_honours_all_that_any_engine_honours(others: Support) -> None:
 
 def test_every_key_of_the_work_is_read_by_one_rule() -> None:
     assert sorted([key.replace("-", "_") for rule in RULES for key in rule.wire_keys()]) == sorted(
-        {each.name for each in fields(Terms)} - OF_NO_RULE
+        {each.name for each in fields(Terms)} - OF_NO_RULE - OF_ACCOUNTS
     )
 
 
@@ -430,6 +430,9 @@ def test_what_stacked_clients_do_not_honour_is_known() -> None:
     }
     assert stacked.SUPPORTED.metrics | {"inexactness"} == BY_A_CLIENT.metrics
 
+
+# The fields of the terms that only a privacy account reads.
+OF_ACCOUNTS = {"privacy_units", "privacy_rounds"}
 
 # The fields of the terms that every client supports.
 OF_NO_RULE = {

@@ -546,7 +546,7 @@ def test_who_fails_when_asked_is_not_asked_again(method: FairStrategy, reason: s
 
 def test_an_account_is_known_until_it_is_reported_again() -> None:
     """Neither replies to training without it nor such an answer to QUERY make it unknown."""
-    status = [8.0, 1e-5, 3.0, 1.0, 2.0, 0.5, 4.0]
+    status = [8.0, 1e-5, 3.0, 1.0, 2.0, 64.0, 0.5, 4.0, *[0.0] * 4]
     client = quadratics(1)["site-0"]
     grid = MemoryGrid({"site-0": about_itself(client, name="site-0", privacy=status)})
     method = FedAvg(buffers=BUFFERS)

@@ -134,7 +134,7 @@ TOGETHER: list[dict[str, Any]] = [
     {"warmup": 9, "num-rounds": 9},
     {"early-stopping": 5, "validation-share": 0.2, "evaluate-every": 0},
     {"best-model": "worst-10", "evaluate-every": 0},
-    {"defence": "krum", "method": "fedfv"},
+    {"defence": "nnm", "method": "scaffold"},
     *(
         {"enrolled-sizes": words}
         for words in ("site-a", "site-a=0", "a=5 b=-1", "=5", "a=1.5", "a=²", "a=5 b=6 a=7")

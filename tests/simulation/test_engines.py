@@ -323,7 +323,7 @@ ALONE: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "false labels": (
         "fedavg",
-        {"attack": "label-flip", "attackers": "client-1", "defence": "krum"},
+        {"attack": "label-flip", "attackers": "client-1", "defence": "nnm"},
     ),
     "adamw on a schedule": (
         "ditto",

@@ -10,10 +10,12 @@ from fairbloom.client.private.budget import (
     LOSS_UNITS,
     STEP_UNITS,
     Budget,
+    Price,
     epsilon_of,
     log_delta,
     mu_of,
 )
+from fairbloom.client.private.mechanism import TEST_SENSITIVITY
 
 DELTA = 1e-5
 
@@ -47,10 +49,92 @@ def test_most_steps_of_noise_eight(epsilon: float, steps: int) -> None:
 
 def test_noise_of_ninety_steps() -> None:
     budget = Budget(3.0, DELTA, 90, 1)
-    assert budget.sigma == pytest.approx(14.75, abs=5e-3)
-    assert budget.loss_sigma == pytest.approx(29.5, abs=1e-2)
-    assert math.sqrt(2.0) * budget.test_sigma == pytest.approx(2.0, abs=0.05)
-    assert math.sqrt(2.0) * Budget(3.0, DELTA, 90, 10).test_sigma == pytest.approx(6.2, abs=0.05)
+    assert budget.sigma == pytest.approx(14.7495, abs=5e-5)
+    assert budget.sigma_of(LOSS_UNITS) == pytest.approx(29.499, abs=1e-3)
+    assert budget.test_sigma == pytest.approx(1.39059, abs=5e-6)
+
+
+@pytest.mark.parametrize(("tests", "rows"), [(1, 1.418133), (2, 2.005542), (5, 3.171041)])
+def test_noise_of_test_reports_in_rows(tests: int, rows: float) -> None:
+    noise = Budget(3.0, DELTA, 90, tests).test_sigma * TEST_SENSITIVITY
+    assert noise == pytest.approx(rows, rel=1e-5)
+
+
+# Of 450 units, or 1,000 with 200 steps: rounds, steps of each, whether each has a loss.
+PRICES = [
+    ((450, 30, 1, True), (12, 3), 8.5156),
+    ((450, 30, 1, False), (15, 3), 7.616594),
+    ((450, 10, 1, True), (36, 9), 4.916490),
+    ((450, 1, 1, True), (360, 90), None),
+    ((450, 40, 1, True), (9, 2), None),
+    ((450, 20, 3, False), (7, 1), None),
+    ((450, 20, 3, True), (6, 1), 12.04289),
+    ((450, 1000, 1, True), (4, 1), 14.7495),
+    ((449, 30, 1, True), (11, 2), None),
+]
+
+
+@pytest.mark.parametrize(("asked", "price", "sigma"), PRICES, ids=str)
+def test_prices(asked: tuple[int, int, int, bool], price: Price, sigma: float | None) -> None:
+    left, rounds, steps, with_loss = asked
+    found = Price.of(left, rounds, steps, with_loss=with_loss)
+    assert found == price
+    if sigma is not None:
+        assert Budget(3.0, DELTA).sigma_of(found.step) == pytest.approx(sigma, rel=1e-6, abs=5e-5)
+
+
+def test_prices_of_other_budgets() -> None:
+    price = Price.of(1000, 30, 1, with_loss=True)
+    assert price == (26, 6)
+    assert Budget(3.0, DELTA, 200).sigma_of(26) == pytest.approx(8.624095, rel=1e-6)
+    for epsilon, sigma in ((8.0, 3.675637), (1.0, 22.84536)):
+        assert Budget(epsilon, DELTA).sigma_of(12) == pytest.approx(sigma, rel=1e-6)
+
+
+@given(st.integers(0, 5000), st.integers(1, 60), st.integers(1, 4), st.booleans())
+def test_evenly_spent_units_suffice(left: int, rounds: int, steps: int, with_loss: bool) -> None:
+    """With as many units as the lowest price asks for, no round is refused."""
+    left = max(left, rounds * (STEP_UNITS * steps + LOSS_UNITS * with_loss))
+    for still in range(rounds, 0, -1):
+        price = Price.of(left, still, steps, with_loss=with_loss)
+        assert price.step >= STEP_UNITS
+        assert price.loss >= LOSS_UNITS
+        left -= price.step * steps + price.loss * with_loss
+        assert left >= 0
+
+
+def test_a_late_unit_is_spent_at_the_end() -> None:
+    left = 449
+    prices = list[Price]()
+    for still in range(30, 0, -1):
+        prices.append(Price.of(left, still, 1, with_loss=True))
+        left -= sum(prices[-1])
+    assert prices == [(11, 2), *[(12, 3)] * 29]
+    assert left == 1
+
+
+def test_a_smaller_budget_in_units() -> None:
+    budget = Budget(3.0, DELTA)
+    assert budget.units_within(mu_of(1.0, DELTA)) == 62
+    assert budget.units_within(mu_of(2.0, DELTA)) == 218
+    assert budget.units_within(budget.mu) == budget.units_within(mu_of(8.0, DELTA)) == 450
+
+
+@pytest.mark.parametrize(("units", "epsilon"), [(150, 1.62057), (300, 2.38616), (400, 2.80633)])
+def test_epsilon_of_what_is_spent(units: int, epsilon: float) -> None:
+    assert Budget(3.0, DELTA).epsilon_after(units) == pytest.approx(epsilon, abs=5e-6)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "mu"), [(8.0, 1.5315451), (3.0, 0.64772653), (1.0, 0.23670438)]
+)
+def test_mu_at_a_smaller_delta(epsilon: float, mu: float) -> None:
+    assert mu_of(epsilon, 1e-6) == pytest.approx(mu, rel=1e-7)
+
+
+def test_a_row_in_both_splits() -> None:
+    mu = mu_of(3.0, DELTA)
+    assert epsilon_of(math.hypot(mu, mu), DELTA) == pytest.approx(4.4634, abs=5e-5)
 
 
 @given(st.floats(0.01, 20.0), st.floats(-12.0, -2.0))
@@ -73,7 +157,7 @@ def test_no_order_of_requests_passes_the_budget(epsilon: float) -> None:
         if spent + units <= budget.units:
             spent += units
             steps, losses = divmod(units, STEP_UNITS)
-            cost += steps / budget.sigma**2 + losses / budget.loss_sigma**2
+            cost += steps / budget.sigma**2 + losses / budget.sigma_of(LOSS_UNITS) ** 2
     assert spent == budget.units
     assert cost <= budget.mu**2 * (1.0 + 1e-12)
     assert (STEP_UNITS, LOSS_UNITS) == (4, 1)

@@ -36,7 +36,7 @@ ASKED = {"measure": ["loss-before", "update-norm", "step-sum"]}
 
 
 def no_noise(count: int) -> np.ndarray:
-    return np.zeros(count)
+    return np.zeros(count, np.int64)
 
 
 def arrays(reply: RecordDict) -> torch.Tensor:
@@ -99,7 +99,7 @@ TERMS = {
 @pytest.mark.parametrize(
     ("name", "optimizer"), [*((name, "sgd") for name in TERMS), ("plain", "adamw")]
 )
-@pytest.mark.parametrize("model", ["logistic", "cnn"])
+@pytest.mark.parametrize("model", ["logistic", "mlp"])
 def test_without_noise_and_clip_it_is_a_full_batch_run(
     monkeypatch: pytest.MonkeyPatch, name: str, optimizer: str, model: str
 ) -> None:
@@ -149,7 +149,7 @@ ERRORS = [
 def test_charged_work_that_fails_halts(
     device: Device, monkeypatch: pytest.MonkeyPatch, kind: str, error: Exception
 ) -> None:
-    monkeypatch.setattr(Rows, "loss_sum", fails(error))
+    monkeypatch.setattr(Rows, "losses", fails(error))
     assert device.ask(kind, ASKED if kind == TRAIN else {}) == FAILED
     monkeypatch.undo()
     assert device.left == ((445, 1) if kind == TRAIN else (450, 0))

@@ -1,6 +1,7 @@
-"""Row by row: one row adds at most C, changes no other, and both ways to compute it are one."""
+"""Row by row: one row adds at most C, changes no other, and the sum is that of single rows."""
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -11,6 +12,7 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fairbloom.client.private.mechanism import TEST_SENSITIVITY
 from fairbloom.client.private.rows import (
     CLIP,
     Rows,
@@ -42,22 +44,15 @@ def half_frozen() -> nn.Module:
     return model
 
 
-def cnn() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 2, padding=1),
-        nn.GroupNorm(2, 4),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(4 * 1 * 2, CLASSES),
-    )
+def nested() -> nn.Module:
+    return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(6, 4)), nn.Tanh(), nn.Linear(4, 3))
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "logistic": logistic,
     "mlp": mlp,
     "half frozen": half_frozen,
-    "cnn": cnn,
+    "nested": nested,
 }
 
 
@@ -105,24 +100,18 @@ def test_the_sum_is_that_of_clipped_gradients(model: nn.Module) -> None:
     )
 
 
-@pytest.mark.parametrize("model", ["logistic", "mlp"], indirect=True)
-def test_the_chain_equals_single_rows(model: nn.Module) -> None:
-    chain = Rows(model, examples(), CLASSES)
-    by_row = Rows(model, examples(), CLASSES)
-    by_row._layers = []
-    torch.testing.assert_close(chain.clipped_sum(), by_row.clipped_sum(), rtol=0, atol=1e-12)
-    assert chain.loss_sum() == pytest.approx(by_row.loss_sum(), abs=1e-12)
-    assert chain.count_correct() == by_row.count_correct()
-
-
-def test_rows_in_parts_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last part has one row."""
-    rows = Rows(cnn(), examples(13), CLASSES)
-    in_one = rows.clipped_sum()
-    monkeypatch.setattr("fairbloom.client.private.rows.NUMBERS_AT_ONCE", 3 * rows.width)
-    in_parts = rows.clipped_sum()
-    torch.testing.assert_close(in_parts, in_one, rtol=0, atol=1e-12)
-    assert torch.equal(in_parts, rows.clipped_sum())
+def test_dropout_draws_for_each_row() -> None:
+    """The mask of a row depends on no row, and a report has none."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.Dropout(0.5), nn.Linear(5, CLASSES))
+    rows, other = Rows(model, examples(), CLASSES), Rows(model, planted(7.0), CLASSES)
+    sums = list[Tensor]()
+    for each in (rows, rows, other):
+        torch.manual_seed(0)
+        sums.append(each.clipped_sum())
+    assert torch.equal(sums[0], sums[1])
+    assert float((sums[2] - sums[0]).norm()) <= 2.0 * CLIP
+    assert not torch.equal(rows.clipped_sum(), sums[0])
+    assert torch.equal(rows.outputs(), rows.outputs())
 
 
 PLANTED = [0.0, 1e38, -1e38, float("nan"), float("inf"), 1e-45, 1e-38, 300.0, 1e160]
@@ -153,15 +142,32 @@ def test_blanking_a_row_moves_the_sum_by_at_most_c(name: str, data: st.DataObjec
     moved = with_row.clipped_sum() - without.clipped_sum()
     assert moved.isfinite().all()
     assert float(moved.norm()) <= CLIP * (1.0 + 1e-9)
-    assert -1e-12 <= with_row.loss_sum() - without.loss_sum() <= with_row.bound * (1.0 + 1e-9)
-    assert with_row.count_correct() - without.count_correct() in (0, 1)
+    loss = float(with_row.losses().sum() - without.losses().sum())
+    assert -1e-12 <= loss <= with_row.bound * (1.0 + 1e-9)
+    right, losses = (a - b for a, b in zip(with_row.test(), without.test(), strict=True))
+    assert right in (0, 1)
+    assert losses >= -1e-12
+    assert math.hypot(right, 0.3 * losses / with_row.bound) <= TEST_SENSITIVITY * (1.0 + 1e-9)
 
 
 def test_a_loss_that_is_not_finite_counts_as_the_bound() -> None:
     model = logistic()
     nn.init.constant_(model[1].weight, float("nan"))
     rows = Rows(model, examples(), CLASSES)
-    assert rows.loss_sum() == pytest.approx(12 * rows.bound)
+    assert rows.losses().tolist() == [rows.bound] * 12
+    assert rows.test() == (0, pytest.approx(12 * rows.bound))
+
+
+def test_a_right_row_has_at_most_the_loss_of_guessing() -> None:
+    """With equal outputs the first class is right, and its loss is that of guessing."""
+    model = logistic()
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    data = Examples(examples().inputs, torch.arange(12) % CLASSES)
+    assert Rows(model, data, CLASSES).test() == (4, pytest.approx(12 * math.log(CLASSES)))
+    nn.init.constant_(model[1].weight, float("inf"))
+    right, losses = Rows(model, data, CLASSES).test()
+    assert (right, losses) == (0, pytest.approx(12 * 1.5 * math.log(CLASSES)))
 
 
 @pytest.mark.parametrize("value", [0.0, -7.0, float("nan"), 1e300])
@@ -184,6 +190,9 @@ def test_a_row_that_is_not_finite_adds_zero(model: nn.Module, value: float) -> N
     "layer",
     [
         nn.BatchNorm1d(6),
+        nn.Conv2d(1, 1, 1),
+        nn.LayerNorm(6),
+        nn.MaxPool2d(2),
         nn.Softmax(dim=0),
         nn.MultiheadAttention(6, 1),
         nn.LSTM(6, 3),
@@ -207,6 +216,13 @@ def test_a_hook_or_a_shared_layer_is_refused() -> None:
     hooked[0].register_forward_hook(lambda *_: None)
     with pytest.raises(ReportableError, match="has a layer Linear"):
         check_model(hooked, partial_task(hooked))
+    whole = nn.Sequential(nn.Linear(6, 3))
+    whole.register_forward_pre_hook(lambda *_: None)
+    with pytest.raises(ReportableError, match="has a layer Sequential"):
+        check_model(whole, partial_task(whole))
+    frozen = nn.Sequential(nn.Linear(6, 3)).requires_grad_(False)
+    with pytest.raises(ReportableError, match="all are frozen"):
+        check_model(frozen, partial_task(frozen))
     layer = nn.Linear(3, 3)
     twice = nn.Sequential(layer, nn.ReLU(), layer)
     with pytest.raises(ReportableError, match="one parameter"):
