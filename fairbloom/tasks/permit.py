@@ -43,7 +43,11 @@ def check_permit(files: Sequence[Path]) -> None:
     """
     if _PERMITTED.get() or not files:
         return
-    known = {digest for place in account_folders({}) for digest in _digests_in(place)}
+    known = set[str]()
+    for place in account_folders({}):
+        # without one that cannot be read: others are not touched
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            known |= {*tomllib.loads((place / ABOUT).read_text())["data"]}
     if find_markers(files) or (known and not known.isdisjoint(digest_tables(files))):
         fault = (
             "have a privacy account, by which only this device's Fairbloom client works: without an"
@@ -82,10 +86,3 @@ def account_folders(limits: Mapping[str, Any]) -> list[Path]:
 def digest_tables(files: Iterable[Path]) -> list[str]:
     """Return the SHA-256 of each file, sorted: their names have no part in it."""
     return sorted(digest_of(file, "sha256") for file in files)
-
-
-def _digests_in(place: Path) -> list[str]:
-    with suppress(OSError, ValueError):  # one that cannot be read: others are not its concern
-        digests = tomllib.loads((place / ABOUT).read_text()).get("data")
-        return digests if isinstance(digests, list) else []
-    return []

@@ -102,6 +102,9 @@ def test_the_runs_schema_has_no_part_in_finding(device: Device) -> None:
         asked = device.ask(schema=other)
         assert ("arrays" in asked) is ("000000001" not in other)
     assert "arrays" in device.ask(TRAIN, {"server-round": 2}, schema=f"# corrected\n{SCHEMA}")
+    head, age, dose, outcome = SCHEMA.split("[fields")
+    turned = "[fields".join([head, dose, age, outcome])
+    assert "schema does not read" in str(device.ask(schema=turned))
     assert device.left == (442, 1)
 
 
@@ -151,6 +154,13 @@ def test_a_damaged_account_touches_no_other(tmp_path: Path, damage: str) -> None
     assert other.left == (450, 1)
     free.own = {"limit-privacy": ""}
     assert free.ask().keys() == {"arrays", "metrics"}
+
+
+def test_a_copy_of_an_account_is_not_used(device: Device) -> None:
+    place = device.account.place
+    shutil.copytree(place, place.with_name(f"{place.name}-copy"))
+    device.ask()
+    assert device.left == (446, 1)
 
 
 def test_a_lost_account_counts_as_spent(device: Device) -> None:

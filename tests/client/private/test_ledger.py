@@ -200,6 +200,25 @@ def test_a_full_disk_costs_at_most_what_is_charged(
     assert "arrays" in device.ask()
 
 
+def test_a_charge_that_is_tried_again_is_one(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk refuses to sync a line that is written already."""
+    fsync = os.fsync
+    refused = list[int]()
+
+    def refuse_once(descriptor: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").readlink().name == FILE and not refused:
+            refused.append(descriptor)
+            raise OSError(errno.EIO, "input/output error")
+        fsync(descriptor)
+
+    monkeypatch.setattr(ledgers.os, "fsync", refuse_once)
+    assert "arrays" in device.ask()
+    assert refused
+    assert device.left == (446, 1)
+
+
 OTHERS: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {
     "weights": ({}, (442, 1)),
     "terms": ({"terms": {"server-round": 2}}, (442, 1)),

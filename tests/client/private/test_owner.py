@@ -60,6 +60,8 @@ def test_what_is_spent_is_shown(device: Device, spent: int, epsilon: float) -> N
     spend(device.account, spent)
     assert device.account.epsilon_spent == pytest.approx(epsilon, abs=1e-5)
     assert f"spent: {epsilon:.3g}" in "\n".join(describe_account(device.account))
+    device.ask(EVALUATE)  # its rows are others
+    assert device.account.epsilon_spent == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize("kind", [TRAIN, EVALUATE])
