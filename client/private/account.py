@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import tomli_w
 from pydantic import TypeAdapter
@@ -36,6 +36,9 @@ from fairbloom.tasks.permit import ABOUT, account_folders, digest_tables, find_m
 
 from .budget import REPORTS, UNITS, Budget, epsilon_of
 from .ledger import DAMAGED, LOST, SHARE, AccountError, Ledger, read_part
+
+# The format of an account's file.
+FORMAT = 2
 
 # The only sentence on an error from the first read of the data on.
 FAILED = "this client could not do this work by its privacy account: its owner's log says why"
@@ -73,7 +76,7 @@ class Account(Budget):
     the device before. `said` is what its owner says now, the table `limits.privacy`.
     """
 
-    format: Literal[2] = 2
+    format: int = FORMAT
     number: str
     opened: str
     client: str
@@ -98,8 +101,14 @@ class Account(Budget):
     @classmethod
     def read_file(cls, path: Path) -> Self:
         """Return the account in a file of its folder, or among the data."""
-        parse = TypeAdapter(cls).validate_python
-        account: Self = read_part(path, lambda file: parse(tomllib.load(file)))
+        about = read_part(path, tomllib.load)
+        if about.get("format") != FORMAT:
+            raise AccountError(
+                f"{path} is a privacy account's of format {about.get('format', 'none')}, and this"
+                f" version reads format {FORMAT}: read it by the version that wrote it",
+                LOST,
+            )
+        account: Self = read_part(path, lambda _: TypeAdapter(cls).validate_python(about))
         return account
 
     def encode(self) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fairbloom.client.private import opening
-from fairbloom.client.private.account import Known
+from fairbloom.client.private.account import Account, Known
 from fairbloom.client.private.opening import close_account, describe_account
 from fairbloom.client.private.split import read_rows, split_by
 from fairbloom.errors import FairbloomError
@@ -149,8 +149,12 @@ def test_a_damaged_account_touches_no_other(tmp_path: Path, damage: str) -> None
     free.limits = {}
     (other.data / MARKER).unlink()
     rewrite(other, SAME["other line ends"])
-    DAMAGES[damage](damaged.account.place)
+    place = damaged.account.place
+    DAMAGES[damage](place)
     assert "must restore its folder" in str(damaged.ask())
+    if damage == "a later format":
+        with pytest.raises(FairbloomError, match="of format 3, and this version reads format 2"):
+            Account.read(place)
     assert other.left == (450, 1)
     free.own = {"limit-privacy": ""}
     assert free.ask().keys() == {"arrays", "metrics"}
