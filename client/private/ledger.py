@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -64,7 +63,10 @@ def read_part(path: Path, parse: Callable[[BinaryIO], Any]) -> Any:
         ) from error
 
 
-@lru_cache(maxsize=1 << 16)  # all lines of a ledger are read with each message
+# What this process has read of ledgers, by their folders: a long one is not parsed again.
+_read: dict[Path, tuple[bytes, list[Line]]] = {}
+
+
 def parse_line(line: bytes) -> Line:
     """Return what a whole line says; everything is spent if it cannot be read."""
     try:
@@ -99,7 +101,13 @@ class Ledger:
         Raise AccountError without the ledger: nobody knows then what is spent.
         """
         content, torn = self._read()
-        return [parse_line(line) for line in (content + torn).splitlines()]
+        known, lines = _read.get(self.folder, (b"", []))
+        if not content.startswith(known):  # it was replaced
+            known = b""
+            lines = []
+        lines = [*lines, *map(parse_line, content[len(known) :].splitlines())]
+        _read[self.folder] = (content, lines)
+        return [*lines, *map(parse_line, torn.splitlines())]
 
     def charge(self, key: str, **about: Any) -> None:
         """Append a line on a reply's charge durably; raise OSError if the disk refuses it.
