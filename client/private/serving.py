@@ -29,6 +29,7 @@ from fairbloom.tasks.permit import permit_reading
 from ..gate import NOTED, hold_back
 from ..local import LocalClient, Metrics
 from ..messages import (
+    PLACES,
     keep_evaluated,
     own_settings,
     received_model,
@@ -203,7 +204,10 @@ class Request:
         states = folder_of(self.settings, self.account.client)
         files = None if states is None else Versions(states)
         resumed = ClientStates(files).of_rule(self.terms).made
-        settings = {**self.context.run_config}
+        # devices that share an account have folders of their own
+        settings = {
+            key: value for key, value in self.context.run_config.items() if key not in PLACES
+        }
         about = [self.kind, arrays, asked, settings, self.account.number, resumed]
         text = json.dumps(about, sort_keys=True, default=str)
         return f"{self.kind}-{sha256(text.encode()).hexdigest()}"

@@ -245,6 +245,16 @@ def test_each_part_of_a_question_is_in_the_key(device: Device, change: str) -> N
     assert device.left == left
 
 
+def test_a_devices_folders_are_not_in_the_key(device: Device) -> None:
+    """A fleet's client puts its own folders among the settings; others may share the account."""
+    question = (TRAIN, None, device.model().state_dict())
+    for place in ("data-dir", "state-dir"):
+        context = device.context()
+        context.run_config[place] = str(device.data)
+        assert "arrays" in device.ask_in(context, *question)
+    assert device.left == (446, 1)
+
+
 def test_the_state_that_work_resumes_from_is_in_the_key(device: Device) -> None:
     for number in (2, 1, 2):  # the last one resumes from the state of round 1
         assert "arrays" in device.ask(TRAIN, {"server-round": number, "control-variates": True})
