@@ -94,13 +94,11 @@ class Account(Budget):
     said: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, place: Path) -> Self:
-        """Return the account in a folder; raise AccountError if it cannot be read."""
-        return replace(cls.read_file(place / ABOUT), place=place)
+    def read(cls, path: Path) -> Self:
+        """Return the account in a file; raise AccountError if it cannot be read.
 
-    @classmethod
-    def read_file(cls, path: Path) -> Self:
-        """Return the account in a file of its folder, or among the data."""
+        It lies in the account's folder, and once more among the data.
+        """
         about = read_part(path, tomllib.load)
         if about.get("format") != FORMAT:
             raise AccountError(
@@ -115,10 +113,6 @@ class Account(Budget):
         """Return the content of such a file."""
         about = {key: value for key, value in asdict(self).items() if key != "said"}
         return tomli_w.dumps({**about, "place": str(self.place)}).encode()
-
-    def under(self, said: Mapping[str, Any]) -> Self:
-        """Return the account with what its owner says now."""
-        return replace(self, said=said)
 
     @property
     def ledger(self) -> Ledger:
@@ -247,13 +241,13 @@ class Known:
         """
         files = _files_in(data_dir)
         markers = find_markers([folder_of(data_dir) / ACCOUNT_FILE, *files])
-        named = [Account.read_file(marker) for marker in markers]
+        named = [Account.read(marker) for marker in markers]
         found = dict[str, Account]()
         for place in [*account_folders(limits_in(node)), *(each.place for each in named)]:
             with _by_itself():
-                account = Account.read(place)
+                account = Account.read(place / ABOUT)
                 if account.number == place.name:  # else, a copy that someone has kept
-                    found[account.number] = account
+                    found[account.number] = replace(account, place=place)
         accounts = sorted(found.values(), key=lambda account: account.opened)
         return cls(node, data_dir, accounts, digest_tables(files), named)
 
@@ -309,7 +303,7 @@ def find_account(node: Mapping[str, Any], data_dir: str) -> Account | None:
             LOST,
         )
     if known is not None and (same := known.of_files or known.of_rows):
-        return same[-1].under(limits)
+        return replace(same[-1], said=limits)
     if known is not None and known.of_folder:
         raise AccountError(
             "the files of these data are not those that their privacy account was opened for: put"

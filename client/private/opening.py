@@ -97,10 +97,11 @@ def open_account(
             earlier=earlier,
             exact=count_exact(Path(str(node.get("state-dir", "")))),
             place=accounts.resolve() / number,
+            said=limits,
         )
         sides = [sorted(digest_rows(each, account.salt)) for each in (train, test)]
         write_account(account, b"".join(chain(*sides)))
-        return account.under(limits)
+        return account
 
 
 def check_budget(limits: Mapping[str, Any], count: int) -> Budget:

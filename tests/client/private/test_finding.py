@@ -84,11 +84,15 @@ def test_of_equal_rows_each_side_keeps_its_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize("has_marker", [True, False], ids=["named", "no marker"])
 @pytest.mark.parametrize("change", OTHER)
 def test_other_rows_are_refused(device: Device, change: str, has_marker: bool) -> None:
+    before = (device.data / "site.csv").read_text()
     rewrite(device, OTHER[change])
     if not has_marker:
         (device.data / MARKER).unlink()
     assert "not those" in str(device.ask())
     assert Known.of(device.node, str(device.data)).of_rows == []
+    (device.data / "site.csv").write_text(before)
+    assert device.left == (450, 1)
+    assert "arrays" in device.ask()
 
 
 def test_the_runs_schema_has_no_part_in_finding(device: Device) -> None:
@@ -154,7 +158,7 @@ def test_a_damaged_account_touches_no_other(tmp_path: Path, damage: str) -> None
     assert "must restore its folder" in str(damaged.ask())
     if damage == "a later format":
         with pytest.raises(FairbloomError, match="of format 3, and this version reads format 2"):
-            Account.read(place)
+            Account.read(place / "account.toml")
     assert other.left == (450, 1)
     free.own = {"limit-privacy": ""}
     assert free.ask().keys() == {"arrays", "metrics"}

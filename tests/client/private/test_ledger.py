@@ -275,23 +275,10 @@ def test_the_split_is_the_accounts(device: Device, change: dict[str, Any]) -> No
     assert device.ask(**change)["metrics"]["num-examples"] == device.account.train == 30
 
 
-def test_changed_rows_are_refused_for_nothing(device: Device) -> None:
-    write_table(device.data / "site.csv", 40, seed=1)
-    assert "not those" in str(device.ask())
-    write_table(device.data / "site.csv", 40)
-    assert device.left == (450, 1)
-    assert "arrays" in device.ask()
-
-
 def test_changed_rows_stay_under_their_account(device: Device) -> None:
     device.data = device.data.rename(device.folder / "moved")
     write_table(device.data / "site.csv", 40, seed=1)
     assert "not those" in str(device.ask())
-
-
-def test_another_schema_is_refused_for_nothing(device: Device) -> None:
-    assert "schema does not read" in str(device.ask(schema=SCHEMA.replace("20.0", "21.0")))
-    assert device.left == (450, 1)
 
 
 @pytest.mark.parametrize("node", [{}, {"num-partitions": 1}])
