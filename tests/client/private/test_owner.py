@@ -1,5 +1,6 @@
 """What the owner says now: a stricter budget is in force at once, a looser one never."""
 
+import math
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -94,6 +95,12 @@ def test_test_reports_share_what_is_left(tmp_path: Path) -> None:
     assert device.left == (218, 0)
     device.limits["epsilon"] = 1.9
     assert device.left == (0, 0)
+
+
+def test_test_reports_may_pass_their_share_by_rounding(device: Device) -> None:
+    share = math.nextafter(device.account.mu**2, math.inf)
+    spend(device.account, reports=1, mu2=share)
+    assert device.left == (450, 0)
 
 
 @pytest.mark.parametrize(
