@@ -75,8 +75,9 @@ def test_the_same_rows_have_the_same_account(device: Device, change: str, has_ma
 def test_of_equal_rows_each_side_keeps_its_number(tmp_path: Path) -> None:
     device = Device(tmp_path)
     rewrite(device, by_lines(lambda lines: [*lines, *lines[1:21]]))
-    device.open()
+    account = device.open()
     before = sides(device)
+    assert [len(side) for side in before] == [account.train, account.test]
     rewrite(device, by_lines(shuffle))
     assert sides(device) == before
 
