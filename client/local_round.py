@@ -35,14 +35,14 @@ from .rules.registry import kinds_of, rules_of
 from .rules.rule_round import RuleRound, finish_rules, start_rule
 from .states import StateDict
 from .support import Support
-from .training import AfterStep, CorrectStep, measure_slope, train
+from .training import AfterStep, CorrectStep, train
 from .work import Copy, Kind, LocalWork, StepsTaken, fields_of, run_work
 
 # Everything: each engine that computes clients one by one supports it.
 SUPPORTED = Support(
     hooks=frozenset(HOOKS) | hooks_of(GradientOffset.shift),
     work=fields_of(*Kind),
-    metrics=ALL_METRICS | {wire.INEXACTNESS},
+    metrics=ALL_METRICS,
 )
 
 
@@ -290,23 +290,11 @@ class _SingleRound(ClientRound):
             client.model.load_state_dict(self._received)
 
     def report(self) -> None:
-        if wire.INEXACTNESS in self._terms.measure:
-            with fix_parameters(self._client.model, self._own):
-                self._anchor = [
-                    parameter.detach().clone() for _, parameter in self._client.trainable()
-                ]
-                self._slope = self._measure_slope()
         super().report()
         for rule in self._rules:
             self._scores[0] |= rule.make_second_model(
                 self._client, self._received, self._work.learning_rate
             )
-
-    def _measure_slope(self) -> float:
-        """Return the gradient's norm of the loss with the rules' pull, at the current model."""
-        client = self._client
-        pull = sum(rule.pull() for rule in self._rules)
-        return measure_slope(client.model, client.task, client.splits.train, pull, self._anchor)
 
     def take_steps(self) -> None:
         client = self._client
@@ -338,11 +326,6 @@ class _SingleRound(ClientRound):
 
     def reply(self) -> None:
         client = self._client
-
-        if wire.INEXACTNESS in self._terms.measure:
-            # Without a slope at first, the client began at its minimum.
-            with fix_parameters(client.model, self._own):
-                self._scores[0][wire.INEXACTNESS] = self._measure_slope() / (self._slope or 1.0)
         done = WorkDone(
             lambda: self._work.learning_rate,
             lambda: [

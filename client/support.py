@@ -6,7 +6,7 @@ Each engine declares its support. Anything else falls back to another engine, or
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fairbloom.protocol.names import BETWEEN_GROUPS, INEXACTNESS
+from fairbloom.protocol.names import BETWEEN_GROUPS
 from fairbloom.protocol.terms import WORK, Terms
 
 from .metrics import BY_GROUP, OF_EVALUATION, OF_TRAINING, WORK_METRICS
@@ -72,7 +72,7 @@ class Support:
 
 def metric_row(name: str) -> str:
     """Return the name or pattern of a metric on request, "" if clients know no such metric."""
-    if name in {*WORK_METRICS, *BETWEEN_GROUPS, INEXACTNESS}:
+    if name in {*WORK_METRICS, *BETWEEN_GROUPS}:
         return name
     asked = (
         measurement.pattern

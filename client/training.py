@@ -340,21 +340,6 @@ def evaluation_batches(
         yield place, examples[place]
 
 
-def measure_slope(
-    model: nn.Module, task: Task, examples: AnyExamples, pull: float, anchor: Sequence[Tensor]
-) -> float:
-    """Return the gradient's norm of the mean loss with (pull/2)‖x − anchor‖², in eval mode."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    slopes = [pull * (new.detach() - old) for new, old in zip(parameters, anchor, strict=True)]
-    with seeded(0, examples.device):
-        for _, (inputs, targets) in evaluation_batches(model, examples):
-            loss = losses_of(model, task, inputs, targets).sum() / len(examples)
-            for slope, gradient in zip(slopes, gradients_of(loss, parameters), strict=True):
-                if gradient is not None:
-                    slope += gradient
-    return math.hypot(*(float(torch.linalg.vector_norm(in_double(slope))) for slope in slopes))
-
-
 class Outputs(NamedTuple):
     """A model's losses and outputs on a set of examples.
 

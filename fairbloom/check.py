@@ -1,4 +1,4 @@
-"""Checks of your own methods and client-side rules, for a test of your project.
+"""Checks of your own methods, for a test of your project.
 
 With pytest, for example::
 
@@ -15,4 +15,3 @@ from fairbloom.checks.report import (
     PropertyResult as PropertyResult,
     Status as Status,
 )
-from fairbloom.checks.rule import check_rule as check_rule

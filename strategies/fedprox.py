@@ -2,7 +2,6 @@
 
 from typing import ClassVar, Unpack
 
-from fairbloom.protocol.names import INEXACTNESS
 from fairbloom.rounds.method import Options
 from fairbloom.rounds.ranges import NonNegative
 
@@ -22,10 +21,6 @@ class FedProx(FedAvg):
     ----------
     mu
         Strength of the proximal term; its gradient is mu · (x − w).
-    inexactness
-        Whether clients report how exactly they solve their local problem, which costs two more
-        passes over their data: γ = ‖∇h(w_k)‖ / ‖∇h(w)‖, h being the loss with the proximal term
-        (Definition 2). A client that reports 0 has found the minimum.
 
     Reductions: `mu=0` is FedAvg.
 
@@ -43,11 +38,6 @@ class FedProx(FedAvg):
     tries: ClassVar[Tries] = {"mu": (0.001, 0.01, 0.1, 1.0, 20.0)}
     own_terms = frozenset({"proximal_mu"})
 
-    def __init__(
-        self, *, mu: NonNegative = 0.1, inexactness: bool = False, **options: Unpack[Options]
-    ) -> None:
+    def __init__(self, *, mu: NonNegative = 0.1, **options: Unpack[Options]) -> None:
         super().__init__(**options)
         self.proximal_mu = mu
-        self.inexactness = inexactness
-        if inexactness:
-            self.needs = self.needs | {INEXACTNESS}

@@ -6,7 +6,6 @@ import typer
 
 from fairbloom.checks.method import check_method
 from fairbloom.checks.report import CheckFailedError
-from fairbloom.checks.rule import check_rule, is_rule
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.render.terminal import console
 from fairbloom.protocol.parameters import parameters_of
@@ -18,26 +17,18 @@ from .settings_command import command
 
 @command(method="METHOD")
 def check(method: str, *, settings: Mapping[str, Value] = {}) -> None:
-    """Test a method or client-side rule of your own, and report what is wrong with it.
+    """Test a method of your own, and report what is wrong with it.
 
     The exit code is 1 if a test fails.
 
     Parameters
     ----------
     method
-        The method or rule: your own as my_module:Mine, or a built-in method.
+        The method: your own as my_module:Mine, or a built-in one.
     """
-    if settings and is_rule(method):
-        key, value = next(iter(settings.items()))
-        raise FairbloomError(
-            f"--set {key}={value}: a client-side rule has no settings: leave it out"
-        )
+    cls = find_method(method)
     try:
-        if is_rule(method):
-            report = check_rule(method)
-        else:
-            cls = find_method(method)
-            report = check_method(cls, arguments_of(cls, settings))
+        report = check_method(cls, arguments_of(cls, settings))
     except CheckFailedError as error:
         error.report.show(console)
         raise typer.Exit(1) from None

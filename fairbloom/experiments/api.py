@@ -324,9 +324,7 @@ def search(
     app: str | os.PathLike[str] | None = None,
     grid: Mapping[str, Sequence[Value]] | Sequence[str] = (),
     criterion: str = "worst-10",
-    mean_within: float | None = None,
     baseline: Named = "fedavg",
-    budget: float | None = None,
     seeds: int = 3,
     test_seeds: int | None = None,
     seed: int = 0,
@@ -340,8 +338,8 @@ def search(
 
     They are judged on validation examples: a fifth of each client's, unless `validation-share` is
     set. The best of each method and the baseline are then compared on the test examples of as many
-    fresh seeds. The same call continues an interrupted search. With more values, seeds, rounds or
-    time, only the missing runs are run.
+    fresh seeds. The same call continues an interrupted search. With more values, seeds or rounds,
+    only the missing runs are run.
 
     The other parameters are as in `compare` or `run`; all runs share them.
 
@@ -356,15 +354,9 @@ def search(
     criterion
         The measure to choose by: mean, worst, worst-10, client:NAME, group-gap:SCORE, 3*mean+worst
         or another measure of recipes.
-    mean_within
-        The largest loss in the mean over the clients against the baseline, in points on validation
-        examples; by default any.
     baseline
         The method that the others are compared with, by its best arm. In a search within one
         method, the best arm is compared with the baseline as it is written.
-    budget
-        The minutes after which no further seed is begun. All methods are tried with one seed after
-        the other; the tests with fresh seeds take additional time.
     seeds
         The number of seeds to choose by.
     test_seeds
@@ -390,10 +382,6 @@ def search(
         raise SettingsError(f"seeds = {seeds}: a search takes at least one")
     if test_seeds is not None and test_seeds < 1:
         raise SettingsError(f"test-seeds = {test_seeds}: a search takes at least one")
-    if budget is not None and not budget > 0.0:
-        raise SettingsError(f"budget = {budget:g}: give a number of minutes above 0")
-    if mean_within is not None and not mean_within >= 0.0:
-        raise SettingsError(f"mean-within = {mean_within:g}: give a number of points of at least 0")
     if not isinstance(grid, Mapping):
         grid = parse_grid(grid)
     own = read_app(app, config)
@@ -412,8 +400,6 @@ def search(
         app=own,
         criterion=find_measure(criterion).name,
         tests=test_seeds or 0,
-        mean_within=mean_within,
-        minutes=budget,
     )
     with study_progress("searching", shown=progress) as bar:
         return search_arms(study, Path(out), jobs or processors_here(), bar)

@@ -41,7 +41,6 @@ Runs = Mapping[str, Settings | AppRun]
 class SearchOutcome:
     """The choices of a search on validation examples."""
 
-    judged: Sequence[int] = ()  # the seeds that all arms have finished
     # the labels of the best arm of each method, the best of all first, with the baseline's
     best: Sequence[str] = ()
     fresh: Sequence[int] = ()  # the seeds with which the best arms are tested
@@ -73,13 +72,10 @@ class Study:
     places: Mapping[str, str] = field(default_factory=dict)
     left_out: Sequence[str] = ()
 
-    # Of a search: the measure that judges arms, the number of fresh seeds (0: as many as
-    # `seeds`), the largest loss in the mean against the baseline in points, the minutes after which
-    # no further seed is begun, and the outcome, empty until the search ends.
+    # Of a search: the measure that judges arms, the number of fresh seeds (0: as many as `seeds`),
+    # and the outcome, empty until the search ends.
     criterion: str = ""
     tests: int = 0
-    mean_within: float | None = None
-    minutes: float | None = None
     found: SearchOutcome = field(default_factory=SearchOutcome)
 
     # Of a reproduction: the name or file of the recipe, whether its runs are cut short, and the

@@ -5,7 +5,6 @@ from collections.abc import Collection
 from .names import (
     ARRAYS_DISPARITY,
     BETWEEN_GROUPS,
-    INEXACTNESS,
     LOSS_BASELINE,
     SNAPSHOT,
     STATE_ROUND,
@@ -45,7 +44,6 @@ _BEYOND_FUNCTIONS = frozenset(
     {
         *BETWEEN_GROUPS,
         ARRAYS_DISPARITY,
-        INEXACTNESS,
         LOSS_BASELINE,
         STATE_ROUND,
         SNAPSHOT,

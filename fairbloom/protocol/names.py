@@ -150,10 +150,6 @@ STATE_ROUND = "state-round"
 # The Euclidean norm ‖w_k − w‖ of a client's update, over all trainable parameters.
 UPDATE_NORM = "update-norm"
 
-# How exactly a client has minimised its loss with the proximal term h (Li et al., FedProx,
-# Definition 2): the norm of h's gradient at the trained model, over that at the received one.
-INEXACTNESS = "inexactness"
-
 # In a reply with its update in place of the model, rounded: the bits of each number, 16.
 UPDATE_BITS = "update-bits"
 

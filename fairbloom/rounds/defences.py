@@ -53,6 +53,7 @@ class Defence:
             whole[start : start + m, start : start + m] = mixing
         return whole
 
+
 def left_out(names: Sequence[str], mixing: FloatArray | None) -> tuple[str, ...]:
     """Return the clients that count for less than half of an equal share of the mean."""
     if mixing is None:

@@ -128,7 +128,6 @@ class ClientRows:
     disparity: bool = False
     two_classes: bool = False
     hostile: bool = False
-    inexactness: bool = False
     kept: bool = False
     loss: str = names.LOSS
 
@@ -189,7 +188,6 @@ class ClientRows:
                     for each in (names.DISPARITY, names.DISPARITY_HARD)
                 ],
             ),
-            (self.inexactness, [(names.INEXACTNESS, column(names.INEXACTNESS, trained))]),
             (
                 self.validated,
                 [

@@ -18,7 +18,6 @@ from fairbloom import __version__
 from fairbloom.logs import log
 from fairbloom.protocol.names import (
     DISPARITY,
-    INEXACTNESS,
     LOSS,
     LOSS_BEFORE,
     NUM_EXAMPLES,
@@ -149,7 +148,6 @@ class RunRecorder:
             disparity=DISPARITY in method.needs,
             two_classes=two_classes,
             hostile=bool(config.get("attack")),
-            inexactness=INEXACTNESS in method.needs,
             kept=terms.keeps_personal_models and not app_metrics,
             loss=loss,
         )

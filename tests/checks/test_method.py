@@ -1,38 +1,27 @@
-"""The checks of methods: each property fails for a method that breaks it, in words, and for no
-other.
-
-The checks of client-side rules: each property fails for a rule that breaks it, in words.
-"""
+"""The checks of methods: each property fails for a method that breaks it, in words."""
 
 import inspect
 import logging
 import random
-import re
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from io import StringIO
-from typing import Any, ClassVar, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from torch import Tensor
-from typer.testing import CliRunner
 
-from fairbloom.check import CheckFailedError, CheckReport, Status, check_method, check_rule
+from fairbloom.check import CheckFailedError, CheckReport, Status, check_method
 from fairbloom.checks.method import PROPERTIES
 from fairbloom.checks.report import Failure, NotApplicable, Remark, silence
-from fairbloom.checks.rule import RULE_PROPERTIES, RuleUnderTest, is_rule
 from fairbloom.checks.subject import MethodUnderTest
 from fairbloom.cli.check import arguments_of
-from fairbloom.cli.main import app
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import Value
 from fairbloom.rounds.arrays import FloatArray
-from fairbloom.rounds.cohort import Cohort, Decision, Kept, Past, Probed
+from fairbloom.rounds.cohort import Cohort, Decision, Past, Probed
 from fairbloom.rounds.options import Options
 from fairbloom.rounds.ranges import within
 from fairbloom.strategies import METHODS, FairStrategy
@@ -90,12 +79,8 @@ def test_methods_of_torchjd_pass_with_true_remarks(subtests: pytest.Subtests) ->
         with subtests.test(name=name):
             assert remarks_on(partial(by_name, name)) == set(), name
     assert remarks_on(partial(by_name, "krum")) == {"learns"}
-    assert remarks_on(partial(by_name, "gradvac")) == {"permutation", "learns"}
-    assert remarks_on(partial(by_name, "pcgrad")) == {"permutation"}
-
-
-def test_kept_rows_are_tried() -> None:
-    assert " 0 kept rows" not in check("finite", METHODS["fedfv"], tau=3)
+    assert remarks_on(partial(by_name, "gradvac")) == {"learns"}
+    assert remarks_on(partial(by_name, "pcgrad")) == set()
 
 
 def test_the_process_is_left_as_it_was() -> None:
@@ -162,13 +147,6 @@ class Attributed(FairStrategy):
         self.random = np.random.default_rng(0)
 
 
-class NamesNothing(FairStrategy):
-    def __init__(self, *, share: float = 0.5, **options: Unpack[Options]) -> None:
-        super().__init__(**options)
-        if not 0.0 < share <= 1.0:
-            raise ValueError("out of range")
-
-
 class Unannotated(FairStrategy):
     def __init__(self, *, share=0.5, **options: Unpack[Options]) -> None:  # type: ignore[no-untyped-def]
         super().__init__(**options)
@@ -195,105 +173,30 @@ class Raises(FairStrategy):
         return cohort.prior / self.share  # type: ignore[attr-defined, no-any-return]
 
 
-class FirstCountsMore(FairStrategy):
-    """The mean, in which the client that comes first counts one per cent more, of many clients
-    alone."""
-
-    def __init__(self, *, many: int = 1, **options: Unpack[Options]) -> None:
-        super().__init__(**options)
-        self.many = many
-
-    def weigh(self, cohort: Cohort) -> FloatArray:
-        share = np.where((np.arange(cohort.size) == 0) & (cohort.size >= self.many), 1.01, 1.0)
-        return np.asarray(share / share.sum())
-
-
-def change_losses(self: object, cohort: Cohort) -> FloatArray:
-    return np.asarray(np.maximum(cohort.losses, 1.0, out=cohort.losses) * cohort.prior)
-
-
-def change_prior(self: object, cohort: Cohort) -> FloatArray:
-    return np.add(cohort.prior, 0.0, out=cohort.prior)
-
-
 def change_itself(self: Any, cohort: Cohort) -> FloatArray:
     self.average[0] *= 0.9
     return np.asarray(cohort.prior * self.average[0])
 
 
-def set_itself(self: Any, cohort: Cohort) -> FloatArray:
-    self.last = cohort.round
-    return cohort.prior
-
-
-def divide_by_arrays(self: object, cohort: Cohort) -> FloatArray:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        lengths = np.sqrt(np.diagonal(cohort.grams, axis1=1, axis2=2))
-        return np.asarray(cohort.prior * lengths.mean(axis=1, keepdims=True) / lengths)
-
-
-def weigh_by_place(self: object, cohort: Cohort) -> FloatArray:
-    c = np.tile(cohort.prior, (len(cohort.arrays), 1))
-    c[1] *= 1.0 + np.arange(cohort.size)
-    return c
-
-
-def weigh_by_rank(self: object, cohort: Cohort) -> FloatArray:
-    ranks = np.argsort(np.argsort(cohort.losses, kind="stable"))
-    return np.asarray((ranks + 1.0) / (ranks + 1.0).sum())
-
-
 LOSSES = {"needs": frozenset({"loss-before"})}
-BY_ARRAY = {"requires": frozenset({"gram by array"})}
-DISPARITY = {
-    "terms": lambda self, r: replace(FairStrategy.terms(self, r), disparity="demographic-parity")
-}
-SECOND = {"second": "arrays-disparity", **DISPARITY}
 
 WRONG: list[tuple[str, type[FairStrategy], str]] = [
-    ("parameters", NamesNothing, "share"),
     ("parameters", Unannotated, "must be annotated"),
     ("parameters", TakesNoOptions, "seed=5"),
     ("parameters", DropsOptions, "seed=5"),
     ("parameters", MakesNothing, "super().__init__(**options)"),
-    ("needs", broken(needs=frozenset({"loss_before"})), "'loss-before'"),
-    ("needs", broken(needs="loss-before"), "needs = 'loss-before'"),
-    ("needs", broken(second="snapshot"), "snapshot_step"),
-    ("needs", broken(terms=lambda self, number: {"local-steps": 5}), "{'local-steps': 5}"),
-    ("needs", broken(second="arrays-disparity"), "second = 'arrays-disparity'"),
-    ("needs", broken(**DISPARITY), "second = ''"),
-    ("finite", broken(weigh=lambda self, cohort: cohort.losses), "'loss-before'"),
-    ("finite", broken(**SECOND), "shape (2,)"),
-    ("finite", broken(**BY_ARRAY, weigh=lambda self, cohort: np.tile(cohort.prior, (4, 1))), "shape (3, 1)"),
-    ("finite", broken(**BY_ARRAY, weigh=divide_by_arrays), "zero updates"),
-    ("finite", broken(weigh=lambda self, cohort: np.append(cohort.prior, 0.0)), "float64 of shape (2,)"),
-    ("finite", broken(weigh=lambda self, cohort: Decision(
-        cohort.prior, keep={Kept("first", cohort.round): np.eye(cohort.rows)[0]})), "1 kept rows in round 2"),
-    ("finite", Raises, "AttributeError: 'Raises' object has no attribute 'share' (test_method.py, line "),
-    ("finite", broken(**LOSSES, weigh=lambda self, cohort: cohort.prior / cohort.losses), "zero losses"),
-    ("finite", broken(weigh=lambda self, cohort: cohort.prior * (1.0 if cohort.gram.any() else np.inf)), "zero update"),
-    ("finite", broken(sends=lambda self: {"velocity": (Kept("velocity", 1), 1.0)}), "velocity"),
-    ("finite", broken(**deciding(keep=lambda cohort, c: {Kept("step", cohort.round - 1): None})), "round=0"),
-    ("finite", broken(**deciding(keep=lambda cohort, c: None)), "keep = None"),
-    ("finite", broken(**deciding(memory=lambda cohort, c: 3)), "memory = 3"),
-    ("finite", broken(**deciding(keep=lambda cohort, c: {Kept("step", cohort.round): c[:-1]})), "shape (1,)"),
-    ("permutation", broken(**SECOND, **LOSSES, weigh=lambda self, c: np.append(c.prior, c.losses[::-1])), "place"),
-    ("permutation", broken(**BY_ARRAY, weigh=weigh_by_place), "place"),
-    ("permutation", FirstCountsMore, "place"),
-    ("permutation", broken(**LOSSES, weigh=weigh_by_rank), "every two report the same"),
-    ("finite", broken(**LOSSES, weigh=change_losses), "change_losses raised ValueError: output array is read-only"),
-    ("finite", broken(weigh=change_prior), "change_prior raised ValueError: output array is read-only"),
-    ("finite", broken(weigh=set_itself), "return Decision(coefficients, memory)"),
+    ("determinism", broken(weigh=lambda self, cohort: np.random.default_rng().random(cohort.size)), "generator"),
+    ("determinism", broken(weigh=lambda self, cohort: np.random.random(cohort.size)), "generator"),
+    ("determinism", Raises, "AttributeError: 'Raises' object has no attribute 'share' (test_method.py, line "),
+    ("determinism", broken(weigh=lambda self, cohort: cohort.losses), "'loss-before'"),
+    ("determinism", broken(weigh=lambda self, cohort: np.append(cohort.prior, 0.0)), "float64 of shape (4,)"),
+    ("determinism", broken(**deciding(memory=lambda cohort, c: 3)), "memory = 3"),
     ("resume", broken(**deciding(memory=lambda cohort, c: {"last": {cohort.round: 1.0}})), "{'last': {2: 1.0}}"),
     ("resume", broken(**deciding(memory=lambda cohort, c: {"seen": set(cohort.names)})), "which keeps dicts by str"),
     ("resume", broken(Attributed, **changing(lambda self, cohort: set_average(self, 0.9 * self.average[0])),
-                      weigh=lambda self, cohort: cohort.prior * self.average[0]), "must be in its memory"),
-    ("resume", broken(weigh=lambda self, cohort: cohort.prior * (2.0 - cohort.round / cohort.num_rounds)), "paced"),
-    ("determinism", broken(Attributed, weigh=change_itself), "when the method was asked once more"),
-    ("determinism", broken(weigh=lambda self, cohort: np.random.default_rng().random(cohort.size)), "generator"),
-    ("determinism", broken(weigh=lambda self, cohort: np.random.random(cohort.size)), "generator"),
+                      weigh=lambda self, cohort: cohort.prior * self.average[0]), "must be in a Decision's memory"),
     ("learns", broken(weigh=lambda self, cohort: -cohort.prior), "uphill"),
-    ("learns", broken(weigh=lambda self, c: c.prior - c.prior.mean() * (c.size > 1)), "no step"),
+    ("learns", broken(weigh=lambda self, c: c.prior.mean() * np.resize([1.0, -1.0], c.size)), "no step"),
 ]  # fmt: skip
 
 
@@ -308,29 +211,17 @@ def test_some_method_breaks_each_property() -> None:
     assert {name for name, _, _ in WRONG} == {*PROPERTIES}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "method"), [broken[:2] for broken in WRONG])
-def test_a_broken_method_fails_one_property(name: str, method: Any) -> None:
-    assert report_on(method).failures.keys() == {name}
-
-
-@pytest.mark.parametrize("many", [8, 40])
-def test_a_small_bias_by_place_fails_in_any_cohort(many: int) -> None:
-    with pytest.raises(Failure, match="the step is another one"):
-        check("permutation", FirstCountsMore, many=many)
-
-
 def test_a_fault_is_reported_once_with_its_line() -> None:
     lines, first = inspect.getsourcelines(Raises)
     number = first + next(k for k, line in enumerate(lines) if "self.share" in line)
-    with pytest.raises(CheckFailedError, match=r"^Raises\(\) fails finite: Given") as error:
+    with pytest.raises(CheckFailedError, match=r"^Raises\(\) fails determinism: In") as error:
         check_method(Raises)
     results = error.value.report.results
     assert (
         f"test_method.py, line {number}: `return cohort.prior / self.share"
-        in results["finite"].message
+        in results["determinism"].message
     )
-    assert results["resume"] == (Status.NOT_APPLICABLE, "It is checked once finite passes.")
+    assert results["resume"] == (Status.NOT_APPLICABLE, "It is checked once determinism passes.")
     assert results["parameters"].status is Status.PASSED
 
 
@@ -338,16 +229,11 @@ def test_a_fault_is_reported_once_with_its_line() -> None:
 
 
 UNKNOWN = broken(needs=frozenset({"blood-pressure"}))
-REMARKED = [
-    ("needs", UNKNOWN, "blood-pressure"),
-    ("learns", broken(weigh=lambda self, cohort: 1e4 * cohort.prior), "did not fall"),
-]
 
 
-@pytest.mark.parametrize(("name", "method", "words"), REMARKED)
-def test_what_may_be_meant_is_remarked(name: str, method: type, words: str) -> None:
-    with pytest.raises(Remark, match=re.escape(words)):
-        check(name, method)
+def test_a_step_that_is_too_long_is_remarked() -> None:
+    with pytest.raises(Remark, match="did not fall"):
+        check("learns", broken(weigh=lambda self, cohort: 1e4 * cohort.prior))
 
 
 def test_a_shorter_step_is_no_remark() -> None:
@@ -356,20 +242,9 @@ def test_a_shorter_step_is_no_remark() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "metric",
-    [
-        "accuracy-baseline",
-        "loss-baseline",
-        "num-examples",
-        "step-sum",
-        "disparity-hard",
-    ],
-)
-def test_no_round_is_run_where_real_clients_lack_a_metric(metric: str) -> None:
+def test_no_round_is_run_where_real_clients_lack_a_metric() -> None:
     with pytest.raises(NotApplicable, match="blood-pressure"):
         check("learns", UNKNOWN)
-    assert metric in check("needs", broken(needs=frozenset({metric})))
 
 
 # Arguments and the printed report -----------------------------------------------------------------
@@ -408,160 +283,3 @@ def test_the_printed_report_fits_on_a_narrow_screen(subtests: pytest.Subtests) -
     for result in report.results.values():
         with subtests.test(result=result):
             assert "".join(result.message.split()) in words
-
-
-Arrays = dict[str, Tensor]
-HERE = f"{__name__}:"
-GIVEN = "tests.client.own_rules:"
-
-
-@pytest.mark.parametrize(
-    ("name", "keeps"), [("Plain", "keeps 0 numbers: nothing"), ("Momentum", "keeps 16 numbers")]
-)
-def test_a_right_rule_passes_without_a_remark(name: str, keeps: str) -> None:
-    results = check_rule(f"{GIVEN}{name}").results
-    assert {result.status for result in results.values()} == {Status.PASSED}
-    assert keeps in results["kept"].message
-
-
-# Rules that are wrong -----------------------------------------------------------------------------
-
-
-class Plain:
-    """A rule that changes and keeps nothing, of which each class below breaks one thing."""
-
-    def start(self, received: Arrays, kept: Arrays, sent: dict[str, Arrays]) -> Any:
-        return kept
-
-    def correct(self, gradients: Arrays, state: Any, step: int) -> Arrays:
-        return gradients
-
-    def finish(
-        self, received: Arrays, trained: Arrays, state: Any, steps: Any
-    ) -> tuple[Arrays, Arrays]:
-        return trained, self.kept(trained, state, steps)
-
-    @staticmethod
-    def kept(trained: Arrays, state: Any, steps: Any) -> Any:
-        return {}
-
-
-class Draws(Plain):
-    def correct(self, gradients: Arrays, state: Any, step: int) -> Arrays:
-        return {
-            name: gradient + 0.01 * torch.randn_like(gradient)
-            for name, gradient in gradients.items()
-        }
-
-
-class LosesAGradient(Plain):
-    def correct(self, gradients: Arrays, state: Any, step: int) -> Arrays:
-        return {name: gradient for name, gradient in gradients.items() if "bias" not in name}
-
-
-class DividesByTheLength(Plain):
-    def correct(self, gradients: Arrays, state: Any, step: int) -> Arrays:
-        return {name: gradient / gradient.norm() for name, gradient in gradients.items()}
-
-
-class DividesByTheSteps(Plain):
-    kept = staticmethod(lambda trained, state, steps: {"mean": torch.tensor(1.0 / steps.count)})
-
-
-class KeepsNumbers(Plain):
-    kept = staticmethod(lambda trained, state, steps: {"count": steps.count})
-
-
-class ReadsTheClock(Plain):
-    kept = staticmethod(
-        lambda trained, state, steps: {"time": torch.tensor(time.perf_counter_ns())}
-    )
-
-
-class KeepsAHistory(Plain):
-    kept = staticmethod(
-        lambda trained, state, steps: {
-            **state,
-            str(len(state)): next(iter(trained.values())).clone(),
-        }
-    )
-
-
-class RepliesAlone(Plain):
-    def finish(
-        self, received: Arrays, trained: Arrays, state: Any, steps: Any
-    ) -> tuple[Arrays, Arrays]:
-        return trained  # type: ignore[return-value]
-
-
-class RemembersAside(Plain):
-    """What clients keep lies in the class, where the next client finds it, and that of a refused
-    reply, too."""
-
-    velocity: ClassVar[Arrays] = {}
-
-    def correct(self, gradients: Arrays, state: Any, step: int) -> Arrays:
-        if self.velocity.keys() != gradients.keys():
-            self.velocity.clear()
-        for name, gradient in gradients.items():
-            self.velocity[name] = gradient + 0.5 * self.velocity.get(
-                name, torch.zeros_like(gradient)
-            )
-        return dict(self.velocity)
-
-
-WRONG_RULES = [
-    (LosesAGradient, "arrays", "first.bias"),
-    (DividesByTheLength, "arrays", "gradients of zero"),
-    (DividesByTheSteps, "arrays", "ZeroDivisionError"),
-    (RepliesAlone, "arrays", "finish"),
-    (KeepsNumbers, "arrays", "tensors"),
-    (Draws, "determinism", "random"),
-    (ReadsTheClock, "determinism", "clock"),
-    (RemembersAside, "determinism", "finish"),
-    (RemembersAside, "resume", "stopped"),
-]
-
-
-@pytest.mark.parametrize(("rule", "name", "words"), WRONG_RULES)
-def test_a_broken_rule_fails_a_property_in_words(rule: type, name: str, words: str) -> None:
-    RemembersAside.velocity.clear()
-    with pytest.raises(Failure, match=re.escape(words)):
-        RULE_PROPERTIES[name](RuleUnderTest(f"{HERE}{rule.__name__}"))
-
-
-def test_state_that_grows_is_remarked() -> None:
-    with pytest.raises(Remark, match="keeps more with every round"):
-        RULE_PROPERTIES["kept"](RuleUnderTest(f"{HERE}KeepsAHistory"))
-
-
-def test_what_hangs_on_a_fault_is_no_fault_of_its_own() -> None:
-    with pytest.raises(CheckFailedError) as error:
-        check_rule(f"{HERE}RepliesAlone")
-    assert error.value.report.failures.keys() == {"arrays"}
-    assert error.value.report.results["resume"].message == "It is checked once arrays passes."
-
-
-def test_what_is_no_rule_is_refused() -> None:
-    with pytest.raises(FairbloomError, match="with the functions start, correct, finish"):
-        check_rule("fairbloom.errors:FairbloomError")
-
-
-# The command --------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_the_command_tells_rules_from_methods() -> None:
-    assert is_rule(f"{GIVEN}Momentum")
-    assert not is_rule("fairbloom.strategies:FedAvg")
-    assert not is_rule("fedavg")
-    done = CliRunner().invoke(app, ["check", f"{GIVEN}Momentum"])
-    assert done.exit_code == 0
-    assert all(name in done.output for name in RULE_PROPERTIES)
-    assert CliRunner().invoke(app, ["check", f"{HERE}RepliesAlone"]).exit_code == 1
-    with pytest.raises(
-        FairbloomError, match="--set share=3: a client-side rule has no settings: leave it out"
-    ):
-        CliRunner().invoke(
-            app, ["check", f"{GIVEN}Momentum", "--set", "share=3"], catch_exceptions=False
-        )

@@ -24,8 +24,8 @@ from typer.testing import CliRunner
 from docs import toy
 from docs.docstrings import describe
 from docs.methods import example, needs, page, scripts
-from fairbloom.check import CheckFailedError, Status, check_method, check_rule
-from fairbloom.checks.rule import RuleUnderTest
+from fairbloom.check import CheckFailedError, Status, check_method
+from fairbloom.checks.subject import MethodUnderTest
 from fairbloom.cli.main import app
 from fairbloom.errors import FairbloomError
 from fairbloom.rounds.cohort import Cohort, Decision
@@ -269,12 +269,9 @@ def test_every_block_of_python_is_run_by_a_test() -> None:
 
 
 @pytest.mark.usefixtures("my_methods")
-def test_methods_and_rules_pass_without_a_remark(subtests: pytest.Subtests) -> None:
+def test_methods_pass_without_a_remark(subtests: pytest.Subtests) -> None:
     assert (len(SHOWN), len(RULES)) == (6, 2)
-    for report in [
-        *(check_method(resolve_name(name)) for name in SHOWN),
-        *(check_rule(name) for name in RULES),
-    ]:
+    for report in [check_method(resolve_name(name)) for name in SHOWN]:
         with subtests.test(report=report):
             assert {result.status for result in report.results.values()} == {Status.PASSED}, (
                 report.name
@@ -299,7 +296,9 @@ def test_clients_follow_what_the_method_sends() -> None:
     """In the first round nothing is sent yet, and it is FedAvg's."""
     rule = "more_methods:Following"
     heading, fedavg = (
-        RuleUnderTest(rule).run_rounds(method(client_rule=rule, fraction_evaluate=0.0), 2)
+        MethodUnderTest(method, {}).run_rounds(
+            method(client_rule=rule, fraction_evaluate=0.0), 2, client_rule=rule
+        )
         for method in (resolve_name("more_methods:Heading"), FedAvg)
     )
     (first, same), (second, other) = zip(heading, fedavg, strict=True)

@@ -9,7 +9,7 @@ from fairbloom.strategies import METHODS
 Q = (0.001, 0.01, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0)
 
 PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = {
-    "fedprox": ({"inexactness": False, "proximal_mu": 0.1}, {"mu": (0.001, 0.01, 0.1, 1.0, 20.0)}),
+    "fedprox": ({"proximal_mu": 0.1}, {"mu": (0.001, 0.01, 0.1, 1.0, 20.0)}),
     "fedavgn": (
         {"server_lr": 1.0, "decay": 0.0, "decay_every": 100},
         {"server_lr": (0.5, 1.0, 1.5, 2.0), "decay": (0.0, 0.025, 0.0333, 0.05, 0.1, 0.333, 0.5)},

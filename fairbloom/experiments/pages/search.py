@@ -21,7 +21,7 @@ def page_of_search(search: Search) -> Page:
     facts = [
         ("variants tried", str(len(search.judged))),
         ("criterion", search.title),
-        ("seeds", f"{len(found.judged)} to choose by, {len(found.fresh)} fresh ones"),
+        ("seeds", f"{len(search.study.seeds)} to choose by, {len(found.fresh)} fresh ones"),
     ]
     arms = Section("arms", "What was tried", "", [arms_table(search)])
     page = Page(
@@ -69,7 +69,7 @@ def arms_table(search: Search) -> Table:
                 Cell(state, tone="worse" if judged.fault else ""),
             ]
         )
-    seeds = len(search.study.found.judged)
+    seeds = len(search.study.seeds)
     note = (
         f"Mean over {seeds} seed{plural(seeds, '', 's')} on validation examples."
         f"{about_worst(search.title, seeds)}"

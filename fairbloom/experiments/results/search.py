@@ -32,7 +32,6 @@ class ArmScore:
 
     arm: Arm
     values: Sequence[float] = ()  # the measure by seed; empty if it cannot be chosen
-    means: Sequence[float] = ()  # the mean over the clients by seed
     # why it cannot be chosen although its runs are finished, or which run failed
     fault: str = ""
 
@@ -69,15 +68,10 @@ def judge_arms(
         for of_seed in zip(*(of_arm for of_arm, _ in served if of_arm), strict=True)
     ]
     judged = []
-    compute_mean = find_measure("mean").of
     for arm, (mine, fault) in zip(arms, served, strict=True):
         values = [measure.of(scores) for scores in mine]
         fault = fault or _find_fault(measure, values, mine, wanted)
-        judged.append(
-            ArmScore(arm, fault=fault)
-            if fault
-            else ArmScore(arm, values, [compute_mean(scores) for scores in mine])
-        )
+        judged.append(ArmScore(arm, () if fault else values, fault))
     return judged
 
 
@@ -129,27 +123,12 @@ def few_examples(run: Run) -> set[str]:
     }
 
 
-def choose(
-    measure: Measure,
-    score: Score,
-    among: Sequence[ArmScore],
-    within: float | None = None,
-    base: ArmScore | None = None,
-) -> ArmScore | None:
-    """Return the best of the arms that can be chosen, the first of equals; None without any.
-
-    `within` is the largest loss in the mean over the clients against `base`, in points.
-    """
-    eligible = [arm_score for arm_score in among if arm_score.values]
-    if within is not None and base is not None:
-        mean = statistics.fmean(base.means)
-        eligible = [
-            arm_score
-            for arm_score in eligible
-            if score.better(mean, statistics.fmean(arm_score.means)) <= within
-        ]
+def choose(measure: Measure, score: Score, among: Sequence[ArmScore]) -> ArmScore | None:
+    """Return the best of the arms that can be chosen, the first of equals; None without any."""
     return max(
-        eligible, key=lambda arm_score: measure.better(arm_score.mean, 0.0, score), default=None
+        (arm_score for arm_score in among if arm_score.values),
+        key=lambda arm_score: measure.better(arm_score.mean, 0.0, score),
+        default=None,
     )
 
 
@@ -238,7 +217,6 @@ class Search(Shown):
             "criterion": self.study.criterion,
             "best": self.best,
             "baseline": self.baseline,
-            "judged": list(found.judged),
             "fresh": list(found.fresh),
             "sentences": list(self.sentences),
             "arms": [
@@ -261,8 +239,7 @@ class Search(Shown):
 def read_search(folder: Path, study: Study) -> Search:
     """Return a search from the runs that are finished."""
     opened = OpenedRuns(study, folder)
-    seeds = study.found.judged or study.seeds
-    runs = [[opened.get(arm, seed) for seed in seeds] for arm in study.arms]
+    runs = [[opened.get(arm, seed) for seed in study.seeds] for arm in study.arms]
     judged = [
         ArmScore(each.arm, fault=next(iter(failed.values())))
         if (failed := study.failures(each.arm))
@@ -283,11 +260,6 @@ def read_search(folder: Path, study: Study) -> Search:
 def _notes(study: Study, judged: Sequence[ArmScore], first: Run) -> tuple[str, ...]:
     """Return the limits of a search: skipped seeds, failed arms, clients without a score."""
     notes = []
-    if 0 < len(study.found.judged) < len(study.seeds):
-        notes.append(
-            f"Judged by {len(study.found.judged)} of {len(study.seeds)} seeds, begun in"
-            f" {study.minutes:g} minutes: the same command continues."
-        )
     if failing := [arm_score.arm.label for arm_score in judged if arm_score.fault]:
         notes.append(f"Not judged, as the table of the report explains: {join_names(failing)}.")
     if lacking := sorted({*first.final()} - {*first.validated(first.serves)}):

@@ -4,8 +4,6 @@ The tests are on fresh seeds.
 """
 
 import itertools
-import math
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -279,25 +277,11 @@ def search_arms(study: Study, out: Path, jobs: int, bar: StudyBar) -> Search:
     count = len(study.runs(out))
     bar.expect(count)
     with carry_out(study, out, jobs, bar) as work:
-        until = time.monotonic() + 60.0 * (study.minutes or math.inf)
-        judged = list[int]()
-        batches: list[Sequence[int]] = (
-            [study.seeds] if study.minutes is None else [[seed] for seed in study.seeds]
-        )
-        for seeds in batches:
-            if judged and time.monotonic() >= until:
-                break
-            arms = [
-                arm
-                for arm in study.arms
-                if not any(study.folder(arm, seed) in work.failed for seed in judged)
-            ]
-            work.run(study.runs(out, [(arm, seed) for seed in seeds for arm in arms]), some=True)
-            judged += seeds
-        study = replace(study, found=SearchOutcome(judged), failed=work.failed)
+        work.run(study.runs(out), some=True)
+        study = replace(study, failed=work.failed)
         best = _choose(read_search(out, study))
         fresh = [study.seeds[0] + FRESH_FROM + k for k in range(study.tests or len(study.seeds))]
-        study = replace(study, found=SearchOutcome(judged, best, fresh))
+        study = replace(study, found=SearchOutcome(best, fresh))
         study.write(out)
         runs = study.of(best, fresh).runs(out)
         bar.expect(count + len(runs))
@@ -349,7 +333,7 @@ def _choose(search: Search) -> list[str]:
         raise FairbloomError(
             f"no arm of the baseline can be judged{''.join(faults[:1])}: choose another --baseline"
         )
-    others = [choose(measure, score, among, study.mean_within, base) for among in methods.values()]
+    others = [choose(measure, score, among) for among in methods.values()]
     best = [base, *(other for other in others if other is not None and other is not base)]
     best.sort(key=lambda arm_score: measure.better(0.0, arm_score.mean, score))
     return [arm_score.arm.label for arm_score in best]

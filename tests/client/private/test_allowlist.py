@@ -39,7 +39,7 @@ REFUSED_TERMS: Mapping[str, Any] = {
 
 REFUSED_METRICS = (
     *("accuracy-before", "accuracy-after", "loss-after", "loss-baseline", "loss-personal"),
-    *("train-loss", "loss-validation", "loss[sex:f]", "loss", "accuracy", "inexactness"),
+    *("train-loss", "loss-validation", "loss[sex:f]", "loss", "accuracy"),
     *("disparity", "disparity-hard", "hits-0", "hits-1", "positives-0", "positives-1"),
     *("larger-class", "auc-before", "no-such-metric"),
 )

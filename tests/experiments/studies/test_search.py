@@ -132,8 +132,6 @@ def test_a_grid_is_written_as_key_and_values(text: str) -> None:
     ("options", "words"),
     [
         ({"seeds": 0}, "seeds = 0"),
-        ({"budget": 0.0}, "budget = 0"),
-        ({"mean_within": -1.0}, "mean-within = -1"),
         ({"criterion": "wurst"}, "'wurst'.*worst"),
         ({"criterion": "suffering_share"}, "compares with the baseline.*take another measure"),
         ({"criterion": "client:nobody"}, "nobody is not a client"),
@@ -156,7 +154,7 @@ def test_the_best_of_each_method_is_tested_with_fresh_seeds(
     found: api.Search, subtests: pytest.Subtests
 ) -> None:
     study = found.study
-    assert (found.study.found.judged, found.study.found.fresh) == ([0, 1], [1000, 1001])
+    assert (found.study.seeds, found.study.found.fresh) == ([0, 1], [1000, 1001])
     assert study.settings["validation-share"] == 0.2
     worth = {}
     for arm in study.arms:
@@ -224,8 +222,8 @@ def test_the_page_has_the_arms_and_the_comparison(found: api.Search) -> None:
 
 
 def test_as_many_fresh_seeds_are_tested_as_asked_for(tmp_path: Path) -> None:
-    found = api.search(out=tmp_path / "out", test_seeds=1, **WORDS).study.found
-    assert (found.fresh, found.judged) == ([1000], [0, 1])
+    study = api.search(out=tmp_path / "out", test_seeds=1, **WORDS).study
+    assert (study.found.fresh, study.seeds) == ([1000], [0, 1])
 
 
 def test_runs_of_a_search_may_stop_early(tmp_path: Path) -> None:
@@ -269,31 +267,15 @@ def test_small_clients_have_a_part_if_all_are_small(
     assert bool(left_out) == (len(judged) < len(rows))
 
 
-def test_with_a_budget_only_the_seeds_begun_in_time_count(
-    found: api.Search,
-    tmp_path: Path,
-) -> None:
-    """The first one always does."""
-    out = tmp_path / "out"
-    shutil.copytree(found.folder, out)
-    for budget, judged in ((1e-9, [0]), (1e-9, [0]), (9.0, [0, 1])):
-        cut = api.search(out=out, budget=budget, **WORDS)
-        assert cut.study.found.judged == judged
-        assert ("1 of 2 seeds" in " ".join(cut.sentences)) == (judged == [0])
-
-
-def judged(label: str, value: float, mean: float) -> ArmScore:
-    return ArmScore(Arm(label, label), [value], [mean])
-
-
-@pytest.mark.parametrize(("within", "label"), [(None, "a"), (10.0, "a"), (1.0, "b")])
-def test_an_arm_whose_mean_is_too_low_is_not_chosen(within: float | None, label: str) -> None:
+def test_the_best_arm_is_chosen_by_the_score() -> None:
     worst = find_measure("worst-10")
-    base = judged("base", 50.0, 80.0)
-    arms = [judged("a", 70.0, 70.0), judged("b", 60.0, 79.5), ArmScore(Arm("c", "c"))]
-    assert choose(worst, ACCURACY, arms, within, base).arm.label == label
-    assert choose(worst, ACCURACY, arms[:1], 1.0, base) is None
+    arms = [*(ArmScore(Arm(x, x), [v]) for x, v in {"a": 70.0, "b": 60.0}.items()), UNJUDGED]
+    assert choose(worst, ACCURACY, arms).arm.label == "a"
+    assert choose(worst, ACCURACY, [UNJUDGED]) is None
     assert choose(worst, Score("mae", higher_is_better=False), arms).arm.label == "b"
+
+
+UNJUDGED = ArmScore(Arm("c", "c"))
 
 
 # The registry of measures -------------------------------------------------------------------------

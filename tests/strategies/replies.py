@@ -1,16 +1,23 @@
-"""Made-up replies of the clients of one round."""
+"""Made-up replies of the clients of one round, and what methods make of them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.client.metrics import OF_TRAINING
 from fairbloom.protocol import names as wire
-from fairbloom.rounds.arrays import FloatArray
-from fairbloom.text import plural
+from fairbloom.rounds.aggregation import Weighting, build_cohort, decide, remember
+from fairbloom.rounds.arrays import FloatArray, Model
+from fairbloom.rounds.clients import TrainReplies
+from fairbloom.rounds.cohort import Cohort
+from fairbloom.rounds.refusals import Refusals
+from fairbloom.rounds.updates import Updates
+from fairbloom.rounds.vectors import Vectors
+from fairbloom.strategies import FairStrategy
 
 # Metrics that have the values of another one here.
 SAME = {each.pattern.format(wire.ACCURACY): wire.ACCURACY for each in OF_TRAINING} | {
@@ -88,7 +95,7 @@ def ordinary_replies(m: int, seed: int = 0, common: float = 1.0) -> MadeUpReplie
     metrics |= dict(zip((*wire.POSITIVES, *wire.HITS), groups.T, strict=True))
     metrics[wire.LOSS_BASELINE] = rng.uniform(0.1, 1.0, m)
     return MadeUpReplies(
-        plural(m, "a single client", f"{m} ordinary clients"),
+        f"{m} ordinary clients",
         tuple(f"client-{k:04}" for k in range(m)),
         updates,
         seconds,
@@ -157,3 +164,106 @@ def extreme_replies() -> Iterator[MadeUpReplies]:
         .move(lambda U: 0.0 * U, "")
         .report({wire.LOSS: np.zeros(1)}, "a single client that did not move, with loss 0")
     )
+
+
+# T, the rounds of the run that a method believes to be in.
+ROUNDS = 50
+
+# The clients, of six, that take part in rounds that follow each other.
+TAKING_PART = ([3, 4, 5], [0, 1, 2, 3, 4, 5], [0, 1, 2], [1, 2], [0, 3, 4, 5])
+
+# A client that the server knows, and that takes part in no made-up round.
+ABSENT = "client-absent"
+
+# The arrays of the model in made-up cohorts.
+ARRAYS = ("first.weight", "first.bias", "second.weight")
+
+
+class Seen(NamedTuple):
+    """What a method sees of replies, and the rows that its coefficients combine."""
+
+    cohort: Cohort
+    vectors: Vectors
+    updates: Updates
+
+    def step(self, coefficients: FloatArray) -> FloatArray:
+        """Return the step of these coefficients, shape (d,), by the code of a run."""
+        after = self.updates.model_after(
+            coefficients, self.vectors, self.cohort.prior, self.cohort.counts
+        )
+        # the model before it is zero
+        return -np.concatenate([after[name] for name in self.updates.layout.trainable])
+
+
+def show(method: FairStrategy, replies: MadeUpReplies, number: int = 1) -> Seen:
+    """Return what the method sees of replies, made by the code that makes it in a run."""
+    names = replies.names
+    counts = replies.column(wire.NUM_EXAMPLES)
+    trained = TrainReplies.empty(
+        method.layout_of(as_arrays(np.zeros(replies.updates.shape[1]))),
+        refused=Refusals(number),
+        second=method.second,
+    )
+    columns = {metric: replies.column(metric) for metric in method.needs}
+    columns |= {wire.NUM_EXAMPLES: counts, method.weighted_by_key: counts}
+    for k, name in enumerate(names):
+        trained.add(
+            name,
+            {metric: column[k] for metric, column in columns.items()},
+            as_arrays(-replies.updates[k]),
+            as_arrays(-replies.seconds[k]),
+        )
+    trained.screen()
+    if "roster" in method.requires:
+        known = {ABSENT: 20.0, **dict(zip(names, counts.tolist(), strict=True))}
+        method.enter(method.run_state.drawn(known))
+    cohort, vectors = build_cohort(
+        method,
+        trained,
+        server_round=number,
+        num_rounds=ROUNDS,
+        online=names,
+        draws=dict(zip(names, map(int, replies.draws), strict=True)),
+        sent={record: float(factor) for record, (_, factor) in method.sends().items()},
+    )
+    for array in (cohort.counts, cohort.prior, cohort.draws, *cohort.metrics.values()):
+        array.flags.writeable = False  # the step and the records read them after weigh
+    return Seen(cohort, vectors, trained.updates)
+
+
+def weigh(method: FairStrategy, replies: MadeUpReplies) -> tuple[FloatArray, FloatArray]:
+    """Return the coefficients that a new method gives to replies, and the step.
+
+    The coefficients have shape (k, m): k is 1, the number of arrays, or twice that with second
+    updates.
+    """
+    seen = show(method, replies)
+    c = decide(method, seen.cohort).coefficients.copy()
+    m = seen.cohort.size
+    by_array = np.atleast_2d(c)
+    second = [by_array[:, m : 2 * m]] if method.has_second_rows else []
+    return np.vstack([by_array[:, :m], *second]), seen.step(c)
+
+
+def iterate_rounds(method: FairStrategy, rounds: int) -> Iterator[Cohort]:
+    """Yield the cohorts of rounds with other clients each; the method remembers each round."""
+    for number in range(1, rounds + 1):
+        taking_part = TAKING_PART[number % len(TAKING_PART)]
+        seen = show(method, ordinary_replies(6).select(taking_part), number)
+        cohort = seen.cohort
+        decision = decide(method, cohort)
+        yield cohort
+        asked = method.probe(cohort, decision.coefficients) is not None
+        losses = np.linspace(0.5, 1.5, cohort.size).tolist() if asked else ()
+        memory, rows = remember(
+            method,
+            Weighting(decision.coefficients, decision, cohort),
+            seen.vectors,
+            dict(zip(cohort.names, losses, strict=False)),
+        )
+        method.enter(method.run_state.stepped(number, memory, rows, None, method.run_state.norms))
+
+
+def as_arrays(flat: FloatArray) -> Model:
+    """Return a flat vector as the arrays of a model of two layers, one of which has a bias."""
+    return dict(zip(ARRAYS, np.array_split(flat, len(ARRAYS)), strict=True))
