@@ -15,7 +15,13 @@ from torch.nn import Module
 from fairbloom.errors import FairbloomError, ReportableError, join_names, raise_first
 from fairbloom.flower import is_simulated
 from fairbloom.logs import log
-from fairbloom.protocol.accounts import AccountStatus
+from fairbloom.protocol.accounts import (
+    LOSS_BOUND,
+    LOSS_UNITS,
+    SPENDS,
+    STEP_UNITS,
+    AccountStatus,
+)
 from fairbloom.protocol.names import (
     ACCURACY,
     CLIENTS_FOLDER,
@@ -246,7 +252,11 @@ def federate(
     choice: Mapping[str, object] = {}
     if engine is not None:
         clients, choice = engine(method)
-    check_accounts(settings, method, clients.accounts)
+    # A first round that is asked again is asked in the same words: by what was known then.
+    known = PRIVACY.read(path).get("clients", {}) if deployed else {}
+    accounts = {name: AccountStatus(**each) for name, each in known.items()} or clients.accounts
+    check_accounts(settings, method, accounts)
+    compare_budgets(settings, method, accounts, refuses=deployed and not known)
     task = load_task(keep_schema(settings, path))
     score = decide_score(
         settings, task, str(CONFIG.read(path).settings.get("score", "")), deployed=deployed
@@ -263,7 +273,10 @@ def federate(
             path,
             settings.run_config(),
             method,
-            put_first(task.scores, score),
+            [
+                replace(each, noisy=deployed and bool(accounts))
+                for each in put_first(task.scores, score)
+            ],
             in_process=not deployed,
             keep=clients.keep,
             validation=(
@@ -272,6 +285,7 @@ def federate(
             best_by=measure,
             grouped=Grouped.of(task),
             two_classes=has_two_classes(task),
+            accounts=bool(accounts),
             stopping=(
                 EarlyStopping(settings.early_stopping, Validation.of(score, method.serves, measure))
                 if settings.early_stopping
@@ -287,6 +301,8 @@ def federate(
         )
         check_arrays(module)
         declare_arrays(method, module)
+        if accounts:
+            method.adapt(largest_loss=LOSS_BOUND * math.log(task.classes or 2))
         log_kept_parts(method, module)
         # clients.csv does not name clients without tests
         rounds = Rounds(
@@ -301,6 +317,9 @@ def federate(
             # Only real devices report their own counts.
             first_limit=MOST_TIMES if os.environ.get(CLIENTS_FOLDER) else math.inf,
             scores=(*task.group_scores, *task.scores),
+            spend=float(SPENDS.get(settings.privacy__spend, settings.privacy__spend)),
+            units=price_of_round(settings, method),
+            accounts=accounts.items(),
         )
         model = _run_rounds(settings, module, recorder, rounds, on_round)
         # The run is over once it has its final model: what belongs to a finished run comes before.
@@ -371,6 +390,47 @@ def check_accounts(
         raise SettingsError(f"{error}; the clients with an account: {names}") from error
 
 
+def price_of_round(settings: Settings, method: FairStrategy) -> int:
+    """Return the least units that a round costs a client's privacy account."""
+    terms = method.terms(1)
+    steps = 1 if terms.full_batch_step else terms.local_steps or settings.local_epochs
+    return STEP_UNITS * steps + LOSS_UNITS * (LOSS_BEFORE in method.needs)
+
+
+def compare_budgets(
+    settings: Settings,
+    method: FairStrategy,
+    accounts: Mapping[str, AccountStatus],
+    *,
+    refuses: bool,
+) -> None:
+    """Log for which clients' accounts the run is too long, and who will have no score.
+
+    With `refuses`, raise SettingsError for a run that is too long, unless its settings accept that.
+    """
+    price = price_of_round(settings, method)
+    asked = math.ceil(settings.num_rounds * settings.fraction_train)
+    training = method.training_clients or accounts
+    rounds = {name: int(accounts[name].units) // price for name in accounts if name in training}
+    if short := sorted(name for name in rounds if rounds[name] < asked):
+        words = (
+            f"the run has about {asked} rounds for each client, of at least {price} units of a"
+            f" privacy account, and these accounts do not last: {join_first(short, 5)}; that of"
+            f" {short[0]} lasts for {rounds[short[0]]}"
+        )
+        if refuses and not settings.privacy__spend:
+            raise SettingsError(
+                f"{words}. Lower num-rounds, or accept that they are left out later: privacy.spend"
+                " = lowest, by fairbloom deploy submit --spend lowest"
+            )
+        log.warning("%s; they are left out then", words)
+    if unscored := sorted(name for name in accounts if not accounts[name].reports):
+        log.warning(
+            "%s will have no score: no test report of the privacy account is left",
+            join_first(unscored, 5),
+        )
+
+
 def _run_rounds(
     settings: Settings, module: Module, recorder: RunRecorder, rounds: Rounds, on_round: OnRound
 ) -> Model:
@@ -379,6 +439,9 @@ def _run_rounds(
     method = recorder.method
     score = recorder.score
     model = _resume(recorder, module)
+    if not method.run_state.finished_rounds:
+        method.enter(method.run_state.charged(rounds.accounts, {}))
+    write_accounts(recorder, rounds)
     method.summary()
     if (usual := usual_learning_rate(settings)) is not None:
         log.warning(
@@ -408,6 +471,7 @@ def _run_rounds(
             if not recorder.in_process:
                 record_known(recorder.path, rounds.known)
             row = recorder.record(finished, seconds=time.perf_counter() - started)
+            write_accounts(recorder, rounds)
             try:
                 on_round(RecordedRound.of(finished, row, score, method.serves))
             except StopRun as stop:
@@ -425,15 +489,14 @@ def _run_rounds(
                 break
             started = time.perf_counter()
         recorder.stopped = recorder.stopped or rounds.stopped
-    if accounts := rounds.clients.accounts:
-        PRIVACY.write(
-            recorder.path,
-            {
-                "simulated": settings.privacy__mode == SIMULATED,
-                "clients": {name: status._asdict() for name, status in sorted(accounts.items())},
-            },
-        )
     return rounds.mean_model(model)
+
+
+def write_accounts(recorder: RunRecorder, rounds: Rounds) -> None:
+    """Write down the last status of each client's privacy account, if there are any."""
+    if rounds.accounts:
+        clients = {name: status._asdict() for name, status in sorted(rounds.accounts.items())}
+        PRIVACY.write(recorder.path, {"simulated": recorder.in_process, "clients": clients})
 
 
 def _resume(recorder: RunRecorder, module: Module) -> Model:

@@ -12,7 +12,7 @@ from fairbloom.system.files import write_whole
 
 from .run_folder.csv_rows import parse_refusals
 from .run_folder.errors import RunFolderError
-from .run_folder.files import CONFIG, ROUNDS, state_of
+from .run_folder.files import CONFIG, PRIVACY, ROUNDS, state_of
 
 # File in the folder of a deployed run's order with the path of the run folder.
 ANNOUNCED = "folder"
@@ -81,5 +81,7 @@ def describe_progress(folder: Path) -> dict[str, Any]:
         ),
         "missing": last.get("missing", ""),
         "offline": last.get("offline", ""),
+        "excluded": last.get("excluded", ""),
+        "accounts": PRIVACY.read(folder).get("clients", {}),
         "refused": refused[:5],
     }

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from fairbloom.errors import FairbloomError, did_you_mean, raise_first
 from fairbloom.imports import is_import_string
+from fairbloom.protocol.accounts import SPENDS
 from fairbloom.protocol.attacks import ATTACKS, share_in
 from fairbloom.protocol.effects import apply_marks, collect_marks, explain_without_effect
 from fairbloom.protocol.parameters import Parameter, parameters_of
@@ -156,6 +157,11 @@ class Settings(RunSettings):
             },
             f"norm = {self.norm!r}: the initial weights were trained with the network's own norm"
             " layers: leave norm out": self.initial_weights and self.norm in ("group", "layer"),
+            f"privacy.spend = {self.privacy__spend!r}: write all, lowest, or a number of units, as"
+            " in 100": (
+                self.privacy__spend not in SPENDS
+                and not re.fullmatch("[1-9][0-9]{0,14}", self.privacy__spend)
+            ),
             f"warmup = {self.warmup} must be less than num-rounds = {self.num_rounds}: lower it": (
                 self.warmup >= max(2, self.num_rounds)
             ),
@@ -387,7 +393,7 @@ def find_grown(there: Mapping[str, object], config: Mapping[str, object]) -> set
     Early stopping that is switched off counts as raised: the run gets at least as long. Rounds over
     which privacy accounts are spent cannot be raised: the first ones would have had less.
     """
-    if there.get("privacy.spend"):
+    if SPENDS.get(str(there.get("privacy.spend", "")), 1.0):
         return set()
 
     def reach(settings: Mapping[str, object], key: str) -> float | None:

@@ -48,6 +48,11 @@ from .split import reads_alike, split_by
 # Keys in the config of a message that name a run or a folder, and ask for no other work.
 IDENTIFIERS = frozenset({wire.RUN_FOLDER, wire.CONTEXTS})
 
+IS_HALTED = (
+    f"{HALTED}, as work failed after a charge: its owner can resume it (fairbloom client account"
+    " resume, on the device)"
+)
+
 # The folder of what a client keeps between rounds, in its account's.
 STATES = "states"
 
@@ -66,7 +71,10 @@ def reply_by(account: Account, message: Message, context: Context) -> RecordDict
     check_protocol(config)
     if kind == "query":
         name = str(context.node_config.get("name") or account.client)
-        status = about_account(account, run, {})
+        with account.ledger.lock():  # work that another device has begun is no halt
+            if account.ledger.is_halted:
+                raise AccountError(IS_HALTED)
+            status = about_account(account, run, {})
         about = {wire.NAME: name, wire.NUM_EXAMPLES: account.train, **status}
         return RecordDict({wire.CLIENT: ConfigRecord(about)})
     if kind not in (TRAIN, EVALUATE):
@@ -116,10 +124,7 @@ class Request:
         if kept := ledger.find_reply(key):
             return deserialize(kept)
         if ledger.is_halted:
-            raise AccountError(
-                f"{HALTED}, as work failed after a charge: its owner can resume it (fairbloom"
-                " client account resume, on the device)"
-            )
+            raise AccountError(IS_HALTED)
         with one_sentence():
             client = self._load_client(partition, name, until)
             work = self._check(client)

@@ -59,12 +59,15 @@ class SimulatedAccount(Budget):
         if not self.status_of(client, terms.server_round).reports:
             return exact
         mechanism = testing.mechanism(self, self._draw("evaluate", terms.server_round, client), 0)
-        self._keep(client, terms.server_round, testing.cost(mechanism), 1)
+        told = testing.cost(mechanism)
+        self._keep(client, terms.server_round, told, 1)
         reported = testing.run(mechanism).metrics
         return {
             **exact,
             wire.REPORTED_ACCURACY: reported[wire.ACCURACY],
             wire.REPORTED_LOSS: reported[wire.LOSS],
+            wire.ACCURACY_DEVIATION: told["accuracy_deviation"],
+            wire.LOSS_DEVIATION: told["loss_deviation"],
         }
 
     def status_of(self, client: LocalClient, before: int) -> AccountStatus:

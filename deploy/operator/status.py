@@ -52,6 +52,7 @@ def survey(federation: Federation) -> dict[str, Any]:
             "last-seen": _format_time(now.seen.get(name)),
             "partition-id": member.partition,
             "examples": member.examples,
+            "privacy-units": None,
             "refused-with-same-key": online.get(name, 0),
             "version": now.versions.get(name),
             "last-reason": now.reasons.get(name),
@@ -91,6 +92,10 @@ def survey(federation: Federation) -> dict[str, Any]:
             "refused": dict(now.refused),
             "connections": dict(now.connections),
         }
+    # in the order of runs: the last status of each account stays
+    accounts = {name: each for run in runs for name, each in run.pop("accounts", {}).items()}
+    for name in clients.keys() & accounts:
+        clients[name]["privacy-units"] = int(accounts[name]["units"])
     return {
         "at": _format_time(time.time()),
         **server,
@@ -186,6 +191,10 @@ def _client_table(clients: Mapping[str, Any], version: str | None) -> Table:
             + text_if(
                 not is_away and client["version"] != version, f", version {client['version']}"
             )
+            + text_if(
+                client["privacy-units"] is not None,
+                f", {client['privacy-units']} units of its privacy account left",
+            )
             + text_if(client["profile"], f", profile of {client['profile']}")
             + {None: "", True: ", schema accepted", False: ", schema refused"}[client["accepts"]]
         )
@@ -242,7 +251,7 @@ def _describe_open_run(run: Mapping[str, Any]) -> list[RenderableType]:
     ]
     lines += [
         _line(f"  {what} in round {run['round']}", run[what], warn=True)
-        for what in ("offline", "missing")
+        for what in ("offline", "missing", "excluded")
         if run.get(what)
     ]
     lines += [

@@ -290,6 +290,16 @@ def submit(
         ),
     ] = None,
     method: Annotated[str, typer.Option(help="The method of --refit.")] = "",
+    spend: Annotated[
+        str,
+        typer.Option(
+            metavar="UNITS|all|lowest",
+            help=(
+                "What the run may spend of each client's privacy account; lowest: the least of each"
+                " round, even if accounts do not last."
+            ),
+        ),
+    ] = "",
     federation: FederationOption = HERE,
 ) -> None:
     """Submit a run, follow its log, and exit with the run's exit status: 0 only if it completed.
@@ -300,7 +310,8 @@ def submit(
     from fairbloom.deploy.operator import submit as runs
     from fairbloom.protocol.settings import Mark, marked, parse_assignments
 
-    given = {**parse_assignments(settings), **({"schema": str(schema)} if schema else {})}
+    named = {"schema": str(schema or ""), "privacy.spend": spend}
+    given = {**parse_assignments(settings), **{key: each for key, each in named.items() if each}}
     if method and not refit:
         raise DeployError(f"--method {method} is of --refit: write --set method={method}")
     if refit:

@@ -9,6 +9,20 @@ SPENT = "the privacy budget is spent"
 # The same of an account that halted, as work failed after a charge.
 HALTED = "the privacy account is halted"
 
+# The least units of a training step, and of a reported loss.
+STEP_UNITS = 4
+LOSS_UNITS = 1
+
+# The largest loss of a row that counts, over that of guessing.
+LOSS_BOUND = 1.5
+
+# The largest number of a status that is accepted: float64 has every integer up to here.
+LARGEST = 2.0**53
+
+# The units that a run may spend of each account, by the words for them; 0: the lowest price of each
+# round. With "lowest", an account need not last for all rounds.
+SPENDS = {"": 0.0, "lowest": 0.0, "all": math.inf}
+
 
 class AccountStatus(NamedTuple):
     """What a client's account says to the server, in each reply: all of it is public.
@@ -50,6 +64,6 @@ class AccountStatus(NamedTuple):
         """Return the status in a reply, None if there is none or it is malformed."""
         if not isinstance(values, list) or len(values) != len(cls._fields):
             return None
-        if not all(isinstance(value, int | float) and 0.0 <= value < math.inf for value in values):
+        if not all(isinstance(value, int | float) and 0.0 <= value <= LARGEST for value in values):
             return None
         return cls(*map(float, values))

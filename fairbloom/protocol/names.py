@@ -97,6 +97,11 @@ FROZEN = "frozen"
 # set.
 NUM_EXAMPLES = "num-examples"
 
+# Standard deviations of the noise in a client's accuracy and test loss, which the server takes from
+# the status of its privacy account.
+ACCURACY_DEVIATION = "accuracy-deviation"
+LOSS_DEVIATION = "loss-deviation"
+
 # The share of a client's test examples that belong to the larger one of two classes.
 LARGER_CLASS = "larger-class"
 

@@ -35,7 +35,8 @@ TERMS = frozenset(
     {
         *("server_round", "state_round", "seed", "measure", "measures", "state_rounds"),
         *("proximal_mu", "client_momentum", "full_batch_step", "local_steps"),
-        *("control_variates", "dynamic_alpha", "privacy_units", "privacy_rounds"),
+        *("control_variates", "dynamic_alpha"),
+        *("privacy_units", "privacy_rounds", "privacy_budgets"),
     }
 )
 

@@ -21,8 +21,8 @@ INTERVALS: Mapping[str, tuple[float, float]] = {
 # The names of known scores of which lower is better and that have no upper end.
 ERRORS = frozenset({"loss", "mae", "rmse"})
 
-# What files say of a score that were written before scores had a unit.
-NO_UNIT: Mapping[str, str] = {"measured_in": ""}
+# What files say of a score that were written before scores had a unit, or noise.
+NO_UNIT: Mapping[str, object] = {"measured_in": "", "noisy": False}
 
 # Sums of probabilities in float32 may exceed their interval by this.
 PROBABILITY_ROUNDING = 1e-6
@@ -44,6 +44,8 @@ class Score:
         The positive class, of two, that it is of, such as "ill"; "" for other scores.
     measured_in
         The unit of its numbers, such as "days"; "" for scores without one, or of an unknown one.
+    noisy
+        Whether privacy accounts add noise to it: then it has no interval.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Score:
     percent: bool = False
     of: str = ""
     measured_in: str = field(default="", compare=False)  # the same score in any unit
+    noisy: bool = field(default=False, compare=False)
 
     @property
     def words(self) -> str:
@@ -97,6 +100,8 @@ class Score:
     @property
     def interval(self) -> tuple[float, float]:
         """The lowest and the highest possible value: a share is in [0, 1]."""
+        if self.noisy:
+            return -math.inf, math.inf
         return INTERVALS.get(self.name, SHARE if self.percent else (-math.inf, math.inf))
 
     @property
@@ -104,10 +109,13 @@ class Score:
         """Whether it may be as large as any number and lower is better, as of losses."""
         return not self.higher_is_better and self.interval[1] == math.inf
 
-    def has(self, value: float) -> bool:
-        """Return whether a value is possible: finite and in its interval."""
+    def has(self, value: float, noise: float = 0.0) -> bool:
+        """Return whether a value is possible: finite and in its interval.
+
+        Noise of this standard deviation may leave the interval by eight of them.
+        """
         low, high = self.interval
-        around = 0.0 if self.percent else PROBABILITY_ROUNDING
+        around = 8.0 * noise + (0.0 if self.percent else PROBABILITY_ROUNDING)
         return math.isfinite(value) and low - around <= value <= high + around
 
     def shown(self, value: float) -> float:

@@ -373,6 +373,13 @@ class RunSettings(Setup):
     privacy__tests: Annotated[int, Range("[1, inf)"), Mark.VARIANT, NO_ACCOUNTS] = Field(
         1, description="Evaluations that a simulated account is for"
     )
+    privacy__spend: Annotated[str, Mark.VARIANT] = Field(
+        "",
+        description=(
+            "Units of each privacy account that the run may spend, or all; lowest: the least of a"
+            " round"
+        ),
+    )
     stragglers: Annotated[float, Range("[0, 1]"), Mark.SENT_TO_CLIENTS] = Field(
         0.0,
         description=(

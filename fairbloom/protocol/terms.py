@@ -138,6 +138,9 @@ class Terms:
     privacy_units, privacy_rounds
         What the run may still spend of the client's privacy account, and in how many rounds; None:
         the lowest price is paid.
+    privacy_budgets
+        `privacy_units` of each client with an account by name, in the terms of all clients.
+        `of_client` moves it there. It is not sent.
     others
         Further values that a user's app sends to its clients, by their names on the wire.
     proximal_mu, personal_lambda, personal_parameters, head_epochs, fine_tune_epochs, \
@@ -181,6 +184,7 @@ control_variates, client_rule, wire_dtype
     seed: int = 0
     privacy_units: int | None = field(default=None, metadata={"range": Range("[1, inf)")})
     privacy_rounds: int | None = field(default=None, metadata={"range": Range("[1, inf)")})
+    privacy_budgets: Mapping[str, int] = field(default_factory=dict)
     others: Mapping[str, Any] = field(default_factory=dict)
     proximal_mu: float = 0.0
     personal_lambda: float | None = None
@@ -265,16 +269,20 @@ control_variates, client_rule, wire_dtype
         return {key: value for key, value in config.items() if key != "measure" or value}
 
     def of_client(self, name: str) -> Self:
-        """Return these terms with this client's metrics and state round."""
+        """Return these terms with this client's metrics, state round and units."""
         # Nothing differs by client: share the object.
-        if not self.state_rounds and not self.measures:
+        if not self.state_rounds and not self.measures and not self.privacy_budgets:
             return self
+        units = self.privacy_budgets.get(name)
         return replace(
             self,
             measure=self.measures.get(name, self.measure),
             measures={},
             state_round=self.state_rounds.get(name, self.state_round),
             state_rounds={},
+            privacy_units=units,
+            privacy_rounds=None if units is None else self.privacy_rounds,
+            privacy_budgets={},
         )
 
     @property

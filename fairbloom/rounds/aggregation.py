@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fairbloom.logs import log
-from fairbloom.protocol.names import SNAPSHOT, TRAIN_LOSS
+from fairbloom.protocol.names import LOSS_BEFORE, SNAPSHOT, TRAIN_LOSS
 from fairbloom.text import text_if
 
+from .accounts import NO_ACCOUNT
 from .arrays import FloatArray, Model, norm
 from .clients import Metrics, Replies, TrainReplies
 from .cohort import Cohort, Decision, Kept, MethodError, Needed, Probed
@@ -105,6 +106,15 @@ def build_cohort(
         else method.prior_weights_of(replies.names, counts.tolist())
     )
 
+    metrics = {metric: replies.column(metric) for metric in method.needs}
+    if (accounts := method.run_state.accounts) and LOSS_BEFORE in metrics:
+        metrics[LOSS_BEFORE] = np.array(
+            [
+                accounts.get(name, NO_ACCOUNT).smooth(loss, method.largest_loss)
+                for name, loss in zip(replies.names, metrics[LOSS_BEFORE].tolist(), strict=True)
+            ]
+        )
+
     def compute_gram() -> FloatArray:
         if GRAM_BY_ARRAY in method.requires:
             return _check_finite(cohort.grams.sum(axis=0), replies)
@@ -118,9 +128,7 @@ def build_cohort(
         counts=counts,
         prior=weights / weights.sum(),
         draws=drawn,
-        metrics=Needed(
-            type(method).__name__, {metric: replies.column(metric) for metric in method.needs}
-        ),
+        metrics=Needed(type(method).__name__, metrics),
         memory=tuple(kept),
         past=method.past,
         second=bool(second),

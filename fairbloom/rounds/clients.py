@@ -53,6 +53,8 @@ class Replies:
         The clients that report that all their steps had a learning rate of 0.
     not_finite
         The metrics that clients replied as NaN or infinite, which are left out, with such a value.
+    accounts
+        The status of each client's privacy account in its reply, usable or not.
     """
 
     metrics: Reports
@@ -63,6 +65,7 @@ class Replies:
     hostile: frozenset[str] = frozenset()
     at_rest: frozenset[str] = frozenset()
     not_finite: Mapping[str, float] = field(default_factory=dict)
+    accounts: Mapping[str, AccountStatus] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -257,7 +260,7 @@ class ClientPool(Protocol):
 
     @property
     def accounts(self) -> Mapping[str, AccountStatus]:
-        """What is left of the privacy accounts of the clients that have one, by client."""
+        """The privacy accounts of clients that have told of one before the first round."""
 
     def keep(self, since: int) -> None:
         """Store the clients' state, before a checkpoint is written.

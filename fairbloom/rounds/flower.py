@@ -20,7 +20,15 @@ from fairbloom.logs import log, log_from
 from fairbloom.protocol.accounts import AccountStatus
 from fairbloom.protocol.advice import ADVICE, OLDER_APP, SECURE_AGGREGATION
 from fairbloom.protocol.codec import digest_arrays
-from fairbloom.protocol.names import FROZEN, PROTOCOL, RUN_FOLDER, TRAIN_LOSS
+from fairbloom.protocol.names import (
+    ACCURACY_DEVIATION,
+    FROZEN,
+    LOSS,
+    LOSS_DEVIATION,
+    PROTOCOL,
+    RUN_FOLDER,
+    TRAIN_LOSS,
+)
 from fairbloom.protocol.terms import Terms
 from fairbloom.system.deadline import Deadline
 
@@ -199,7 +207,7 @@ class FlowerClients:
 
     @property
     def accounts(self) -> Mapping[str, AccountStatus]:
-        """The privacy accounts of clients online that have one, by their last replies."""
+        """The privacy accounts of clients online that have one, by their answers to QUERY."""
         return {
             name: account
             for name, node_id in self._roster.online.items()
@@ -272,7 +280,7 @@ class FlowerClients:
                     node,
                     terms=read_supported(reply.content),
                     examples=read_examples(reply.content),
-                    account=read_account(reply.content) or node.account,
+                    account=read_account(reply.content),
                 )
             elif has_no_query(reply):
                 node = replace(node, terms=frozenset())
@@ -282,14 +290,16 @@ class FlowerClients:
     def sizes(self, names: Sequence[str]) -> Mapping[str, float]:
         """Return the training examples that online clients report.
 
-        A node that an operator has named was not asked for its name, so it is asked now, once.
+        A node that an operator has named was not asked for its name, so it is asked now, once; and
+        one whose privacy account is halted, each time.
         """
         nodes = {name: self._roster.online[name] for name in names if name in self._roster.online}
         free = set(self._roster.free)
+        halted = self._method.run_state.halted
         silent = [
             node_id
             for name, node_id in nodes.items()
-            if self._roster.nodes[node_id].examples is None and name in free
+            if name in free and (name in halted or self._roster.nodes[node_id].examples is None)
         ]
         if silent and self._answers_query is not False:
             self._query(silent)
@@ -304,16 +314,16 @@ class FlowerClients:
     ) -> list[tuple[str, RecordDict]]:
         """Return client and content of each reply, in the order of names.
 
-        Note who owes a reply, and who has the frozen arrays.
+        Note who owes a reply, who has the frozen arrays, and the privacy accounts.
         """
         contents = exchange.sort(replies, self._roster.online, refused)
         for name, content in contents:
             node_id = exchange.messages[name].metadata.dst_node_id
             node = self._roster.nodes[node_id]
+            if account := read_account(content):
+                exchange.accounts[name] = account
             self._roster.nodes[node_id] = replace(
-                node,
-                account=read_account(content) or node.account,
-                has_frozen=node.has_frozen or holds_frozen(content, self._digest),
+                node, has_frozen=node.has_frozen or holds_frozen(content, self._digest)
             )
         self._note_pending(exchange)
         # All of them: an error of one client must not end the run.
@@ -402,6 +412,7 @@ class FlowerClients:
             trained,
             bytes_sent=exchange.bytes_sent,
             sizes={name: size_of(content) for name, content in contents},
+            accounts=exchange.accounts,
             at_rest=frozenset(name for name, content in contents if has_zero_rate(content)),
         )
 
@@ -488,6 +499,11 @@ class FlowerClients:
             try:
                 record = read_metrics(content)
                 reports[name] = usable_evaluation(record, weight_key)
+                if LOSS in record and (account := exchange.accounts.get(name)):
+                    reports[name] |= {
+                        ACCURACY_DEVIATION: account.accuracy_deviation,
+                        LOSS_DEVIATION: account.loss_deviation,
+                    }
                 not_finite |= {
                     metric: value
                     for metric, value in record.items()
@@ -501,6 +517,7 @@ class FlowerClients:
             missing=tuple(exchange.missing),
             bytes_sent=exchange.bytes_sent,
             not_finite=not_finite,
+            accounts=exchange.accounts,
         )
 
     def keep(self, since: int) -> None:
@@ -563,6 +580,9 @@ class FlowerClients:
         Each message names their digest. The first message to a node has all arrays, and its reply
         names the digest of what the node holds then. A node that has lost them replies with an
         error to a message without them, and the next message has all.
+
+        A client with a privacy account gets all arrays each time: a message that is asked again
+        after a restart must have the same words, so that its reply is not charged again.
         """
         if not self._method.frozen:
             return
@@ -570,12 +590,14 @@ class FlowerClients:
         self._digest = self._digest or digest_arrays({name: model[name] for name in frozen})
         arrays = self._method.arrayrecord_key
         config = self._method.configrecord_key
-        for message in exchange.messages.values():
+        accounts = self._method.run_state.accounts
+        for name, message in exchange.messages.items():
             content = message.content
             whole = content.array_records[arrays]
             named = ConfigRecord({**content.config_records[config], FROZEN: self._digest})
             message.content = RecordDict({**content, config: named})
-            if self._roster.nodes[message.metadata.dst_node_id].has_frozen:
+            has_frozen = self._roster.nodes[message.metadata.dst_node_id].has_frozen
+            if has_frozen and name not in accounts:
                 message.content[arrays] = ArrayRecord(
                     {name: array for name, array in whole.items() if name not in frozen}
                 )
@@ -605,13 +627,14 @@ class Exchange:
     """The Flower messages of one phase of a round, and which were answered, by client name.
 
     Messages that were sent without terms have the defaults, of round 0. `strays` are the ids of
-    late replies to other messages.
+    late replies to other messages, and `accounts` the statuses of privacy accounts in the replies.
     """
 
     terms: Terms = field(default_factory=lambda: Terms(server_round=0))
     messages: dict[str, Message] = field(default_factory=dict)
     answered: set[str] = field(default_factory=set)
     strays: set[str] = field(default_factory=set)
+    accounts: dict[str, AccountStatus] = field(default_factory=dict)
 
     @property
     def missing(self) -> list[str]:

@@ -38,6 +38,8 @@ class RoundInProgress:
         The clients that were drawn for training, in the order of names, with their counts.
     offline
         The known clients that were offline then, in the order of names.
+    excluded
+        The clients that are not asked to train: their privacy accounts are spent or halted.
     known_clients
         How many clients the run has known up to now.
     terms
@@ -62,6 +64,7 @@ class RoundInProgress:
     number: int
     draws: Counter[str] = field(default_factory=Counter)
     offline: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
     known_clients: int = 0
     terms: Terms = field(default_factory=lambda: Terms(server_round=0))
     vectors: Mapping[str, Model] = field(default_factory=dict)
@@ -118,6 +121,7 @@ class RoundInProgress:
             refused=dict(sorted(refused.items())),
             missing=replies.missing,
             offline=self.offline,
+            excluded=self.excluded,
             coefficients=self.step.coefficients,
             left_out=self.step.left_out,
             lost_states=self.lost_states,

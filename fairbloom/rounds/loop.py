@@ -9,6 +9,7 @@ from typing import Any
 
 from fairbloom.errors import find_nearest, join_names
 from fairbloom.logs import log
+from fairbloom.protocol.accounts import AccountStatus
 from fairbloom.protocol.names import TRAIN_LOSS
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.terms import Terms
@@ -56,6 +57,13 @@ class Rounds:
         enrolled with a size.
     scores
         The scores of the run, whose intervals bound what clients report; others are known by name.
+    spend
+        The most units that the run spends of each client's privacy account; 0: the lowest price of
+        each round.
+    units
+        That lowest price.
+    accounts
+        The privacy accounts that are known before the first round.
     """
 
     def __init__(
@@ -68,6 +76,9 @@ class Rounds:
         all_evaluate_last: bool = False,
         first_limit: float = math.inf,
         scores: Iterable[Score] = (),
+        spend: float = 0.0,
+        units: int = 1,
+        accounts: Iterable[tuple[str, AccountStatus]] = (),
     ) -> None:
         self.clients = clients
         # The clients that were online at the last draw, in the order of names.
@@ -79,11 +90,15 @@ class Rounds:
         self._offline = set(known)
         # The reason why the rounds ended before the last one, or "".
         self.stopped = ""
+        # The last status of each client's privacy account.
+        self.accounts = dict(accounts)
         self._method = method
         self.num_rounds = num_rounds
         self._all_evaluate_last = all_evaluate_last
         self._first_limit = first_limit
         self._scores = {score.name: score for score in scores}
+        self._spend = spend
+        self._units = units
         self._watcher = Watcher(method, num_rounds)
         self._has_asked = False  # whether this process has asked clients to train
         self._has_checked_names = False
@@ -123,7 +138,7 @@ class Rounds:
             metrics: Metrics | None = None
             if names:
                 asked: Collection[str] = self.current.participants
-                if accounts := self.clients.accounts:  # each loss is charged
+                if accounts := self._method.run_state.accounts:  # each loss is charged
                     asked = [name for name in asked if name not in accounts]
                 metrics = self.aggregate_evaluate(
                     self.clients.evaluate(names, served, terms, asked)
@@ -159,7 +174,7 @@ class Rounds:
                 yield self.current.finish(model, metrics or {}, evaluate(number, model))
                 last = number
                 if self.stopped:
-                    return
+                    break
         except StopRun as stop:
             self.stopped = stop.reason
             self._method.enter(self._method.run_state.stopped(last))
@@ -181,12 +196,16 @@ class Rounds:
         method = self._method
         current = RoundInProgress(number=number)
         self.current = current
+        if halted := method.run_state.halted:
+            working = self.clients.sizes(sorted(halted))
+            method.enter(method.run_state.without((), halted.difference(working)))
         free = self._wait_for_available(method.min_train_nodes, trains=True, waits=True)
         self._check_training_clients()
         if ROSTER in method.requires and (sizes := self._sizes_of_new()):
             method.enter(method.run_state.drawn(sizes))
         state = method.run_state
         current.offline = tuple(sorted(self._offline))
+        current.excluded = tuple(sorted(self._find_excluded()))
         current.draws = self._choose(
             free, share(method.fraction_train, len(free), method.min_train_nodes), number
         )
@@ -197,6 +216,7 @@ class Rounds:
             state_rounds=state.states.of(current.draws) if method.keeps_states else {},
             seed=method.seed,
             others=others or {},
+            **self._offer(current),
         )
         sends = method.sends()
         current.factors = {record: factor for record, (_, factor) in sends.items()}
@@ -230,7 +250,7 @@ class Rounds:
         current.vectors = NOTHING
         norm_bounds = self._screen(current, replies)
         replies.refused.log(self._said)
-        self._leave_out_spent(number, replies)
+        self._note_accounts(number, replies)
         state = method.run_state
         model: Model | None = None
         skip_reason = ""
@@ -307,6 +327,7 @@ class Rounds:
         counts = screen_evaluations(method, replies, self._scores, self._first_limit)
         method.enter(method.run_state.tested(counts))
         replies.refused.log(self._said)
+        self._note_accounts(current.number, replies)
         if not current.evaluators:
             return None
         method.enter(method.run_state.evaluated(current.number, usable=bool(replies.names)))
@@ -370,7 +391,9 @@ class Rounds:
                 free = self._select_training(free)
             if free or not waits or not (self._has_asked or self._method.run_state.steps):
                 return free
-            self.clients.wait_until_free(fewest)
+            # Excluded clients that are online are free, too: one of the others is awaited.
+            excluded = self._find_excluded().intersection(self.online)
+            self.clients.wait_until_free(len(excluded) + 1 if excluded else fewest)
 
     def _choose(self, free: Sequence[str], wanted: int, number: int) -> Counter[str]:
         """Return the method's draw from the free clients; check that it is one."""
@@ -398,8 +421,11 @@ class Rounds:
         """
         method = self._method
         is_last = number == self.num_rounds or bool(self.stopped)
-        if not is_last and method.evaluate_every <= 1 and (accounts := self.clients.accounts):
-            free = [name for name in free if name not in accounts]
+        state = method.run_state
+        if not is_last and method.evaluate_every <= 1 and state.accounts:
+            free = [name for name in free if name not in state.accounts]
+        if state.halted:
+            free = [name for name in free if name not in state.halted]
         if not free:
             return ()
         all_evaluate = number == self.num_rounds and self._all_evaluate_last
@@ -418,7 +444,7 @@ class Rounds:
         No table has a row of the others, and a loss costs a pass over their data.
         """
         others = current.draws.keys() - self._draw_evaluators(self.clients.free(), current.number)
-        others |= current.draws.keys() & self.clients.accounts.keys()
+        others |= current.draws.keys() & self._method.run_state.accounts.keys()
         current.terms = replace(
             current.terms, measures=dict.fromkeys(others, tuple(sorted(self._method.needs)))
         )
@@ -434,8 +460,8 @@ class Rounds:
 
     def _select_training(self, names: Sequence[str]) -> Sequence[str]:
         """Return those of the clients that train, in the same order; by default all."""
-        if spent := self._method.run_state.spent:
-            names = [name for name in names if name not in spent]
+        if excluded := self._find_excluded():
+            names = [name for name in names if name not in excluded]
         chosen = set(self._method.training_clients)
         return [name for name in names if name in chosen] if chosen else names
 
@@ -502,21 +528,51 @@ class Rounds:
         current.bytes_of_probe = replies.bytes_sent
         return replies
 
-    def _leave_out_spent(self, number: int, replies: TrainReplies) -> None:
-        """Ask clients no more whose privacy budget is spent; without others, stop the run."""
-        spent = replies.refused.spent
-        if not spent:
+    # Privacy accounts -----------------------------------------------------------------------------
+
+    def _offer(self, current: RoundInProgress) -> dict[str, Any]:
+        """Return the terms of what the run may still spend of its clients' privacy accounts."""
+        accounts = self._method.run_state.accounts
+        if not self._spend or not accounts or self.num_rounds is None:
+            return {}
+        # It is asked now; the factor allows for rounding: a tenth of 30 rounds is 3.
+        more = (self.num_rounds - current.number) * self._method.fraction_train * (1.0 - 1e-12)
+        budgets = {
+            name: accounts[name].units_left(self._spend)
+            for name in current.draws
+            if name in accounts
+        }
+        return {"privacy_budgets": budgets, "privacy_rounds": 1 + math.ceil(more)}
+
+    def _find_excluded(self) -> frozenset[str]:
+        """Return the clients that cannot train: their privacy accounts are spent or halted."""
+        state = self._method.run_state
+        exhausted = {
+            name
+            for name, account in state.accounts.items()
+            if self._spend and account.units_left(self._spend) < self._units
+        }
+        return state.spent.union(state.halted, exhausted)
+
+    def _note_accounts(self, number: int, replies: Replies) -> None:
+        """Note what replies say of privacy accounts; stop the run if none allows more work."""
+        method = self._method
+        refused = replies.refused
+        if not replies.accounts and not refused.spent and not refused.halted:
             return
-        self._method.enter(self._method.run_state.without(spent))
-        log.warning(
-            "%s %s spent the privacy budget after round %d, and %s left out from now on",
-            join_names(sorted(spent)),
-            plural(len(spent), "has", "have"),
-            number - 1,
-            plural(len(spent), "is", "are"),
-        )
-        if not self._select_training(self.online):
-            self.stopped = "the privacy budgets of all clients are spent"
+        state = method.run_state.charged(replies.accounts, replies.metrics)
+        self.accounts.update(replies.accounts)
+        method.enter(state.without(refused.spent, state.halted | refused.halted))
+        if refused.spent:
+            log.warning(
+                "%s %s spent the privacy budget after round %d, and %s left out from now on",
+                join_names(sorted(refused.spent)),
+                plural(len(refused.spent), "has", "have"),
+                number - 1,
+                plural(len(refused.spent), "is", "are"),
+            )
+        if self._find_excluded() and not self._select_training(self.online):
+            self.stopped = "the privacy accounts of all clients are spent or halted"
 
     def _with_states(
         self, state: RunState, current: RoundInProgress, used: Collection[str]

@@ -3,6 +3,7 @@
 It knows neither Flower nor messages.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Unpack
@@ -19,6 +20,7 @@ from fairbloom.protocol.terms import Terms
 from fairbloom.text import text_if
 
 from . import compatibility
+from .accounts import NO_ACCOUNT
 from .arrays import FloatArray as FloatArray, Model
 from .cohort import (
     LARGEST_COEFFICIENT as LARGEST_COEFFICIENT,
@@ -105,6 +107,8 @@ class Method(CommonOptions):
     """The names of the metrics that the method itself reports."""
     requires: frozenset[str] = frozenset()
     """The method's needs of a round, from `compatibility.REQUIREMENTS`."""
+    largest_loss: float = math.inf
+    """The largest mean loss that a client with a privacy account can have."""
     second: ClassVar[str] = ""
     """The name of the ArrayRecord with a second model in each reply: "snapshot", the model in the
     midst of local work, from which `probe` combines a model; or another name. The update of another
@@ -242,10 +246,16 @@ class Method(CommonOptions):
         return weights
 
     def prior_weights_of(self, names: Sequence[str], examples: Sequence[float]) -> FloatArray:
-        """Return the prior weights of clients, of which the prior is their shares."""
+        """Return the prior weights of clients, of which the prior is their shares.
+
+        Examples of a client with a privacy account count for less, by the noise of its steps.
+        """
         if self.prior_weights:
             return np.array([self.prior_weights.get(name, 1.0) for name in names])
-        return np.array(examples if self.weighting == "examples" else [1.0] * len(names))
+        weights = np.array(examples if self.weighting == "examples" else [1.0] * len(names))
+        if self._run.accounts and self.weighting == "examples":
+            return weights * [self._run.accounts.get(name, NO_ACCOUNT).signal for name in names]
+        return weights
 
     def _check_effects(self, given: Mapping[str, Any]) -> None:
         """Raise ValueError if an option has no effect with the others."""

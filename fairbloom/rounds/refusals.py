@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from fairbloom.errors import join_names
 from fairbloom.logs import log
-from fairbloom.protocol.accounts import SPENT
+from fairbloom.protocol.accounts import HALTED, SPENT
 from fairbloom.protocol.advice import advice_on
 
 from .updates import NotFiniteError
@@ -29,11 +29,17 @@ class BudgetSpentError(ValueError):
     """The error of a client with a privacy account that is spent."""
 
 
+class AccountHaltedError(ValueError):
+    """The error of a client with a privacy account that is halted."""
+
+
 def read_error(reason: str | None, prefix: str = "") -> ValueError | str:
     """Return a client's error, after a prefix, as the reason of a refusal."""
     text = f"{prefix}{reason}"
-    is_spent = reason is not None and reason.startswith(SPENT)
-    return BudgetSpentError(text) if is_spent else text
+    for beginning, kind in ((SPENT, BudgetSpentError), (HALTED, AccountHaltedError)):
+        if reason is not None and reason.startswith(beginning):
+            return kind(text)
+    return text
 
 
 def lacking_metric(metric: str, value: object = None) -> ValueError:
@@ -54,6 +60,8 @@ class Refusals:
         self.not_finite: dict[str, NotFiniteError] = {}
         # The clients whose privacy budget is spent.
         self.spent = set[str]()
+        # The clients whose privacy account is halted.
+        self.halted = set[str]()
 
     def add(self, name: str, reason: ValueError | str) -> None:
         """Note why a reply of `name` is not used."""
@@ -62,6 +70,8 @@ class Refusals:
             self.not_finite[name] = reason
         if isinstance(reason, BudgetSpentError):
             self.spent.add(name)
+        if isinstance(reason, AccountHaltedError):
+            self.halted.add(name)
 
     def log(self, said: Counter[tuple[str, str]]) -> None:
         """Log each reason in a line, with its clients, unless it was said of a client before.

@@ -46,6 +46,9 @@ class Round:
         The participants that did not answer before the deadline.
     offline
         The known clients that were offline when the participants were drawn.
+    excluded
+        The clients that were not asked to train, because their privacy accounts are spent or
+        halted, in the order of names.
     coefficients
         c_k of the step w ← w − Σ c_k u_k, by name of the clients with used replies; empty in a
         skipped round. If each array has its own coefficients, their mean, weighted by the array's
@@ -99,6 +102,7 @@ class Round:
     lost_states: tuple[str, ...] = ()
     average: Any = None
     offline: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
     hostile: frozenset[str] = frozenset()
     clients: int = 0
     not_finite: Mapping[str, float] = field(default_factory=dict)

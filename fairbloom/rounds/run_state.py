@@ -1,9 +1,9 @@
 """The state of a run: one frozen value, which only the transitions of this module change.
 
-A round has these: `drawn`, `screened`, `without` for spent budgets, `stepped` and `learned` or
-`without_step`, `with_states`, `averaged`, `tested` and `evaluated`. Flower's hooks add `hooked`,
-and `stopped` ends a run before a round. `encode` writes a state for a checkpoint, and `decode`
-reads it: encode(decode(encode(state))) has the same bytes.
+A round has these: `drawn`, `screened`, `charged` and `without` for privacy accounts, `stepped` and
+`learned` or `without_step`, `with_states`, `averaged`, `tested` and `evaluated`. Flower's hooks add
+`hooked`, and `stopped` ends a run before a round. `encode` writes a state for a checkpoint, and
+`decode` reads it: encode(decode(encode(state))) has the same bytes.
 """
 
 import copy
@@ -13,6 +13,10 @@ from typing import Any, Self
 
 import numpy as np
 
+from fairbloom.protocol.accounts import AccountStatus
+from fairbloom.protocol.names import LOSS_BEFORE
+
+from .accounts import AccountInRun
 from .arrays import FloatArray, Model
 from .cohort import Kept
 from .ranges import whole
@@ -127,6 +131,10 @@ class RunState:
         The rounds of the clients' states.
     spent
         The clients whose privacy budget is spent.
+    halted
+        The clients whose privacy account is halted, until they answer a query.
+    accounts
+        The privacy accounts of the clients that have one.
     with_state
         The clients whose contexts have a state.
     configs
@@ -152,6 +160,8 @@ class RunState:
     moments: Moments | None = None
     states: States = field(default_factory=States)
     spent: frozenset[str] = frozenset()
+    halted: frozenset[str] = frozenset()
+    accounts: Mapping[str, AccountInRun] = field(default_factory=dict)
     with_state: frozenset[str] = frozenset()
     configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     wrappers: Sequence[Mapping[str, Any]] = ()
@@ -181,9 +191,25 @@ class RunState:
             },
         )
 
-    def without(self, spent: Collection[str]) -> Self:
-        """Return the state of a run that asks these clients no more: their budgets are spent."""
-        return replace(self, spent=self.spent.union(spent))
+    def without(self, spent: Collection[str], halted: Collection[str]) -> Self:
+        """Return the state of a run that asks no more clients whose budgets are `spent`.
+
+        It asks none whose account is `halted` for work, either; no others are halted.
+        """
+        return replace(self, spent=self.spent.union(spent), halted=frozenset(halted))
+
+    def charged(
+        self,
+        statuses: Mapping[str, AccountStatus],
+        reports: Mapping[str, Mapping[str, float]],
+    ) -> Self:
+        """Return the state after replies with these statuses, and the metrics of usable ones."""
+        accounts = {**self.accounts}
+        for name, status in statuses.items():
+            signal = 1.0 / (1.0 + status.sigma**2 / max(status.rows, 1.0))
+            account = self.accounts.get(name, AccountInRun(signal, status.units))
+            accounts[name] = account.after(status.spent, reports.get(name, {}).get(LOSS_BEFORE))
+        return replace(self, accounts=accounts)
 
     def stepped(
         self,
@@ -290,6 +316,8 @@ def encode(state: RunState) -> dict[str, Any]:
         "moments": None if state.moments is None else dict(vars(state.moments)),
         "states": {"rounds": dict(state.states.rounds), "losses": dict(state.states.losses)},
         "spent": sorted(state.spent),
+        "halted": sorted(state.halted),
+        "accounts": {name: [*account] for name, account in state.accounts.items()},
         "with-state": sorted(state.with_state),
         "configs": {name: dict(changes) for name, changes in state.configs.items()},
         "wrappers": [dict(values) for values in state.wrappers],
@@ -325,6 +353,8 @@ def decode(written: Mapping[str, Any]) -> RunState:
         moments=Moments(**moments) if moments else None,
         states=States(**written["states"]),
         spent=frozenset(written["spent"]),
+        halted=frozenset(written["halted"]),
+        accounts={name: AccountInRun(*each) for name, each in written["accounts"].items()},
         with_state=frozenset(written["with-state"]),
         configs=dict(written["configs"]),
         wrappers=tuple(written["wrappers"]),

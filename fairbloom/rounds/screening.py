@@ -66,6 +66,9 @@ USUAL_LOSS = 1.0
 # A client's first count of test examples may be this many times the median of the others.
 MOST_TESTS = 1e6
 
+# The largest deviation of noise in a score that is believed: clients state it.
+LARGEST_DEVIATION = 10.0
+
 # The largest factor by which a client's update may be longer because it has more examples.
 LARGEST_ALLOWANCE = 1000.0
 
@@ -155,7 +158,8 @@ def impossible_scores(
 ) -> dict[str, str]:
     """Return the clients with a score outside its interval, with the reason.
 
-    `scores` has the score behind each metric.
+    `scores` has the score behind each metric. The noise of a privacy account may leave the
+    interval.
     """
     reasons: dict[str, str] = {}
     for metric in sorted(scores):
@@ -164,7 +168,8 @@ def impossible_scores(
         start = f"[{low:g}" if low > -math.inf else "(-inf"
         end = f"{high:g}]" if high < math.inf else "inf)"
         for name, report in reports.items():
-            if name not in reasons and metric in report and not score.has(report[metric]):
+            noise = min(report.get(f"{metric}-deviation", 0.0), LARGEST_DEVIATION)
+            if name not in reasons and metric in report and not score.has(report[metric], noise):
                 reasons[name] = (
                     f"metric {metric!r} must lie in {start}, {end}, got {report[metric]!r}"
                 )

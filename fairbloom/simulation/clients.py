@@ -2,7 +2,7 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -16,6 +16,8 @@ from fairbloom.client.capture import NO_CAPTURE, Capture
 from fairbloom.client.device import check_device, choose_device
 from fairbloom.client.local import LocalClient, Metrics, load_task_and_model
 from fairbloom.client.local_round import Update
+from fairbloom.client.private.account import TASK
+from fairbloom.client.private.opening import check_schema
 from fairbloom.client.private.simulated import Account, SimulatedAccount, with_account
 from fairbloom.client.rules.rounded import round_updates
 from fairbloom.client.states import (
@@ -25,7 +27,7 @@ from fairbloom.client.states import (
     state_folder,
     store,
 )
-from fairbloom.errors import FairbloomError, failure_reason
+from fairbloom.errors import FairbloomError, failure_reason, raise_first
 from fairbloom.protocol.accounts import AccountStatus
 from fairbloom.protocol.attacks import share_in
 from fairbloom.protocol.bfloat16 import BITS, widen
@@ -86,6 +88,8 @@ class LocalClients:
     """
 
     def __init__(self, method: Method, settings: RunSettings) -> None:
+        if settings.privacy__mode == SIMULATED:
+            check_simulated(settings)
         self.method = method
         self.settings = settings
         self.device = choose_device(self.settings.device)
@@ -133,13 +137,18 @@ class LocalClients:
 
     @property
     def accounts(self) -> Mapping[str, AccountStatus]:
-        """The simulated privacy accounts, by client."""
+        """The simulated privacy accounts before the next round, by client."""
+        return self._statuses(self._names, self.method.run_state.finished_rounds, spent=0.0)
+
+    def _statuses(
+        self, names: Iterable[str], last: int, **known: float
+    ) -> Mapping[str, AccountStatus]:
+        """Return the status of these clients' accounts after a round, with these known numbers."""
         if self.settings.privacy__mode != SIMULATED:
             return {}
-        last = self.method.run_state.finished_rounds
         return {
-            client.name: account.status_of(client, last + 1)
-            for client in map(self.local, self._names)
+            client.name: account.status_of(client, last + 1)._replace(**known)
+            for client in map(self.local, names)
             if isinstance(account := self._accounts[client.name], SimulatedAccount)
         }
 
@@ -318,8 +327,9 @@ class LocalClients:
             )
 
         answers = {name: self._answer(train, row, name) for row, name in enumerate(names)}
-        self.collect(trained, refuse_failed(answers, trained.refused), terms)
-        return trained
+        replies = refuse_failed(answers, trained.refused)
+        self.collect(trained, replies, terms)
+        return replace(trained, accounts=self._statuses(replies, terms.server_round))
 
     def evaluate(
         self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]
@@ -339,12 +349,11 @@ class LocalClients:
             client = self.local(name)
             return self._accounts[name].evaluate(client, received, own)
 
-        return self.evaluated(
-            refuse_failed({name: self._answer(evaluate, name) for name in names}, refused),
-            refused,
-            names,
-            model,
-            terms,
+        answers = {name: self._answer(evaluate, name) for name in names}
+        reports = refuse_failed(answers, refused)
+        return replace(
+            self.evaluated(reports, refused, names, model, terms),
+            accounts=self._statuses(reports, terms.server_round, spent=0.0),
         )
 
     def evaluated(
@@ -405,6 +414,18 @@ class HeldOutClients(LocalClients):
         client = super().local(name)
         train = Examples(*client.splits.train[slice(0, self._few)])
         return replace(client, splits=replace(client.splits, train=train))
+
+
+def check_simulated(settings: RunSettings) -> None:
+    """Raise FairbloomError unless devices could open privacy accounts for the run's data."""
+    faults: dict[str, object] = {
+        f"task = {settings.task!r}: a privacy account is for tables, also a simulated one: set"
+        f" task = {TASK}": settings.task != TASK,
+        "a privacy account, also a simulated one, is opened with a schema: fairbloom data DIR"
+        " --write-schema FILE infers one: set schema = FILE": not settings.schema_,
+    }
+    raise_first(faults, FairbloomError)
+    check_schema(settings.schema_)
 
 
 def check_tolerance(method: Method, clients: int) -> None:

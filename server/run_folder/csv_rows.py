@@ -27,7 +27,7 @@ REFUSED = re.compile(
 )
 
 # The columns of rounds.csv that name clients without a used reply.
-ABSENT = ("refused", "missing", "offline")
+ABSENT = ("refused", "missing", "offline", "excluded")
 
 # The columns of the tables that hold text, even if it looks like a number.
 WORDS = (
@@ -61,6 +61,9 @@ IMPROVED = "percent_of_participants_improved"
 PERSONAL_ROUND = "personal_model_of_round"
 
 LARGER_CLASS = Score(names.LARGER_CLASS, percent=True)
+
+# A share with the noise of a privacy account, or the deviation of that noise.
+SHARE = Score(names.ACCURACY_DEVIATION, percent=True, noisy=True)
 
 # The measures of fairness that rounds.csv has of the score.
 MEASURES = tuple(summarize({"anyone": 1.0}))
@@ -129,6 +132,8 @@ class ClientRows:
     two_classes: bool = False
     hostile: bool = False
     kept: bool = False
+    accounts: bool = False
+    simulated: bool = False
     loss: str = names.LOSS
 
     @property
@@ -196,6 +201,20 @@ class ClientRows:
                 ],
             ),
             (self.validated and self.personal, scores("validation", "personal")),
+            (
+                self.accounts and self.simulated,
+                [
+                    ("reported_test_accuracy", SHARE.cells(column(names.REPORTED_ACCURACY))),
+                    ("reported_test_loss", column(names.REPORTED_LOSS)),
+                ],
+            ),
+            (
+                self.accounts,
+                [
+                    ("test_accuracy_deviation", SHARE.cells(column(names.ACCURACY_DEVIATION))),
+                    ("test_loss_deviation", column(names.LOSS_DEVIATION)),
+                ],
+            ),
             (self.kept, [(PERSONAL_ROUND, column(names.PERSONAL_ROUND))]),
             (
                 self.two_classes,
@@ -212,12 +231,20 @@ class ClientRows:
 
 
 def round_columns(
-    method: Method, score: Score = ACCURACY, validation: Validation | None = None
+    method: Method,
+    score: Score = ACCURACY,
+    validation: Validation | None = None,
+    *,
+    accounts: bool = False,
 ) -> tuple[str, ...]:
-    """Return the columns of rounds.csv, by the models, examples and method of the run."""
+    """Return the columns of rounds.csv, by the models, examples and method of the run.
+
+    With `accounts`, a client has a privacy account.
+    """
     models = ("global", "personal") if method.terms(1).has_personal_models else ("global",)
     columns = (
         *("round", "participants", "replies_used", "refused", "missing", "offline"),
+        text_if(accounts, "excluded"),
         text_if(method.defence, "left_out"),
         text_if(method.keeps_states, "lost_states"),
         *("clients", "clients_scored", IMPROVED),
@@ -263,7 +290,11 @@ def format_round(
         "bytes_received": finished.bytes_received,
         "seconds": round(seconds, 6),
     }
-    optional = {"left_out": finished.left_out, "lost_states": finished.lost_states}
+    optional = {
+        "excluded": finished.excluded,
+        "left_out": finished.left_out,
+        "lost_states": finished.lost_states,
+    }
     row |= {column: shlex.join(clients) for column, clients in optional.items() if clients}
     if after:
         row[IMPROVED] = percent_improved(before, after)

@@ -113,6 +113,7 @@ class RunRecorder:
         best_by: str = "mean",
         grouped: Grouped | None = None,
         two_classes: bool = False,
+        accounts: bool = False,
         loss: str = LOSS,
         stopping: EarlyStopping | None = None,
         app_metrics: bool = False,
@@ -132,7 +133,8 @@ class RunRecorder:
         self.in_process = in_process
         self._keep = keep
         self._rounds = TableWriter(
-            ROUNDS.path_in(path), round_columns(method, self.score, validation)
+            ROUNDS.path_in(path),
+            round_columns(method, self.score, validation, accounts=accounts),
         )
         self._grouped = grouped
         self._groups = TableWriter(GROUPS.path_in(path), grouped.columns) if grouped else None
@@ -149,6 +151,8 @@ class RunRecorder:
             two_classes=two_classes,
             hostile=bool(config.get("attack")),
             kept=terms.keeps_personal_models and not app_metrics,
+            accounts=accounts,
+            simulated=in_process,
             loss=loss,
         )
         self._clients = TableWriter(CLIENTS.path_in(path), self._table.columns)

@@ -33,6 +33,7 @@ from fairbloom.deploy.operator import submit as runs
 from fairbloom.experiments.api import compare
 from fairbloom.protocol.settings import Value
 from fairbloom.server.progress import ANNOUNCED
+from fairbloom.server.run_folder.files import PRIVACY
 from fairbloom.server.settings import Settings, default_config
 from fairbloom.simulation.run import simulate
 from fairbloom.system.lock import exclusive_lock
@@ -614,6 +615,27 @@ def test_clients_are_online_away_never_seen_or_revoked(
     say_now(made, time.time(), online={"a": 2}, seen={"a": 5.0})
     found = survey(capsys)  # the server was killed just now
     assert (found["server"], found["clients"]["a"]["state"]) == ("down", "away")
+
+
+def test_clients_show_what_the_last_run_left_of_their_accounts(
+    made: Path, run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fairbloom("deploy", "enroll", "a", "b", "c") == 0
+    for number, clients in enumerate(({"a": 450.0, "b": 9.0}, {"a": 14.0, "gone": 3.0})):
+        folder = shutil.copytree(run_folder, tmp_path / f"run-{number}")
+        left = {name: {"units": units} for name, units in clients.items()}
+        PRIVACY.write(folder, {"simulated": False, "clients": left})
+        write_run(made, status=0, folder=folder)
+    found = survey(capsys)
+    assert {name: each["privacy-units"] for name, each in found["clients"].items()} == {
+        "a": 14,
+        "b": 9,
+        "c": None,
+    }
+    assert "accounts" not in found["runs"][0]
+    assert fairbloom("deploy", "status") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "14 units of its privacy account left" in said
 
 
 def test_runs_show_their_rounds_and_how_they_ended(

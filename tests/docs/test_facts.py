@@ -115,8 +115,13 @@ def test_the_table_of_files_has_those_that_are_declared() -> None:
 
 def test_the_page_names_every_column() -> None:
     """Those of the measures of a score are in a table of their own."""
-    of_clients = ClientRows(validated=True, personal=True, disparity=True).columns
-    of_rounds = (*round_columns(VRed(defence="nnm")), *round_columns(SCAFFOLD()))
+    of_clients = ClientRows(
+        validated=True, personal=True, disparity=True, accounts=True, simulated=True
+    ).columns
+    of_rounds = (
+        *round_columns(VRed(defence="nnm"), accounts=True),
+        *round_columns(SCAFFOLD()),
+    )
     assert {*of_clients, *(each for each in of_rounds if not each.startswith("test_"))} <= {
         *re.findall(r"`(\w+)`", RUNS)
     }

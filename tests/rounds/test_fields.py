@@ -432,7 +432,7 @@ def test_what_stacked_clients_do_not_honour_is_known() -> None:
 
 
 # The fields of the terms that only a privacy account reads.
-OF_ACCOUNTS = {"privacy_units", "privacy_rounds"}
+OF_ACCOUNTS = {"privacy_units", "privacy_rounds", "privacy_budgets"}
 
 # The fields of the terms that every client supports.
 OF_NO_RULE = {

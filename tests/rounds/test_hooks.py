@@ -32,7 +32,6 @@ from flwr.serverapp.strategy import (
     Strategy,
 )
 
-from fairbloom.protocol.accounts import AccountStatus
 from fairbloom.protocol.advice import ADVICE
 from fairbloom.rounds.arrays import FloatArray
 from fairbloom.rounds.cohort import Cohort
@@ -542,27 +541,6 @@ def test_who_fails_when_asked_is_not_asked_again(method: FairStrategy, reason: s
     list(loop.run(initial_model(), measure=lambda number: [], measure_after=[]))
     assert clients.sizes(["site-0"]) == {}
     assert grid.asked == [[*grid.nodes]]
-
-
-def test_an_account_is_known_until_it_is_reported_again() -> None:
-    """Neither replies to training without it nor such an answer to QUERY make it unknown."""
-    status = [8.0, 1e-5, 3.0, 1.0, 2.0, 64.0, 0.5, 4.0, *[0.0] * 4]
-    client = quadratics(1)["site-0"]
-    grid = MemoryGrid({"site-0": about_itself(client, name="site-0", privacy=status)})
-    method = FedAvg(buffers=BUFFERS)
-    clients = FlowerClients(method, grid, 60.0)
-    loop = Rounds(method, clients, 1)
-    list(loop.run(initial_model(), measure=lambda number: [], measure_after=[]))
-    assert clients.accounts == {"site-0": AccountStatus(*status)}
-    nodes = grid.nodes
-    grid.nodes = {}
-    assert clients.online(0) == []
-    assert clients.accounts == {}
-    grid.nodes = nodes
-    grid.clients = {"site-0": about_itself(client, name="site-0")}
-    assert clients.online(0) == ["site-0"]
-    assert len(grid.sent_to(MessageType.QUERY)) == 2
-    assert clients.accounts == {"site-0": AccountStatus(*status)}
 
 
 def test_absent_clients_stay_on_it_and_newcomers_are_added() -> None:

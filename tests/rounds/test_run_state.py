@@ -102,8 +102,7 @@ def test_one_module_makes_states_and_few_enter_them() -> None:
     assert entering == {
         Path("fairbloom/rounds/loop.py"),
         Path("strategies/strategy.py"),  # what Flower's hooks have changed
-        Path("fairbloom/checks/subject.py"),  # which plays the rounds itself
-        Path("server/app.py"),  # the counts of real devices, before the first round
+        Path("server/app.py"),  # counts and accounts of devices, before the first round
     }
 
 

@@ -20,12 +20,13 @@ from flwr.app import Context, RecordDict
 import fairbloom
 from fairbloom.client.app import app
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol.accounts import AccountStatus
 from fairbloom.protocol.names import ORDER_FOLDER
 from fairbloom.protocol.settings import Mark, SettingsError, marked
 from fairbloom.rounds.compatibility import PLAIN_SGD
 from fairbloom.rounds.quorum import QuorumError
 from fairbloom.server import polling
-from fairbloom.server.app import choose_run_folder, main
+from fairbloom.server.app import choose_run_folder, compare_budgets, main
 from fairbloom.server.progress import announce, describe_progress, find_announced
 from fairbloom.server.run_folder.csv_rows import parse_refusals
 from fairbloom.server.run_folder.errors import RunFolderError
@@ -415,4 +416,52 @@ def test_rounds_that_share_a_checkpoint_share_a_log_line(
         "round 3",
         "round 6",
         "round 8",
+    ]
+
+
+# Privacy accounts ---------------------------------------------------------------------------------
+
+
+def compare(settings: dict[str, Any], accounts: dict[str, tuple[float, float]]) -> None:
+    """Compare accounts, by their units and reports, with what a new deployed run asks."""
+    given = Settings.of({"num-rounds": 10, "fraction": 1.0, **settings})
+    statuses = {
+        name: AccountStatus(3.0, 1e-5, 90, 1, 14.7, 100, units, reports)
+        for name, (units, reports) in accounts.items()
+    }
+    compare_budgets(given, given.strategy(), statuses, refuses=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "units"),
+    [
+        ({}, 40),
+        ({"local-epochs": 2}, 80),
+        ({"method": "term"}, 50),
+        ({"method": "afl", "local-epochs": 3}, 130),
+        ({"fraction": 0.5}, 20),
+    ],
+    ids=str,
+)
+def test_a_run_that_accounts_do_not_outlast_is_refused(
+    settings: dict[str, Any], units: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One unit decides; the remedy, or any statement of what to spend, lets it begin."""
+    fine = {"a": (float(units), 1.0), "b": (450.0, 1.0)}
+    compare(settings, fine)
+    assert not caplog.records
+    with pytest.raises(SettingsError, match=r"last: a, c; that of a .*--spend lowest"):
+        compare(settings, {**fine, "a": (units - 1.0, 1.0), "c": (0.0, 1.0)})
+    for spend in ("lowest", "all", "12"):
+        compare({**settings, "privacy.spend": spend}, {**fine, "a": (units - 1.0, 1.0)})
+        assert "do not last: a; that of a" in caplog.text
+        caplog.clear()
+    compare({**settings, "training-clients": "b"}, {**fine, "a": (0.0, 1.0)})
+    assert not caplog.records
+
+
+def test_who_will_have_no_score_is_said_before(caplog: pytest.LogCaptureFixture) -> None:
+    compare({}, {"a": (450.0, 0.0), "b": (450.0, 1.0), "c": (450.0, 0.0)})
+    assert [each.getMessage() for each in caplog.records] == [
+        "a, c will have no score: no test report of the privacy account is left"
     ]

@@ -13,11 +13,15 @@ from fairbloom.errors import FairbloomError
 from fairbloom.server.run_folder.files import ENGINE, PRIVACY
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies.registry import METHODS
+from tests.client.private.device import SCHEMA, write_table
 from tests.experiments.helpers import fairbloom
 
 from .helpers import Outcome, StoppedError, rounds, run, small, stop_after, table
 
 PRIVATE: dict[str, Any] = {
+    "task": "csv",
+    "schema": SCHEMA,
+    "clients": 0,
     "privacy.mode": "simulated",
     "privacy.epsilon": "3",
     "batch_size": 0,
@@ -30,6 +34,16 @@ ALLOWED = {
     *("qfedavg", "qfedsgd", "term", "afl", "deltafl", "vred", "semivred", "gifair", "fedfv"),
     *("fedmdfg", "fedlf", "adafed", "aaggff", "fedpw", "fairmoo"),
 }
+
+
+@pytest.fixture(autouse=True)
+def tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The tables of five clients, which `PRIVATE` runs read."""
+    folder = tmp_path_factory.mktemp("tables")
+    for seed in range(5):
+        write_table(folder / f"client-{seed}.csv", 60, seed)
+    monkeypatch.setitem(PRIVATE, "data_dir", str(folder))
+    return folder
 
 
 def private(out: Path, changes: dict[str, Any]) -> Path:
@@ -66,25 +80,44 @@ def test_each_client_has_its_own_epsilon(
 
 
 def test_the_noise_is_what_is_charged(tmp_path: Path) -> None:
-    """One step of one client, against the same run with hardly any noise."""
-    plain = {"clients": 1, "num_rounds": 1, "partition": "iid"}
-    models = [
-        load_file(
-            private(tmp_path / name, {**plain, "privacy.epsilon": name}) / "model.safetensors"
-        )
-        for name in ("1", "100")
-    ]
-    moved = np.concatenate([(models[0][key] - each).ravel() for key, each in models[1].items()])
-    rows = 1797 - int(table(tmp_path / "1" / "clients.csv")[0]["test_examples"])
-    assert moved.std() == pytest.approx(0.1 * Budget(1.0, 1e-5, 1).sigma / rows, rel=0.1)
+    """One step of two clients at any price, against the same run with hardly any noise."""
+    wide = ["x,".join(map(str, range(200))) + "x", *(",".join(["0.1"] * 200) for _ in range(40))]
+    labels = ["outcome", *("well" if k % 2 else "ill" for k in range(40))]
+    for name in ("north", "south"):
+        lines = [f"{cells},{label}" for cells, label in zip(wide, labels, strict=True)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines))
+    numbers = (f"[fields.{k}x]\ntype = 'number'\ncenter = 0\nscale = 1" for k in range(200))
+    target = "[fields.outcome]\ntype = 'string'\ncategories = ['well', 'ill']"
+    given = {
+        "schema": "\n".join(["target = 'outcome'", target, *numbers, ""]),
+        "data_dir": str(tmp_path),
+        "num_rounds": 1,
+    }
+    exact, *noisy = (
+        load_file(private(tmp_path / f"{epsilon} {spend}", each) / "model.safetensors")
+        for epsilon, spend in (("100", "all"), ("1", ""), ("1", "90"), ("1", "all"))
+        for each in [{**given, "privacy.epsilon": epsilon, "privacy.spend": spend}]
+    )
+    rows = 40 - int(table(tmp_path / "1 all" / "clients.csv")[0]["test_examples"])
+    for model, units in zip(noisy, (4, 90, 450), strict=True):
+        moved = np.concatenate([(model[key] - each).ravel() for key, each in exact.items()])
+        sigma = Budget(1.0, 1e-5).sigma_of(units)
+        assert moved.std() == pytest.approx(0.1 * sigma / rows / 2**0.5, rel=0.15)
 
 
 def test_tables_with_a_rare_class_are_scored_by_accuracy(tmp_path: Path) -> None:
     """Balanced accuracy, their usual score, is none that an account reports."""
     for seed, name in enumerate(("north", "south")):
         rows = [f"{20 + k},{'ill' if k % 8 == seed else 'well'}" for k in range(40)]
-        (tmp_path / f"{name}.csv").write_text("\n".join(["age,label", *rows]))
-    folder = private(tmp_path / "run", {"task": "csv", "data_dir": str(tmp_path), "clients": 0})
+        (tmp_path / f"{name}.csv").write_text("\n".join(["age,outcome", *rows]))
+    schema = "\n".join(line for line in SCHEMA.replace("dose", "age").splitlines()[5:])
+    folder = private(
+        tmp_path / "run",
+        {
+            "schema": f"target = 'outcome'\n{schema[schema.index('[') :]}\n",
+            "data_dir": str(tmp_path),
+        },
+    )
     assert rounds(folder)[-1]["test_accuracy_of_global_model_mean"]
 
 
@@ -94,8 +127,8 @@ def test_a_spent_client_is_left_out_and_named_once(
     caplog.set_level(logging.WARNING)
     folder = private(tmp_path, {"privacy.epsilon": "client-0=3", "privacy.steps": 3})
     assert [row["round"] for row in rounds(folder) if "client-0" in row["refused"]] == ["4"]
-    assert len(rounds(folder)) == 6
-    assert [each.getMessage() for each in caplog.records if "left out" in each.getMessage()] == [
+    assert [row["excluded"] for row in rounds(folder)] == ["", "", "", "", "client-0", "client-0"]
+    assert [each.getMessage() for each in caplog.records if "from now" in each.getMessage()] == [
         "client-0 has spent the privacy budget after round 3, and is left out from now on"
     ]
 
@@ -112,13 +145,46 @@ def test_a_comparison_says_that_nobody_is_protected(
     assert "simulated, no privacy" in (tmp_path / "all" / "report.html").read_text()
 
 
-def test_rounds_that_set_the_noise_are_not_raised(tmp_path: Path) -> None:
-    private(tmp_path / "fixed", {"privacy.tests": 2, "num_rounds": 1})
+@pytest.mark.parametrize(("spend", "raised"), [("", True), ("lowest", True), ("all", False)])
+def test_rounds_that_set_the_noise_are_not_raised(tmp_path: Path, spend: str, raised: bool) -> None:
+    given = {"privacy.tests": 2, "privacy.spend": spend}
+    private(tmp_path, {**given, "num_rounds": 1})
+    if raised:
+        assert len(rounds(private(tmp_path, {**given, "num_rounds": 2}))) == 2
+        return
     with pytest.raises(FairbloomError, match="num-rounds"):
-        private(tmp_path / "fixed", {"privacy.tests": 2, "num_rounds": 2})
-    given = {"privacy.tests": 2, "privacy.steps": 3}
-    private(tmp_path / "given", {**given, "num_rounds": 1})
-    assert len(rounds(private(tmp_path / "given", {**given, "num_rounds": 2}))) == 2
+        private(tmp_path, {**given, "num_rounds": 2})
+
+
+def test_a_run_of_all_units_leaves_few(tmp_path: Path) -> None:
+    """30 rounds with losses at epsilon 3: 12 and 3 units each, and none is left."""
+    folder = private(tmp_path, {"method": "term", "num_rounds": 30, "privacy.spend": "all"})
+    about = PRIVACY.read(folder)["clients"]
+    assert {(each["units"], each["reports"]) for each in about.values()} == {(0.0, 0.0)}
+    assert not any(row["excluded"] or row["refused"] for row in rounds(folder))
+
+
+def test_scores_are_exact_and_reports_stand_beside(tmp_path: Path) -> None:
+    """A simulation protects nobody; only clients with an account have a report."""
+    folder = private(tmp_path, {"privacy.epsilon": "client-0=3 client-1=1"})
+    final = {row["client"]: row for row in table(folder / "clients.csv") if row["round"] == "6"}
+    tests = int(final["client-0"]["test_examples"])
+    for name, epsilon in (("client-0", 3.0), ("client-1", 1.0)):
+        row = final[name]
+        right = float(row["test_accuracy_of_global_model"]) / 100 * tests
+        assert right == pytest.approx(round(right), abs=1e-6)
+        deviation = Budget(epsilon, 1e-5).test_sigma * 1.0198 / tests
+        assert float(row["test_accuracy_deviation"]) == pytest.approx(100 * deviation, rel=1e-3)
+        assert (
+            abs(float(row["reported_test_accuracy"]) / 100 * tests - right) < 6 * tests * deviation
+        )
+        assert row["reported_test_accuracy"] != row["test_accuracy_of_global_model"]
+        assert float(row["test_loss_deviation"]) > 0
+        assert row["reported_test_loss"] != row["test_loss_of_global_model"]
+    for name in ("client-2", "client-3", "client-4"):
+        cells = [cell for key, cell in final[name].items() if "report" in key or "deviat" in key]
+        assert cells == [""] * 4
+    assert "excluded" not in rounds(run(tmp_path / "plain", num_rounds=1))[0]
 
 
 @pytest.mark.parametrize("engine", ["auto", "stacked"])
@@ -145,6 +211,15 @@ def test_a_method_is_allowed_or_refused_before_a_round(tmp_path: Path, method: s
     ("changes", "words"),
     [
         ({"batch_size": 10}, "batch-size"),
+        ({"task": "digits", "schema": "", "data_dir": ""}, "task = csv"),
+        ({"schema": "", "csv.target": "outcome"}, "write-schema"),
+        (
+            {"schema": SCHEMA.replace("center = 50.0\nscale = 20.0\n", "")},
+            "center and scale for age",
+        ),
+        ({"schema": "groups = ['dose']\n" + SCHEMA}, "groups"),
+        ({"privacy.spend": "some"}, "a number of units"),
+        ({"privacy.spend": "0"}, "a number of units"),
         ({"privacy.epsilon": "0"}, "above 0"),
         ({"privacy.epsilon": "client-0"}, "above 0"),
         ({"privacy.epsilon": "client-0=3 nobody=3"}, "nobody: the run has no such client"),

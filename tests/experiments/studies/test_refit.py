@@ -20,6 +20,7 @@ from fairbloom.experiments.study import STUDY
 from fairbloom.protocol.settings import Value
 from fairbloom.server.run_folder.files import BEST, MODEL
 from fairbloom.tasks import TASKS, Examples, Setup, Splits, Task
+from tests.client.private.device import SCHEMA, write_table
 from tests.prediction.hospitals import write_hospital, write_hospitals
 from tests.simulation.helpers import assert_same_model, table
 from tests.tasks.mine import line
@@ -205,16 +206,21 @@ def test_what_was_not_compared_is_refused(
 
 
 def test_after_privacy_accounts_the_compared_run_is_the_model(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for seed in range(3):
+        write_table(tmp_path / "data" / f"site-{seed}.csv", seed=seed)
     private: dict[str, Value] = {"privacy.mode": "simulated", "privacy.epsilon": "3"}
-    private |= {"batch-size": 0, "fraction": 1.0}
-    compare(methods="fedavg", seeds=1, out=tmp_path, settings=private, **SMALL)
+    private |= {"batch-size": 0, "fraction": 1.0, "task": "csv", "schema": SCHEMA}
+    private["data-dir"] = str(tmp_path / "data")
+    small = {key: value for key, value in SMALL.items() if key != "clients"}
+    compare(methods="fedavg", seeds=1, out=tmp_path / "all", settings=private, **small)
     for share in (0.0, 0.2):
         with pytest.raises(FairbloomError, match="fixed the split of their rows") as error:
-            refit(tmp_path, method="fedavg", test_share=share)
+            refit(tmp_path / "all", method="fedavg", test_share=share)
     assert load(str(error.value).rpartition(", ")[2]).model() is not None
     with pytest.raises(FairbloomError, match="test-share = 0: a privacy account has fixed"):
-        run(clients=5, settings={**private, "test-share": 0.0}, out=tmp_path / "run")
-    assert "fairbloom refit" not in render(page_of(load(tmp_path)))
+        run(settings={**private, "test-share": 0.0}, out=tmp_path / "run")
+    assert "fairbloom refit" not in render(page_of(load(tmp_path / "all")))
 
 
 # Used ---------------------------------------------------------------------------------------------
