@@ -46,6 +46,7 @@ PRIVACY: Mapping[str, Parameter] = {
         ("delta", Annotated[float, Range("(0, 1)")]),
         ("steps", Annotated[int, Range("[1, 1000000]")]),
         ("tests", Annotated[int, Range("[1, 1000000]")]),
+        ("units-a-run", Annotated[int, Range("[0, 10000000]")]),
         ("ledger", str),
     )
     if (parameter := annotated(name, allowed, None))
@@ -84,8 +85,9 @@ class Limits:
         Most profiles of the tables, and answers on schemas, that leave the device in all.
     privacy
         The budget of the account that `fairbloom client account open` opens, {} for none: epsilon;
-        delta, at most 1/(10 n); training steps, 90 by default; test reports, 1; and ledger, a
-        folder for the account.
+        delta, at most 1/(10 n); training steps, 90 by default; test reports, 1; units-a-run, the
+        most units that a run may spend; and ledger, a folder for the account. A smaller epsilon
+        or delta holds at once for an account that is open.
     """
 
     min_rows: Annotated[int, Ge(1)] = DEFAULT_MIN_ROWS

@@ -1,57 +1,44 @@
 """Privacy accounts on a device: they belong to the data, and are opened by the data's owner.
 
 An account lies in a folder of its own outside the data and outside the client's state folder. It is
-found by the digest of the data's files, and by the file `fairbloom-account.toml` among them.
+found by the digests of the data's files, by its rows as its own schema reads them, and by the file
+`fairbloom-account.toml` among the data. The run, which the server chooses, has no part in it.
 
-A line of its ledger is on the disk before any noise is drawn for it, so that a crash is spent. The
-last replies are kept, and are sent again without a charge when the same work is asked for again. A
-charge without a kept reply means that the work ended in between: the account halts then until its
-owner resumes it, as each halt may reveal something about a row.
+What the owner says now is in force at once if it is stricter than what the account was opened for.
+Work that is asked for again gets its kept reply, without a charge. A charge without a kept reply
+means that the work ended in between: the account halts then until its owner resumes it, as each
+halt may reveal something about a row.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import os
-import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from functools import lru_cache
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
-from fairbloom.errors import ReportableError
-from fairbloom.logs import log
+import tomli_w
+from pydantic import TypeAdapter
+
+from fairbloom.logs import log, log_once
+from fairbloom.protocol.accounts import AccountStatus
 from fairbloom.protocol.names import ACCOUNT_FILE, PRIVACY_LIMIT
-from fairbloom.system.files import append_line, make_folder, sync_folder
-from fairbloom.system.lock import open_locked
-from fairbloom.system.versions import read_sealed, write_sealed
 from fairbloom.tables import DataError
 from fairbloom.tables.folders import files_in
 from fairbloom.tasks import TASKS
+from fairbloom.tasks.permit import ABOUT, account_folders, digest_tables, find_markers
 
 from .budget import REPORTS, UNITS, Budget, epsilon_of
+from .ledger import DAMAGED, LOST, SHARE, AccountError, Ledger, read_part
 
-# The file of an account's folder that says what it allows.
-ABOUT = "account.toml"
-
-# The folder of accounts that an installation makes, beside that of the client's state.
-SYSTEM_FOLDER = Path("/var/lib/fairbloom-accounts")
-
-FILE = "ledger.jsonl"
-REPLIES = "replies"
-
-# Replies to each kind of message that are kept.
-KEPT_REPLIES = 2
-
-# The key of the line that an owner's resumption writes.
-RESUMED = "resumed"
+# The format of an account's file.
+FORMAT = 2
 
 # The only sentence on an error from the first read of the data on.
 FAILED = "this client could not do this work by its privacy account: its owner's log says why"
@@ -59,9 +46,8 @@ FAILED = "this client could not do this work by its privacy account: its owner's
 # The only task whose rows an account protects.
 TASK = "csv"
 
-
-class AccountError(ReportableError):
-    """A refusal of an account that depends on no row, and costs nothing."""
+# A sum of shares of μ² may pass it by its rounding; `mu_of` is lower by this, relatively.
+ROUNDING = 1e-9
 
 
 @contextmanager
@@ -83,34 +69,132 @@ def one_sentence() -> Iterator[None]:
 class Account(Budget):
     """A budget for data, as the account's folder says it: written once, when it was opened.
 
-    `data` is the digest of the data's files, `rows` that of their encoded rows, and `schema` that
-    of the schema's text. The data's training and test rows, `train` and `test` many, are split by
-    `seed` and `test_share`. `earlier` has the μ of earlier accounts of the folder, by number.
+    `data` has the digests of the data's files, and `schema` is the text by which the rows were
+    read. Of these, `train` and `test` many are trained on and tested on; their digests in the
+    folder are salted by `salt`, and were split by `seed` and `test_share`. `earlier` has the μ of
+    earlier accounts of the folder or the rows, by number. `exact` replies without noise had left
+    the device before. `said` is what its owner says now, the table `limits.privacy`.
     """
 
+    format: int = FORMAT
     number: str
     opened: str
     client: str
     folder: str
-    data: str
-    rows: str
+    data: list[str]
     schema: str
+    salt: str
     seed: int
     test_share: float
     train: int
     test: int
     earlier: dict[str, float] = field(default_factory=dict)
+    exact: int = 0
     place: Path = Path()
+    said: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, place: Path) -> Self:
-        """Return the account in a folder; raise AccountError if it cannot be read."""
-        return cls(**read_part(place / ABOUT, tomllib.load), place=place)
+    def read(cls, path: Path) -> Self:
+        """Return the account in a file; raise AccountError if it cannot be read.
+
+        It lies in the account's folder, and once more among the data.
+        """
+        about = read_part(path, tomllib.load)
+        if about.get("format") != FORMAT:
+            raise AccountError(
+                f"{path} is a privacy account's of format {about.get('format', 'none')}, and this"
+                f" version reads format {FORMAT}: read it by the version that wrote it",
+                LOST,
+            )
+        account: Self = read_part(path, lambda _: TypeAdapter(cls).validate_python(about))
+        return account
+
+    def encode(self) -> bytes:
+        """Return the content of such a file."""
+        about = {key: value for key, value in asdict(self).items() if key != "said"}
+        return tomli_w.dumps({**about, "place": str(self.place)}).encode()
 
     @property
     def ledger(self) -> Ledger:
         """What it has spent."""
-        return Ledger(self.place, self.limits)
+        return Ledger(self.place)
+
+    @cached_property
+    def now(self) -> Budget:
+        """What the owner says now, for the account's steps and tests."""
+        epsilon = float(self.said.get("epsilon", self.epsilon))
+        return Budget(epsilon, float(self.said.get("delta", self.delta)), self.steps, self.tests)
+
+    @property
+    def in_force(self) -> Budget:
+        """The stricter of what it was opened for, and what the owner says now."""
+        return min(self, self.now, key=lambda budget: budget.mu)
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """The most units and test reports in force: a unit stays what it was at the opening."""
+        return {UNITS: self.units_within(self.in_force.mu), REPORTS: self.tests}
+
+    def spent(self, what: str, run: int | None = None) -> float:
+        """Return how much of a line's numbers is spent in all, or by a run."""
+        lines = [each for each in self.ledger.lines() if run in (None, each["run"])]
+        return float(sum(each[what] for each in lines))
+
+    def left(self, run: int | None = None) -> dict[str, int]:
+        """Return the units and reports that are left, of the units those that a run may have.
+
+        Nothing is left if more is spent than the owner allows now.
+        """
+        limits = self.limits
+        units = limits[UNITS] - self.spent(UNITS)
+        if units < 0 or self.spent(SHARE) > self.in_force.mu**2 * (1.0 + ROUNDING):
+            return dict.fromkeys(limits, 0)
+        if run is not None:
+            cap = self.said.get("units-a-run", self.units)
+            units = min(units, cap - self.spent(UNITS, run))
+        left = {UNITS: units, REPORTS: self.tests - self.spent(REPORTS)}
+        return {kind: int(max(0, amount)) for kind, amount in left.items()}
+
+    @cached_property  # a charge of the report changes what is left, and its noise is that before it
+    def test_sigma(self) -> float:
+        """σ of the next test report, in its sensitivity: all that are left share what is left."""
+        room = self.in_force.mu**2 - self.spent(SHARE)
+        reports = self.left()[REPORTS]
+        return math.sqrt(reports / room) if reports else math.inf
+
+    def status(self, left: Mapping[str, int], rows: int) -> AccountStatus:
+        """Return what the server is told, with the budget in force."""
+        about = super().status(left, rows)
+        return about._replace(epsilon=self.in_force.epsilon, delta=self.in_force.delta)
+
+    @property
+    def epsilon_spent(self) -> float:
+        """ε of what is spent: of the rows of training or of tests, whichever is larger."""
+        tests = self.units * self.spent(SHARE) / self.mu**2
+        units = min(float(self.units), max(self.spent(UNITS), tests))
+        return self.epsilon_after(units) if units else 0.0
+
+    @property
+    def warnings(self) -> list[str]:
+        """What its owner should know, in sentences: its state, and what is said in vain."""
+        lines = [
+            f"limits.privacy.{key} = {self.said[key]}: the account was opened with {value}, and"
+            " keeps it."
+            for key, value in (("steps", self.steps), ("tests", self.tests))
+            if self.said.get(key, value) != value
+        ]
+        if self.now.mu > self.mu:
+            lines.append(
+                f"limits.privacy allows epsilon {self.now.epsilon:g}, delta {self.now.delta:.2g},"
+                " which is looser than the account: it goes on as it was opened."
+            )
+        if DAMAGED in self.ledger.lines():
+            lines.append(f"The ledger in {self.place} is damaged, so all of it counts as spent.")
+        if self.ledger.is_halted:
+            lines.append(
+                "It is halted, as work failed after a charge: fairbloom client account resume."
+            )
+        return lines
 
     @property
     def with_earlier(self) -> dict[str, float]:
@@ -123,17 +207,85 @@ class Account(Budget):
         return epsilon_of(math.hypot(*self.with_earlier.values()), self.delta)
 
 
+@contextmanager
+def _by_itself() -> Iterator[None]:
+    """Report an account that cannot be read: others are not touched."""
+    try:
+        yield
+    except AccountError as error:
+        log_once("%s", error)
+
+
 # Finding an account -------------------------------------------------------------------------------
 
 
-def accounts_folder(limits: Mapping[str, Any]) -> Path:
-    """Return the folder of accounts: the owner's, the installation's, or the user's."""
-    if ledger := limits.get("ledger"):
-        return Path(str(ledger)).expanduser()
-    if SYSTEM_FOLDER.is_dir():
-        return SYSTEM_FOLDER
-    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state, "fairbloom", "accounts").expanduser()
+@dataclass(frozen=True)
+class Known:
+    """The accounts that can be read here, oldest first, and a client's folder of data.
+
+    `digests` are those of the data's files, and `markers` the accounts that are named among them.
+    """
+
+    node: Mapping[str, Any]
+    data_dir: str
+    accounts: list[Account]
+    digests: list[str]
+    markers: list[Account]
+
+    @classmethod
+    def of(cls, node: Mapping[str, Any], data_dir: str) -> Self:
+        """Return what is known of a client's data.
+
+        An account that cannot be read is reported, and has no part in the others. Raise
+        AccountError if the file among the data cannot be read.
+        """
+        files = _files_in(data_dir)
+        markers = find_markers([folder_of(data_dir) / ACCOUNT_FILE, *files])
+        named = [Account.read(marker) for marker in markers]
+        found = dict[str, Account]()
+        for place in [*account_folders(limits_in(node)), *(each.place for each in named)]:
+            with _by_itself():
+                account = Account.read(place / ABOUT)
+                if account.number == place.name:  # else, a copy that someone has kept
+                    found[account.number] = replace(account, place=place)
+        accounts = sorted(found.values(), key=lambda account: account.opened)
+        return cls(node, data_dir, accounts, digest_tables(files), named)
+
+    @property
+    def lost(self) -> list[Account]:
+        """The accounts that are named among the data, and are not there."""
+        there = {account.number for account in self.accounts}
+        return [marker for marker in self.markers if marker.number not in there]
+
+    @property
+    def of_folder(self) -> list[Account]:
+        """The accounts that were opened for this folder, or are named in it."""
+        named = {marker.number for marker in self.markers}
+        folder = str(folder_of(self.data_dir))
+        return [each for each in self.accounts if each.number in named or each.folder == folder]
+
+    @property
+    def has_account(self) -> bool:
+        """Whether an account was ever opened for the folder, or for its rows."""
+        return bool(self.markers or self.of_folder or self.of_files or self.of_rows)
+
+    @property
+    def of_files(self) -> list[Account]:
+        """The accounts of the same files."""
+        return [each for each in self.accounts if each.data == self.digests]
+
+    @property
+    def of_rows(self) -> list[Account]:
+        """The accounts by whose own schema the rows are theirs."""
+        found = list[Account]()
+        if self.accounts and self.digests:
+            from .split import has_rows  # imported late: it needs PyTorch
+
+            for each in self.accounts:
+                with _by_itself():
+                    if has_rows(each, self.node, self.data_dir, self.digests):
+                        found.append(each)
+        return found
 
 
 def find_account(node: Mapping[str, Any], data_dir: str) -> Account | None:
@@ -142,56 +294,33 @@ def find_account(node: Mapping[str, Any], data_dir: str) -> Account | None:
     Raise AccountError if there is one that cannot be used for these data, or none though the
     client's owner has set a budget.
     """
-    limits = json.loads(str(node.get(PRIVACY_LIMIT) or "{}"))
-    known = accounts_of(data_dir, limits) if data_dir else []
-    if not known and limits:
+    limits = limits_in(node)
+    known = Known.of(node, data_dir) if data_dir else None
+    if known is not None and known.lost:
+        raise AccountError(
+            f"the privacy account {known.lost[0].number} of these data is not there: restore its"
+            " folder, or let fairbloom client account open count it as spent",
+            LOST,
+        )
+    if known is not None and (same := known.of_files or known.of_rows):
+        return replace(same[-1], said=limits)
+    if known is not None and known.of_folder:
+        raise AccountError(
+            "the files of these data are not those that their privacy account was opened for: put"
+            " them back, or open an account for them (fairbloom client account open)"
+        )
+    if limits:
         raise AccountError(
             "this device's owner has set a privacy budget (limits.privacy), and no account is open"
             " for its data: fairbloom client account open, on the device"
         )
-    if not known:
-        return None
-    digest = digest_files(data_dir)
-    for account in known:
-        if account.data == digest:
-            return account
-    raise AccountError(
-        "the files of these data are not those that their privacy account was opened for: put them"
-        " back, or open an account for them (fairbloom client account open)"
-    )
+    return None
 
 
-def accounts_of(data_dir: str, limits: Mapping[str, Any]) -> list[Account]:
-    """Return the accounts that were opened for a folder of data, or elsewhere for equal data."""
-    folder = folder_of(data_dir)
-    abouts = accounts_folder(limits).glob(f"*/{ABOUT}")
-    accounts = {each.number: each for each in [Account.read(about.parent) for about in abouts]}
-    named = ""
-    if os.path.lexists(marker := folder / ACCOUNT_FILE):
-        last = Account.read(Path(read_part(marker, tomllib.load).get("place", "")))
-        accounts[last.number] = last
-        named = last.number
-    try:
-        digest = digest_files(data_dir) if accounts else ""
-    except DataError:  # without a table, these are no rows of an account elsewhere
-        digest = ""
-    return [
-        each
-        for each in sorted(accounts.values(), key=lambda account: account.opened)
-        if each.number == named or each.folder == str(folder) or each.data == digest
-    ]
-
-
-def read_part(path: Path, parse: Callable[[BinaryIO], Any]) -> Any:
-    """Return what an account's file says; raise AccountError if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return parse(file)
-    except (OSError, ValueError) as error:
-        raise AccountError(
-            f"{path} of a privacy account cannot be read ({error}): restore it",
-            "the privacy account of these data is not there: its owner must restore its folder",
-        ) from error
+def limits_in(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the owner's table `limits.privacy` in a node config, {} without one."""
+    limits: dict[str, Any] = json.loads(str(node.get(PRIVACY_LIMIT) or "{}"))
+    return limits
 
 
 def folder_of(data_dir: str) -> Path:
@@ -200,115 +329,9 @@ def folder_of(data_dir: str) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def digest_files(data_dir: str) -> str:
-    """Return the SHA-256 of the tables of a folder, whatever their names are."""
-    paths = chain(*files_in(data_dir, TASKS[TASK].reads).values())
-    return _digest(tuple((path, path.stat().st_mtime_ns) for path in paths))
-
-
-@lru_cache(maxsize=4)  # a client asks with each message
-def _digest(files: Sequence[tuple[Path, int]]) -> str:
-    each = sorted(hashlib.sha256(path.read_bytes()).hexdigest() for path, _ in files)
-    return hashlib.sha256("\n".join(each).encode()).hexdigest()
-
-
-# The ledger ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Ledger:
-    """The lines and the kept replies in an account's folder; its caller holds the account's lock.
-
-    `limits` has the most units and reports.
-    """
-
-    folder: Path
-    limits: Mapping[str, int]
-
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Lock the account: devices with equal data on one machine share it."""
-        try:
-            descriptor = open_locked(self.folder / "lock", wait=True)
-        except OSError as error:
-            raise AccountError(
-                f"the privacy account's folder cannot be written ({error.strerror}): its owner"
-                " must make it writable"
-            ) from error
-        with os.fdopen(descriptor):  # locked until it is closed
-            yield
-
-    def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines; a torn one has the amounts that it begins with, or all there are.
-
-        Raise AccountError without the file: nobody knows then what is spent.
-        """
-        for line in filter(bytes.strip, read_part(self.folder / FILE, list)):
-            try:
-                read = json.loads(line)
-                yield {**read, UNITS: int(read[UNITS]), REPORTS: int(read[REPORTS])}
-            except (ValueError, KeyError, TypeError):
-                begun = re.match(rb'\{"units": (\d+), "reports": (\d+),', line)
-                amounts = map(int, begun.groups()) if begun else self.limits.values()
-                yield {**dict(zip((UNITS, REPORTS), amounts, strict=True)), "torn": True}
-
-    def left(self) -> dict[str, int]:
-        """Return the units and the reports that are left."""
-        lines = [*self.lines()]
-        return {
-            kind: max(0, most - sum(line[kind] for line in lines))
-            for kind, most in self.limits.items()
-        }
-
-    def charge(self, units: int, reports: int, key: str, run: int, released: str) -> None:
-        """Append a line durably; raise OSError if the disk refuses it."""
-        self._append(
-            {
-                UNITS: units,
-                REPORTS: reports,
-                "time": datetime.now(UTC).isoformat(timespec="seconds"),
-                "key": key,
-                "run": run,
-                "released": released,
-            }
-        )
-
-    def _append(self, line: Mapping[str, Any]) -> None:
-        read_part(self.folder / FILE, list)  # a ledger that is gone is not begun anew
-        # the amounts come first, so that they are known of a torn line, too
-        append_line(self.folder / FILE, json.dumps(line).encode())
-        sync_folder(self.folder)
-
-    # Kept replies ---------------------------------------------------------------------------------
-
-    def find_reply(self, key: str) -> bytes:
-        """Return the kept reply to a message with this key, b"" if it is missing or damaged."""
-        return read_sealed(self.folder / REPLIES / key, "the account halts until it is resumed")[0]
-
-    def keep_reply(self, key: str, content: bytes) -> None:
-        """Keep a reply; drop all but the last ones of its kind, the word that its key begins with.
-
-        Raise OSError if the disk refuses it.
-        """
-        path = self.folder / REPLIES / key
-        make_folder(path.parent)
-        write_sealed(path, content, b"")
-        kind = key.partition("-")[0]
-        others = {*path.parent.glob(f"{kind}-*")} - {path}  # the clock may have been set back
-        for old in sorted(others, key=lambda path: path.stat().st_mtime_ns)[: 1 - KEPT_REPLIES]:
-            old.unlink()
-
-    # Halts ----------------------------------------------------------------------------------------
-
-    @property
-    def is_halted(self) -> bool:
-        """Whether charged work failed, or ended in between: its reply is not there."""
-        last = [*self.lines()][-1:]
-        return bool(last) and (
-            "torn" in last[0] or (last[0]["key"] != RESUMED and not self.find_reply(last[0]["key"]))
-        )
-
-    def resume(self) -> None:
-        """Let a halted account work again; what was charged stays spent."""
-        with self.lock():
-            self._append({UNITS: 0, REPORTS: 0, "key": RESUMED})
+def _files_in(data_dir: str) -> list[Path]:
+    """Return the tables of a folder; without one, these are no rows of an account elsewhere."""
+    try:
+        return [*chain(*files_in(data_dir, TASKS[TASK].reads).values())]
+    except DataError:
+        return []

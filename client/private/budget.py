@@ -97,7 +97,7 @@ class Budget:
         """Return the units that a smaller budget allows: ⌊N μ′²/μ²⌋."""
         return math.floor(self.units * min(1.0, (mu / self.mu) ** 2))
 
-    def epsilon_after(self, units: int) -> float:
+    def epsilon_after(self, units: float) -> float:
         """Return ε of what was released for so many units."""
         return epsilon_of(self.mu * math.sqrt(units / self.units), self.delta)
 

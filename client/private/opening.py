@@ -4,39 +4,29 @@ import json
 import secrets
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
-import tomli_w
-
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.names import ACCOUNT_FILE, DEPLOYED, FILES, ONE_CLIENT
-from fairbloom.protocol.settings import RunSettings
+from fairbloom.protocol.names import ACCOUNT_FILE, CLIENT, PRIVACY, PRIVACY_LIMIT
 from fairbloom.system.files import make_folder, write_private, write_public
 from fairbloom.system.lock import exclusive_lock
-from fairbloom.tables.folders import place_of
-from fairbloom.tables.schema import parse_schema, with_files
-from fairbloom.tasks import load_task
+from fairbloom.system.versions import write_sealed
+from fairbloom.tables.schema import parse_schema
 from fairbloom.tasks.clients import own_columns
+from fairbloom.tasks.permit import ABOUT, accounts_folder
+from fairbloom.text import plural
 
-from ..guard.accepted_schemas import digest_of
-from ..local import find_client_key
-from .account import (
-    ABOUT,
-    FILE,
-    TASK,
-    Account,
-    accounts_folder,
-    accounts_of,
-    digest_files,
-    find_account,
-    folder_of,
-)
+from ..guard.log_files import read_entries
+from .account import Account, Known, find_account, folder_of
 from .budget import LOSS_UNITS, REPORTS, STEP_UNITS, UNITS, Budget
+from .ledger import FILE as LEDGER, REPLIES, AccountError
 from .mechanism import TEST_SENSITIVITY
-from .rows import LOSS_BOUND, digest_rows, split_rows
+from .rows import LOSS_BOUND, split_rows
+from .split import FILE as ROWS, digest_rows, read_rows, reads_alike
 
 # The largest δ unless the owner sets one.
 DELTA = 1e-5
@@ -64,15 +54,58 @@ def open_account(
     if not 0.0 < test_share < 1.0:
         raise FairbloomError(f"--test-share {test_share}: it must be between 0 and 1")
     check_schema(schema)
-    name = str(node.get("name", ""))
-    text = with_files(schema, json.loads(str(node.get(FILES) or "{}")), name)
-    about = {"task": TASK, "data-dir": place_of(data_dir, name), "schema": text, "seed": seed}
-    settings = RunSettings.of({**about, DEPLOYED: True, ONE_CLIENT: bool(name)})
-    task = load_task(settings)
-    client = find_client_key(settings, task, None, name)
-    splits = task.splits(client)
+    client, splits = read_rows(node, data_dir, schema)
     train, test = split_rows(splits, seed, test_share)
-    count = len(train) + len(test)
+    budget = check_budget(limits, len(train) + len(test))
+    accounts = accounts_folder(limits)
+    try:
+        make_folder(accounts)
+    except OSError as error:
+        raise FairbloomError(
+            f"{accounts} cannot be made ({error.strerror}): set limits.privacy.ledger to a folder"
+            " that this account of the system may write"
+        ) from error
+    with exclusive_lock(accounts / "lock", seconds=60.0):
+        known = Known.of({**node, PRIVACY_LIMIT: json.dumps(limits)}, data_dir)
+        same = {each.number: each for each in [*known.of_files, *known.of_rows]}
+        for each in same.values():
+            if reads_alike(each.schema, schema):
+                raise FairbloomError(
+                    f"account {each.number} is for these data: fairbloom client account show says"
+                    " what is left of it"
+                )
+        number = secrets.token_hex(4)
+        earlier = dict[str, float]()
+        for each in [*known.lost, *known.of_folder, *same.values()]:
+            earlier |= each.with_earlier
+        account = Account(
+            number=number,
+            opened=datetime.now(UTC).isoformat(),
+            client=client,
+            folder=str(folder_of(data_dir)),
+            data=known.digests,
+            schema=schema,
+            salt=secrets.token_hex(16),
+            epsilon=budget.epsilon,
+            delta=budget.delta,
+            steps=budget.steps,
+            tests=budget.tests,
+            seed=seed,
+            test_share=test_share,
+            train=len(train),
+            test=len(test),
+            earlier=earlier,
+            exact=count_exact(Path(str(node.get("state-dir", "")))),
+            place=accounts.resolve() / number,
+            said=limits,
+        )
+        sides = [sorted(digest_rows(each, account.salt)) for each in (train, test)]
+        write_account(account, b"".join(chain(*sides)))
+        return account
+
+
+def check_budget(limits: Mapping[str, Any], count: int) -> Budget:
+    """Return the budget that an owner sets for rows; raise FairbloomError if it is none."""
     most = 1.0 / (10 * count)
     delta = float(limits.get("delta", min(DELTA, most)))
     if not delta <= most:
@@ -85,35 +118,22 @@ def open_account(
         _ = budget.mu
     except ValueError as error:
         raise FairbloomError(f"limits.privacy has {error}") from error
-    accounts = accounts_folder(limits)
-    make_folder(accounts)
-    with exclusive_lock(accounts / "lock", seconds=60.0):
-        data = digest_files(data_dir)
-        known = accounts_of(data_dir, limits)
-        if same := [each.number for each in known if each.data == data]:
-            raise FairbloomError(
-                f"account {same[0]} is for these data: fairbloom client account show says what is"
-                " left of it"
-            )
-        account = Account(
-            number=secrets.token_hex(4),
-            opened=datetime.now(UTC).isoformat(timespec="seconds"),
-            client=client,
-            folder=str(folder_of(data_dir)),
-            data=data,
-            rows=digest_rows(splits),
-            schema=digest_of(schema),
-            epsilon=budget.epsilon,
-            delta=delta,
-            steps=budget.steps,
-            tests=budget.tests,
-            seed=seed,
-            test_share=test_share,
-            train=len(train),
-            test=len(test),
-            earlier={number: mu for each in known for number, mu in each.with_earlier.items()},
-        )
-        return write_account(account, accounts)
+    return budget
+
+
+def count_exact(state_dir: Path) -> int:
+    """Return how many replies to messages with a model left a device without an account."""
+    try:
+        entries = [*read_entries(state_dir)]
+    except FairbloomError:  # it has no log yet
+        entries = []
+    return sum(
+        entry.get("times", 1)
+        for entry in entries
+        if entry["asked"] in ("train", "evaluate")
+        and "refused" not in entry
+        and PRIVACY not in entry["sent"].get(CLIENT, ())
+    )
 
 
 def check_schema(text: str) -> None:
@@ -137,28 +157,45 @@ def check_schema(text: str) -> None:
         )
 
 
-def write_account(account: Account, accounts: Path) -> Account:
+def write_account(account: Account, sides: bytes) -> None:
     """Write a new account into its folder, and the file among the data that names it."""
-    place = accounts / account.number
-    about = {key: value for key, value in asdict(account).items() if key != "place"}
-    marker = {
-        "number": account.number,
-        "place": str(place.resolve()),
-        "data": account.data,
-        "earlier": account.earlier,
-    }
-    make_folder(place)
-    write_private(place / FILE, b"")
-    write_private(place / ABOUT, tomli_w.dumps(about).encode())
     try:
-        write_public(Path(account.folder, ACCOUNT_FILE), tomli_w.dumps(marker).encode())
-    except OSError as error:
-        shutil.rmtree(place)
+        make_folder(account.place)
+        with account.ledger.lock():
+            write_private(account.place / LEDGER, b"")
+            write_sealed(account.place / ROWS, sides, b"")
+            write_private(account.place / ABOUT, account.encode())
+            write_public(Path(account.folder, ACCOUNT_FILE), account.encode())
+    except (OSError, AccountError) as error:
+        shutil.rmtree(account.place, ignore_errors=True)
         raise FairbloomError(
-            f"{account.folder} cannot be written ({error.strerror}): an account's name lies among"
-            " its data: let this account of the system write there"
+            f"account {account.number} cannot be opened: {error}. Let this account of the system"
+            f" write into {account.place.parent}, and into {account.folder}, among whose data lies"
+            " the account's name"
         ) from error
-    return Account.read(place)
+
+
+def close_account(node: Mapping[str, Any]) -> Account:
+    """Remove an account of which nothing is spent, and return it; else raise FairbloomError."""
+    account = known_account(node)
+    earlier = {each.number: each for each in Known.of(node, str(node["data-dir"])).accounts}
+    with account.ledger.lock():
+        is_charged = (account.place / LEDGER).stat().st_size or [
+            *account.place.glob(f"{REPLIES}/*")
+        ]
+        if is_charged or not earlier.keys() >= account.earlier.keys():
+            raise FairbloomError(
+                f"account {account.number} has been charged, or counts one that is lost, so it"
+                " stays: fairbloom client account show says what is left of it"
+            )
+        shutil.rmtree(account.place)
+        # the file among the data is the last to go; with earlier accounts, it names the last one
+        marker = Path(account.folder, ACCOUNT_FILE)
+        if account.earlier:
+            write_public(marker, earlier[[*account.earlier][-1]].encode())
+        else:
+            marker.unlink(missing_ok=True)
+    return account
 
 
 def known_account(node: Mapping[str, Any]) -> Account:
@@ -171,9 +208,9 @@ def known_account(node: Mapping[str, Any]) -> Account:
 
 def describe_account(account: Account) -> list[str]:
     """Return lines on what an account allows, and what is left of it."""
-    left = account.ledger.left()
+    left = account.left()
+    limits = account.limits
     rows = account.train
-    accounts = len(account.with_earlier)
     lines = [
         f"account {account.number} of {account.folder}, opened {account.opened[:10]}:"
         f" {rows} training rows, {account.test} test rows, split by seed {account.seed}",
@@ -182,18 +219,40 @@ def describe_account(account: Account) -> list[str]:
         f"{account.steps} training steps with as many losses: noise of a step {account.sigma:.4g}"
         f" times a row's largest gradient; of a reported loss"
         f" {account.sigma_of(LOSS_UNITS) * LOSS_BOUND / rows:.2g} times that of guessing",
-        f"{account.tests} test report{'s' * (account.tests != 1)}: noise of"
+        f"{account.tests} test report{'s' * (account.tests != 1)}: noise of the next one"
         f" {TEST_SENSITIVITY * account.test_sigma:.2g} rows",
-        f"left: {left[UNITS]} of {account.units} units (a step has {STEP_UNITS}, a loss"
-        f" {LOSS_UNITS}), {left[REPORTS]} of {account.tests} test reports",
-        f"lifetime epsilon of {accounts} account{'s' * (accounts != 1)} of this folder:"
-        f" {account.lifetime_epsilon:.3g}",
+        f"left: {left[UNITS]} of {limits[UNITS]} units (a step has {STEP_UNITS}, a loss"
+        f" {LOSS_UNITS}), {left[REPORTS]} of {account.tests} test reports; epsilon of what is"
+        f" spent: {account.epsilon_spent:.3g}",
+        _describe_life(account),
     ]
+    if limits[UNITS] < account.units:
+        lines.append(
+            f"limits.privacy is stricter now, and in force: epsilon {account.now.epsilon:g}, delta"
+            f" {account.now.delta:.2g}, {limits[UNITS]} of {account.units} units"
+        )
+    if account.place.is_relative_to(gettempdir()):
+        lines.append(
+            f"{account.place} is in a folder for temporary files, and an account that is lost"
+            " counts as spent: set limits.privacy.ledger to a folder that stays"
+        )
     if rows < FEW_ROWS:
         lines.append(
             f"With {rows} rows, the noise of a step may be larger than what the rows teach:"
             " training alone, without federation, may serve better."
         )
-    if account.ledger.is_halted:
-        lines.append("It is halted, as work failed after a charge: fairbloom client account resume")
-    return lines
+    return [*lines, *account.warnings]
+
+
+def _describe_life(account: Account) -> str:
+    """Return what all accounts of the data allow, or that no number bounds what has left."""
+    if account.exact:
+        return (
+            f"{plural(account.exact, '1 reply', f'{account.exact} replies')} without noise had left"
+            " this device before: no epsilon holds for the rows that were in them"
+        )
+    accounts = len(account.with_earlier)
+    return (
+        f"lifetime epsilon of {accounts} account{'s' * (accounts != 1)} of these data:"
+        f" {account.lifetime_epsilon:.3g}"
+    )

@@ -6,7 +6,6 @@ layers' inputs and the slopes of their outputs.
 """
 
 import copy
-import hashlib
 import inspect
 import math
 from collections.abc import Iterable
@@ -208,12 +207,3 @@ def split_rows(splits: Splits, seed: int, test_share: float) -> Splits:
         every.targets,
         Parts(np.sort(rows[order[tests:]]), np.sort(rows[order[:tests]]), rows[:0]),
     )
-
-
-def digest_rows(splits: Splits) -> str:
-    """Return the SHA-256 of a client's encoded rows."""
-    total = hashlib.sha256()
-    for tensor in cast(tuple[Tensor, Tensor], all_rows(splits)[slice(0, None)]):
-        total.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
-        total.update(tensor.contiguous().numpy().tobytes())
-    return total.hexdigest()

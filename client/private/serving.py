@@ -24,11 +24,12 @@ from fairbloom.recorddict import deserialize, serialize, view_of
 from fairbloom.system.retry import deadline, write_until
 from fairbloom.system.supervise import finish_first
 from fairbloom.system.versions import Versions
+from fairbloom.tasks.permit import permit_reading
 
 from ..gate import NOTED, hold_back
-from ..guard.accepted_schemas import digest_of
 from ..local import LocalClient, Metrics
 from ..messages import (
+    PLACES,
     keep_evaluated,
     own_settings,
     received_model,
@@ -38,10 +39,11 @@ from ..messages import (
 )
 from ..states import ClientStates, folder_of
 from . import noise
-from .account import TASK, Account, AccountError, one_sentence
+from .account import TASK, Account, one_sentence
 from .budget import REPORTS, UNITS
+from .ledger import SHARE, AccountError
 from .mechanism import Testing, Training
-from .rows import digest_rows, split_rows
+from .split import reads_alike, split_by
 
 # Keys in the config of a message that name a run or a folder, and ask for no other work.
 IDENTIFIERS = frozenset({wire.RUN_FOLDER, wire.CONTEXTS})
@@ -64,13 +66,16 @@ HONOURED = [key for key in WORK if key.replace("-", "_") in TERMS]
 def reply_by(account: Account, message: Message, context: Context) -> RecordDict:
     """Return the reply to a message; raise AccountError for what no account does."""
     kind = message.metadata.message_type
+    run = message.metadata.run_id
     config = message.content.config_records.get(wire.CONFIG, ConfigRecord())
     check_protocol(config)
-    if kind == "query" and account.ledger.is_halted:
-        raise AccountError(IS_HALTED)
     if kind == "query":
         name = str(context.node_config.get("name") or account.client)
-        about = {wire.NAME: name, wire.NUM_EXAMPLES: account.train, **about_account(account, {})}
+        with account.ledger.lock():  # work that another device has begun is no halt
+            if account.ledger.is_halted:
+                raise AccountError(IS_HALTED)
+            status = about_account(account, run, {})
+        about = {wire.NAME: name, wire.NUM_EXAMPLES: account.train, **status}
         return RecordDict({wire.CLIENT: ConfigRecord(about)})
     if kind not in (TRAIN, EVALUATE):
         raise AccountError(f"a privacy account answers no messages of type {kind[:50]!r}")
@@ -81,10 +86,10 @@ def reply_by(account: Account, message: Message, context: Context) -> RecordDict
         raise AccountError(
             f"task = {settings.task!r}: a privacy account is for tables: set task = {TASK}"
         )
-    if digest_of(str(context.run_config.get("schema", ""))) != account.schema:
+    if not reads_alike(str(context.run_config.get("schema", "")), account.schema):
         raise AccountError(
-            "the run's schema is not the one that the privacy account was opened with: submit it"
-            " with that schema"
+            "the run's schema does not read the rows as the one that the privacy account was opened"
+            " with: submit it with that schema"
         )
     settings = settings.model_copy(
         update={"state_dir": str(account.place / STATES), "device": "cpu"}
@@ -93,9 +98,9 @@ def reply_by(account: Account, message: Message, context: Context) -> RecordDict
         return Request(account, kind, message, context, settings, terms).serve(partition, name_here)
 
 
-def about_account(account: Account, cost: Mapping[str, float]) -> ConfigRecord:
-    """Return what the server learns of an account, and of a reply: all of it is public."""
-    status = account.status(account.ledger.left(), account.train)._replace(**cost)
+def about_account(account: Account, run: int, cost: Mapping[str, float]) -> ConfigRecord:
+    """Return what a run's server learns of an account, and of a reply: all of it is public."""
+    status = account.status(account.left(run), account.train)._replace(**cost)
     return ConfigRecord({wire.HONOURS: HONOURED, wire.PRIVACY: [*map(float, status)]})
 
 
@@ -124,7 +129,8 @@ class Request:
             client = self._load_client(partition, name, until)
             work = self._check(client)
         reports = int(self.kind == EVALUATE)
-        left = ledger.left()
+        run = self.message.metadata.run_id
+        left = account.left(run)
         if reports > left[REPORTS]:
             hold_back("test results: held back by the privacy account")
             return self._reply({wire.NUM_EXAMPLES: account.test}, {})
@@ -136,14 +142,15 @@ class Request:
         units = int(cost["spent"])
         if units > left[UNITS]:
             raise AccountError(
-                f"{SPENT}: {units} units are asked for, and {left[UNITS]} of {account.units}"
-                " are left"
+                f"{SPENT}: {units} units are asked for, and {left[UNITS]} of"
+                f" {account.limits[UNITS]} are left for this run"
             )
         released = "test results" if reports else ", ".join([wire.ARRAYS, *self.terms.measure])
+        charge = {UNITS: units, REPORTS: reports, "run": run, "released": released}
+        if reports:
+            charge[SHARE] = account.test_sigma**-2
         with finish_first(), one_sentence():
-            run = self.message.metadata.run_id
-            charge = partial(ledger.charge, units, reports, key, run, released)
-            write_until(charge, until, account.place)
+            write_until(partial(ledger.charge, key, **charge), until, account.place)
             update = work.run(mechanism)
             reply = self._reply(update.metrics, cost)
             if update.arrays:
@@ -152,7 +159,7 @@ class Request:
             write_until(partial(ledger.keep_reply, key, serialize(reply)), until, account.place)
         if (noted := NOTED.get()) is not None:
             noted["spent"] = {REPORTS: reports} if reports else {UNITS: units}
-            noted["left"] = ledger.left()
+            noted["left"] = account.left()
         return reply
 
     def _check(self, client: LocalClient) -> Training | Testing:
@@ -173,7 +180,7 @@ class Request:
         return RecordDict(
             {
                 wire.METRICS: MetricRecord({**metrics}),
-                wire.CLIENT: about_account(self.account, cost),
+                wire.CLIENT: about_account(self.account, self.message.metadata.run_id, cost),
             }
         )
 
@@ -181,13 +188,9 @@ class Request:
         """Return the client with the account's split of its rows."""
         account = self.account
         # the order of steps on all rows is no secret: it is the run's
-        client = LocalClient.of(self.settings, partition, name, until=until)
-        if digest_rows(client.splits) != account.rows:
-            raise AccountError(
-                "the rows are not those that the privacy account was opened for: put them back, or"
-                " open an account for them (fairbloom client account open)"
-            )
-        return replace(client, splits=split_rows(client.splits, account.seed, account.test_share))
+        with permit_reading():
+            client = LocalClient.of(self.settings, partition, name, until=until)
+        return replace(client, splits=split_by(account, client.splits))
 
     def digest(self) -> str:
         """Return the key of a reply: the kind of message, and a digest of what it asks.
@@ -206,7 +209,10 @@ class Request:
         states = folder_of(self.settings, self.account.client)
         files = None if states is None else Versions(states)
         resumed = ClientStates(files).of_rule(self.terms).made
-        settings = {**self.context.run_config}
+        # devices that share an account have folders of their own
+        settings = {
+            key: value for key, value in self.context.run_config.items() if key not in PLACES
+        }
         about = [self.kind, arrays, asked, settings, self.account.number, resumed]
         text = json.dumps(about, sort_keys=True, default=str)
         return f"{self.kind}-{sha256(text.encode()).hexdigest()}"

@@ -19,7 +19,7 @@ from fairbloom.client.guard.accepted_schemas import counting_keys
 from fairbloom.client.guard.limits import Limits
 from fairbloom.client.guard.log_files import open_log
 from fairbloom.client.guard.order import secret_of
-from fairbloom.client.private.account import accounts_of
+from fairbloom.client.private.account import Known
 from fairbloom.system.files import make_folder, write_private
 from fairbloom.system.versions import read_sealed, write_sealed
 from fairbloom.tables.comparison import compare
@@ -226,7 +226,7 @@ def _count_sent(client: ClientSettings, *, by_wire: bool = False) -> int:
     """Return how many letters and answers have left; raise DeployError if no more may, or can."""
     if by_wire and (fault := connection_fault(client)):
         raise DeployError(fault)
-    if client.data_dir and accounts_of(client.data_dir, client.limits.get("privacy", {})):
+    if client.data_dir and Known.of(client.node(), client.data_dir).has_account:
         raise DeployError(
             "a privacy account is open for these data, and it counts all that leaves: no profile"
             " and no answer leaves any more; send the operator what a schema needs from a codebook"

@@ -9,6 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from fairbloom.client.guard.log_files import SENT, read_entries
+from fairbloom.client.private.account import find_account
+from fairbloom.client.private.budget import UNITS
+from fairbloom.errors import FairbloomError
 from fairbloom.server.progress import find_announced
 
 from .. import pki
@@ -74,8 +77,23 @@ def examine_device(client: ClientSettings) -> Iterator[CheckResult]:
             yield ok("server", f"{client.server} answers")
     yield check_private("state-dir", [Path(client.state_dir)], warning)
     yield check_log(Path(client.state_dir))
+    yield check_account(client)
     yield check_clock()
     yield check_disk(Path(client.state_dir))
+
+
+def check_account(client: ClientSettings) -> CheckResult:
+    """Check that a device can work by its privacy account, and that owner.toml fits it."""
+    subject = "privacy account"
+    try:
+        account = find_account(client.node(), client.data_dir)
+    except FairbloomError as error:
+        return fault(subject, str(error))
+    if account is None:
+        return ok(subject, "none is open for these data")
+    if account.warnings:
+        return warning(subject, " ".join(account.warnings))
+    return ok(subject, f"{account.left()[UNITS]} of {account.limits[UNITS]} units are left")
 
 
 def check_expiry(subject: str, certificate: Path) -> CheckResult:

@@ -18,11 +18,13 @@ from fairbloom.server.settings import Settings, check_used
 from fairbloom.system.files import write_whole
 from fairbloom.tables.comparison import Finding, Profiles
 from fairbloom.tasks import Task, describe_data, infer_schema, load_task
+from fairbloom.tasks.permit import permit_reading
 
 from .settings_command import command
 
 
 @command(folder="[DIR]")
+@permit_reading()
 def data(
     folder: str | None = None,
     *,

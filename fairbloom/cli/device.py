@@ -262,7 +262,7 @@ def profile(
 
 account = typer.Typer(
     suggest_commands=False,
-    help="Open, show or resume the privacy account of this device's data (limits.privacy).",
+    help="Open, show, resume or close the privacy account of the data (limits.privacy).",
 )
 client.add_typer(account, name="account")
 
@@ -278,6 +278,9 @@ def open_account(
         Path | None,
         typer.Option(metavar="FILE", help="Schema of the rows; default: the accepted one."),
     ] = None,
+    state_dir: Annotated[
+        str | None, typer.Option(help="Folder of the client's state, if it runs with this option.")
+    ] = None,
 ) -> None:
     """Open the account that owner.toml asks for, for the data as they are now.
 
@@ -289,7 +292,7 @@ def open_account(
     from fairbloom.errors import FairbloomError
     from fairbloom.tables.schema import read_schema
 
-    settings = ClientSettings.of({}, config)
+    settings = ClientSettings.of({"state-dir": state_dir}, config)
     if "privacy" not in settings.limits:
         raise FairbloomError(
             "owner.toml asks for no account: write [limits.privacy] with epsilon = 3, for example"
@@ -324,3 +327,12 @@ def resume_account(config: ClientToml) -> None:
 
     known_account(ClientSettings.of({}, config).node()).ledger.resume()
     print("resumed; what was charged stays spent")
+
+
+@account.command("close", epilog="Example: fairbloom client account close client.toml")
+def close_account(config: ClientToml) -> None:
+    """Remove an account of which nothing is spent, to open it anew in other words."""
+    from fairbloom.client.private.opening import close_account
+
+    closed = close_account(ClientSettings.of({}, config).node())
+    print(f"account {closed.number} is closed: nothing of it was spent")

@@ -68,12 +68,12 @@ def predict(
     """
     # imported late, as PyTorch is with them
     from fairbloom.prediction.predictor import check_new, load_predictor
+    from fairbloom.tasks.permit import permit_reading
 
     check_new(out)
     predictor = load_predictor(run, client=client, model=model, trust=trust)
     if schema is not None:
         predictor = predictor.reading_by(read_schema(str(schema)))
-    console.print(
-        escape(f"{predictor.describe(predictor.predict_file(file, out, split or ''))}: {out}"),
-        soft_wrap=True,
-    )
+    with permit_reading():
+        predicted = predictor.predict_file(file, out, split or "")
+    console.print(escape(f"{predictor.describe(predicted)}: {out}"), soft_wrap=True)

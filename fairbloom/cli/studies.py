@@ -13,6 +13,7 @@ from fairbloom.experiments import api
 from fairbloom.experiments.recipe import count_printed, load_recipe, names
 from fairbloom.experiments.results.run import final_of
 from fairbloom.protocol.settings import SettingsError
+from fairbloom.tasks.permit import permit_reading
 
 from .lists import show_recipes
 from .results import show_result
@@ -46,7 +47,7 @@ def shown(function: Callable[..., Any], **about: Any) -> Callable[..., None]:
 compare = shown(api.compare)
 search = shown(api.search, like=api.compare)
 refit = shown(api.refit, folder="FOLDER")
-evaluate = shown(api.evaluate, run="RUN")
+evaluate = shown(permit_reading()(api.evaluate), run="RUN")
 
 
 @command(api.reproduce, like=api.compare, name="[NAME]")

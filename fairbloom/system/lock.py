@@ -83,16 +83,17 @@ def is_held(path: Path) -> bool:
     return True
 
 
-def open_locked(path: Path, *, wait: bool = False, mode: int = 0o666) -> int:
+def open_locked(path: Path, *, wait: bool = False, needed: bool = False, mode: int = 0o666) -> int:
     """Open a file, created if missing, and lock it until it is closed; return its descriptor.
 
     Symbolic links are refused. Without `wait`, raise BlockingIOError if another process has locked
-    the file.
+    the file. Where the file system has no locks, raise OSError if one is `needed`, and log it if
+    not.
     """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         try:
-            _lock(descriptor, path, wait=wait)
+            _lock(descriptor, path, wait=wait, needed=needed)
             if _lies_at(path, descriptor):
                 return descriptor
         except BaseException:
@@ -102,13 +103,13 @@ def open_locked(path: Path, *, wait: bool = False, mode: int = 0o666) -> int:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, path: Path, *, wait: bool) -> None:
+def _lock(descriptor: int, path: Path, *, wait: bool, needed: bool) -> None:
     """Lock an open file; raise BlockingIOError if another process has locked it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        raise
     except OSError as error:  # some network file systems have no locks
+        if needed or isinstance(error, BlockingIOError):
+            raise
         log_once(
             "%s cannot be locked (%s): let only one process write there",
             path.parent,

@@ -452,7 +452,7 @@ class ClientTable(NamedTuple):
 def encode_files(paths: Sequence[Path], client: str, text: str) -> EncodedFile:
     """Return a client's files encoded by a schema's text; encode them again only after a change."""
     try:
-        changes = tuple((each.st_mtime_ns, each.st_size) for each in map(Path.stat, paths))
+        changes = tuple((each.st_ctime_ns, each.st_size) for each in map(Path.stat, paths))
     except OSError as error:
         problem = f"{error.filename} cannot be read: {error.strerror}"
         raise DataError(problem, "unreadable") from error

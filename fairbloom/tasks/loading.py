@@ -23,6 +23,7 @@ from fairbloom.text import join_first, plural, text_if
 from .catalogue import TASKS
 from .datasets.store import digest_files, digest_of
 from .partition import draw_held_out
+from .permit import check_permit
 from .task import Described, Examples, Splits, Task, model_loss
 from .task_info import TaskInfo
 
@@ -77,8 +78,8 @@ def load_task(settings: RunSettings | Mapping[str, Any]) -> Task:
     ------
     FairbloomError
         If there is no such task, one of its parameters is impossible, it does not read the folder
-        that is named, or the data cannot be split as asked; the message names the setting and the
-        remedy.
+        that is named, the data have a privacy account, or they cannot be split as asked; the
+        message names the setting and the remedy.
     """
     settings = RunSettings.of(settings)
     info = find_task(settings.task)
@@ -90,10 +91,9 @@ def load_task(settings: RunSettings | Mapping[str, Any]) -> Task:
     info.check(setup)
     if info.infer and not setup.schema_:
         setup = setup.model_copy(update={"schema_": settings.parameters.get(RECORDED_SCHEMA, "")})
-    stamps = tuple(
-        (file, (about := file.stat()).st_mtime_ns, about.st_size)
-        for file in info.find_files(setup.data_dir)
-    )
+    files = info.find_files(setup.data_dir)
+    check_permit(files)
+    stamps = tuple((file, (about := file.stat()).st_ctime_ns, about.st_size) for file in files)
     parameters = tuple(info.check_parameters(settings.parameters).items())
     task = _load(info, setup, parameters, stamps)
     if settings.held_out_clients:
@@ -218,7 +218,9 @@ def infer_schema(settings: RunSettings) -> str:
             f"task {info.name} has no schema: only tasks that read your own files have one"
         )
     parameters = info.check_parameters(settings.parameters)
-    return info.infer_schema(info.setup(settings), parameters, advise=True)
+    setup = info.setup(settings)
+    check_permit(info.find_files(setup.data_dir))
+    return info.infer_schema(setup, parameters, advise=True)
 
 
 def describe_data(settings: RunSettings, every: bool = True) -> Described:

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from fairbloom.client.private.account import SYSTEM_FOLDER
 from fairbloom.deploy import pki
 from fairbloom.deploy.fleet.federation import server_unit
+from fairbloom.tasks.permit import SYSTEM_FOLDER
 
 ROOT = Path(__file__).parents[2]
 EDGE = ROOT / "deploy" / "edge"

@@ -14,7 +14,6 @@ import pytest
 
 from fairbloom.client.guard.log_files import read_entries
 from fairbloom.client.guard.order import NAME as SECRET
-from fairbloom.client.private.opening import open_account
 from fairbloom.deploy.device import profile as device
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.device.profile import (
@@ -259,24 +258,33 @@ def test_two_profiles_at_once_are_refused(owner: Owner, capsys: pytest.CaptureFi
     assert owner.left == ["0000.letter", "0001.letter"]
 
 
-def test_with_an_open_account_nothing_leaves(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_an_open_account_nothing_leaves(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(device, "tell", lambda *_: pytest.fail("something leaves"))
     monkeypatch.setattr(device, "connection_fault", lambda client: None)
     write(owner.data, hospital())
-    limits = {"epsilon": 3.0, "ledger": str(owner.bundle / "accounts")}
+    owner.say("[limits.privacy]", "epsilon = 3.0", f'ledger = "{owner.bundle / "accounts"}"')
     schema = (
         'target = "outcome"\nignore = ["patient", "remark", "sex", "stage"]\n[fields.age]\n'
         'type = "number"\ncenter = 60\nscale = 12\n'
         '[fields.outcome]\ntype = "integer"\ncategories = [0, 1]\n'
     )
     assert describe_sent(owner.client) == "no profile of the tables has left this device"
-    open_account(owner.client.node(), limits, schema, test_share=0.2, seed=0)
+    (owner.bundle / "schema.toml").write_text(schema)
+    toml = owner.bundle / "client.toml"
+    command = ("client", "account")
+    opened = captured(capsys, *command, "open", toml, "--schema", owner.bundle / "schema.toml").out
+    number = opened.split()[1]
+    assert "left: 450 of 450 units" in captured(capsys, *command, "show", toml).out
     assert show_site(owner.client, read_site(owner.client))
     for attempt in (lambda: owner.send(hospital()), lambda: send_answer(owner.client, True)):
         with refused_with("a privacy account is open", "codebook"):
             attempt()
     assert owner.left == []
     assert not owner.out.exists()
+    assert f"account {number} is closed" in captured(capsys, *command, "close", toml).out
+    assert "no account is open" in captured(capsys, *command, "show", toml, code=2).err
 
 
 @pytest.mark.parametrize("spoil", ["cut", "flip", "secret"])

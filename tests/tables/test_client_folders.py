@@ -10,7 +10,7 @@ import pytest
 from flwr.app import Context, Message, MessageType, RecordDict
 
 from fairbloom.client.app import app
-from fairbloom.client.private.account import digest_files
+from fairbloom.client.private.account import Known
 from fairbloom.errors import FairbloomError
 from fairbloom.prediction.predictor import find_own_file
 from fairbloom.protocol.names import NUM_EXAMPLES
@@ -419,9 +419,9 @@ def test_a_devices_folder_is_one_client_with_its_files(tmp_path: Path) -> None:
     assert asked(both, name="lund") == "16"
     assert asked(write(tmp_path / "files", lund=csv_of(20), oslo=second), name="lund") == "16"
     assert "holds the data of 2 clients" in asked(both, name="oslo")
-    before = digest_files(str(here))
+    before = Known.of({}, str(here)).digests
     write(here, **{"2025": second + second.splitlines()[1] + "\n"})
-    assert digest_files(str(here)) != before
+    assert Known.of({}, str(here)).digests != before
 
 
 def test_an_owner_says_what_one_file_means() -> None:

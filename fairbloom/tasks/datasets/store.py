@@ -120,7 +120,8 @@ def digest_of(path: Path, algorithm: str) -> str:
     It is computed again if the file's size or its time of change differs.
     """
     about = path.stat()
-    return _digest(path, algorithm, about.st_mtime_ns, about.st_size)
+    # not the time of modification, which a copy may keep
+    return _digest(path, algorithm, about.st_ctime_ns, about.st_size)
 
 
 @lru_cache(maxsize=4096)

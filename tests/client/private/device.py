@@ -78,7 +78,7 @@ class Device:
     @property
     def left(self) -> tuple[int, ...]:
         """The units and the test reports that are left."""
-        return tuple(self.account.ledger.left().values())
+        return tuple(self.account.left().values())
 
     def context(self, **settings: Any) -> Context:
         chosen = {key.replace("_", "-"): value for key, value in settings.items()}
@@ -87,7 +87,7 @@ class Device:
         return Context(1, 2, self.node, RecordDict(), config)
 
     def model(self) -> torch.nn.Module:
-        return load_task({**self.settings, "data-dir": str(self.data)}).model()
+        return load_task(self.settings).model()
 
     def message(
         self,

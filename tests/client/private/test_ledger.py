@@ -1,6 +1,7 @@
 """What was charged stays spent: killed at any line, torn, on a full disk, and by two processes."""
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -14,25 +15,20 @@ import pytest
 import torch
 
 from fairbloom.client.local import LocalClient
-from fairbloom.client.private import account as accounts, noise, opening
-from fairbloom.client.private.account import (
-    FAILED,
-    FILE,
-    Account,
-    Ledger,
-    accounts_of,
-)
-from fairbloom.client.private.budget import REPORTS, UNITS
+from fairbloom.client.private import ledger as ledgers, noise, opening
+from fairbloom.client.private.account import FAILED, Account, Known
+from fairbloom.client.private.budget import UNITS
+from fairbloom.client.private.ledger import FILE, INTENT, NOTHING, Ledger
 from fairbloom.client.private.mechanism import Mechanism
 from fairbloom.client.private.simulated import with_account
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol.accounts import SPENT
 from fairbloom.protocol.settings import RunSettings
 
 from .device import EVALUATE, SCHEMA, TRAIN, Device, opened, write_table
 
 MARKER = "fairbloom-account.toml"
 QUANTITY = 'type = "number"\ncenter = 0.0\nscale = 1.0'
-LIMITS = {UNITS: 450, REPORTS: 1}
 
 
 def in_forks(*works: Callable[[], object]) -> list[int]:
@@ -104,7 +100,7 @@ def test_a_charge_is_on_the_disk_before_the_noise(
     monkeypatch.setattr(os, "fsync", note)
     monkeypatch.setattr(noise, "draw_noise", draw)
     device.ask()
-    assert seen[: seen.index("noise")][-2:] == [str(place / FILE), str(place)]
+    assert seen[seen.index("noise") - 1] == str(place / FILE)
 
 
 def test_a_process_that_is_stopped_finishes_charged_work(
@@ -123,21 +119,58 @@ def test_a_process_that_is_stopped_finishes_charged_work(
 
 def test_a_torn_line_is_spent_wherever_it_ends(tmp_path: Path, subtests: Any) -> None:
     (tmp_path / FILE).touch()
-    ledger = Ledger(tmp_path, LIMITS)
-    ledger.charge(8, 0, "train-a", 1, "arrays")
-    ledger.charge(45, 1, "train-b", 1, "arrays")
+    ledger = Ledger(tmp_path)
+    ledger.charge("train-a", units=8, run=1)
+    ledger.charge("train-b", units=45, reports=1, run=2)
     content = (tmp_path / FILE).read_bytes()
+    intent = (tmp_path / INTENT).read_bytes()
     start = content.index(b"\n") + 1
-    for end in range(start + 1, len(content) - 1):
+    for end in range(start + 1, len(content)):
         with subtests.test(end=end):
             (tmp_path / FILE).write_bytes(content[:end])
-            left = ledger.left()
-            assert left[UNITS] <= 397
-            assert left[REPORTS] == 0
+            (tmp_path / INTENT).write_bytes(intent)
+            assert [line[UNITS] for line in ledger.lines()] == [8, 45]
             assert ledger.is_halted
             ledger.resume()
+            assert [line[UNITS] for line in ledger.lines()] == [8, 45, 0]
             assert not ledger.is_halted
-            assert ledger.left() == left
+
+
+@pytest.mark.parametrize("rest", [b"\0" * 150, b'{"uni'])
+def test_a_torn_line_without_an_intent_is_nothing(device: Device, rest: bytes) -> None:
+    """A power cut leaves zeros, for example; the next line takes their place."""
+    for number in (1, 2):
+        device.ask(TRAIN, {"server-round": number})
+        file = device.account.place / FILE
+        file.write_bytes(file.read_bytes() + rest)
+        assert (device.left, device.account.ledger.is_halted) == ((450 - 4 * number, 1), False)
+
+
+def test_a_ledger_that_is_torn_in_the_middle_is_spent(device: Device) -> None:
+    device.ask()
+    file = device.account.place / FILE
+    file.write_bytes(b'{"units": 4,\n' + file.read_bytes())
+    assert device.left == (0, 0)
+    assert str(device.ask(TRAIN, {"server-round": 2})).startswith(SPENT)
+    assert "is damaged" in "\n".join(opening.describe_account(device.account))
+
+
+def test_a_line_of_a_long_ledger_is_parsed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = {"key": "train-a", **NOTHING, UNITS: 4}
+    lines = [json.dumps({**line, "time": number}) for number in range(1_000)]
+    (tmp_path / FILE).write_text("\n".join([*lines, ""]))
+    ledger = Ledger(tmp_path)
+    assert len(ledger.lines()) == 1_000
+    parsed = list[bytes]()
+    parse = ledgers.parse_line
+    monkeypatch.setattr(ledgers, "parse_line", lambda line: parsed.append(line) or parse(line))
+    ledger.charge("train-b", units=5)
+    assert sum(each[UNITS] for each in ledger.lines()) == 4_005
+    assert len(parsed) == 1
+    (tmp_path / FILE).write_text("\n".join([*lines[1:], ""]))  # another in its place
+    assert sum(each[UNITS] for each in ledger.lines()) == 3_996
 
 
 def test_two_processes_charge_one_after_the_other(
@@ -147,9 +180,9 @@ def test_two_processes_charge_one_after_the_other(
     device = opened(tmp_path, steps=1)
     charge = Ledger.charge
 
-    def charge_late(*args: Any) -> None:
+    def charge_late(*args: Any, **about: Any) -> None:
         time.sleep(0.3)  # meanwhile, the others ask
-        charge(*args)
+        charge(*args, **about)
 
     monkeypatch.setattr(Ledger, "charge", charge_late)
     assert in_forks(*[lambda seed=seed: device.ask(seed=seed) for seed in range(3)]) == [0, 0, 0]
@@ -165,12 +198,31 @@ def test_a_full_disk_costs_at_most_what_is_charged(
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "no space left")
 
-    monkeypatch.setattr(accounts.os, "write", full)
+    monkeypatch.setattr(ledgers.os, "fsync", full)
     monkeypatch.setattr("fairbloom.client.private.serving.deadline", lambda _: -1.0)
     assert device.ask() == FAILED
     monkeypatch.undo()
     assert device.left[0] in (446, 450)
     assert "arrays" in device.ask()
+
+
+def test_a_charge_that_is_tried_again_is_one(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk refuses to sync a line that is written already."""
+    fsync = os.fsync
+    refused = list[int]()
+
+    def refuse_once(descriptor: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").readlink().name == FILE and not refused:
+            refused.append(descriptor)
+            raise OSError(errno.EIO, "input/output error")
+        fsync(descriptor)
+
+    monkeypatch.setattr(ledgers.os, "fsync", refuse_once)
+    assert "arrays" in device.ask()
+    assert refused
+    assert device.left == (446, 1)
 
 
 OTHERS: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {
@@ -193,6 +245,16 @@ def test_each_part_of_a_question_is_in_the_key(device: Device, change: str) -> N
     assert device.left == left
 
 
+def test_a_devices_folders_are_not_in_the_key(device: Device) -> None:
+    """A fleet's client puts its own folders among the settings; others may share the account."""
+    question = (TRAIN, None, device.model().state_dict())
+    for place in ("data-dir", "state-dir"):
+        context = device.context()
+        context.run_config[place] = str(device.data)
+        assert "arrays" in device.ask_in(context, *question)
+    assert device.left == (446, 1)
+
+
 def test_the_state_that_work_resumes_from_is_in_the_key(device: Device) -> None:
     for number in (2, 1, 2):  # the last one resumes from the state of round 1
         assert "arrays" in device.ask(TRAIN, {"server-round": number, "control-variates": True})
@@ -213,27 +275,10 @@ def test_the_split_is_the_accounts(device: Device, change: dict[str, Any]) -> No
     assert device.ask(**change)["metrics"]["num-examples"] == device.account.train == 30
 
 
-def test_changed_rows_are_refused_for_nothing(device: Device) -> None:
+def test_changed_rows_stay_under_their_account(device: Device) -> None:
+    device.data = device.data.rename(device.folder / "moved")
     write_table(device.data / "site.csv", 40, seed=1)
     assert "not those" in str(device.ask())
-    write_table(device.data / "site.csv", 40)
-    assert device.left == (450, 1)
-    assert "arrays" in device.ask()
-
-
-@pytest.mark.parametrize("harm", ["moved", "without its file"])
-def test_changed_rows_stay_under_their_account(device: Device, harm: str) -> None:
-    if harm == "moved":
-        device.data = device.data.rename(device.folder / "moved")
-    else:
-        (device.data / MARKER).unlink()
-    write_table(device.data / "site.csv", 40, seed=1)
-    assert "not those" in str(device.ask())
-
-
-def test_another_schema_is_refused_for_nothing(device: Device) -> None:
-    assert "schema is not the one" in str(device.ask(schema=SCHEMA.replace("20.0", "21.0")))
-    assert device.left == (450, 1)
 
 
 @pytest.mark.parametrize("node", [{}, {"num-partitions": 1}])
@@ -254,7 +299,7 @@ def test_data_that_are_no_table_need_no_account(device: Device) -> None:
     images = device.folder / "images"
     images.mkdir()
     (images / "one.png").touch()
-    assert accounts_of(str(images), device.limits) == []
+    assert not Known.of(device.node, str(images)).has_account
 
 
 @pytest.mark.parametrize("content", [b"", b"damaged"])
@@ -279,10 +324,10 @@ def test_a_reply_is_kept_though_the_clock_was_set_back(device: Device) -> None:
 def test_many_rows_need_no_delta_of_the_owner(tmp_path: Path) -> None:
     """Above 10,000 rows, 1/(10 n) is below the usual δ: on a device, and in one process."""
     device = Device(tmp_path, rows=10_400)
-    account = device.open()
-    assert account.delta == pytest.approx(1 / 104_000)
     config = {"task": "csv", "data-dir": str(device.data), "schema": SCHEMA, "batch-size": 0}
     client = LocalClient.of(config, None, "site")
+    account = device.open()
+    assert account.delta == pytest.approx(1 / 104_000)
     _, simulated = with_account(
         client, RunSettings.of({**config, "privacy.mode": "simulated", "privacy.epsilon": "3"})
     )
@@ -392,11 +437,3 @@ def test_what_the_owner_is_shown(device: Device) -> None:
     assert "6.71 if it is replaced" in text
     assert "training alone, without federation, may serve better" in text
     assert "left: 450 of 450 units" in text
-
-
-def test_an_account_that_cannot_be_read_says_so(device: Device) -> None:
-    place = device.account.place
-    (place / "account.toml").write_text("number = ")
-    with pytest.raises(FairbloomError, match="cannot be read"):
-        Account.read(place)
-    assert "must restore its folder" in str(device.ask())

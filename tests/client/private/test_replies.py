@@ -163,11 +163,10 @@ def test_charged_work_that_fails_halts(
 def test_a_first_read_that_fails_costs_nothing(
     device: Device, monkeypatch: pytest.MonkeyPatch, kind: str, error: Exception
 ) -> None:
-    name = "accounts_of" if kind == "query" else "digest_files"
-    monkeypatch.setattr(f"fairbloom.client.private.account.{name}", fails(error))
+    monkeypatch.setattr("fairbloom.client.private.account.digest_tables", fails(error))
     assert device.ask(kind) == FAILED
     monkeypatch.undo()
-    monkeypatch.setattr(serving, "digest_rows", fails(error))
+    monkeypatch.setattr(serving, "split_by", fails(error))
     if kind != "query":
         assert device.ask(kind) == FAILED
     monkeypatch.undo()
