@@ -43,7 +43,7 @@ FORMAT = 2
 # The only sentence on an error from the first read of the data on.
 FAILED = "this client could not do this work by its privacy account: its owner's log says why"
 
-# The only task whose rows an account protects.
+# The only task that an account is for.
 TASK = "csv"
 
 # A sum of shares of μ² may pass it by its rounding; `mu_of` is lower by this, relatively.
@@ -69,8 +69,8 @@ def one_sentence() -> Iterator[None]:
 class Account(Budget):
     """A budget for data, as the account's folder says it: written once, when it was opened.
 
-    `data` has the digests of the data's files, and `schema` is the text by which the rows were
-    read. Of these, `train` and `test` many are trained on and tested on; their digests in the
+    `data` has the digests of the data's files, and `schema` is the text that the rows were read
+    with. Of these, `train` and `test` many are trained on and tested on; their digests in the
     folder are salted by `salt`, and were split by `seed` and `test_share`. `earlier` has the μ of
     earlier accounts of the folder or the rows, by number. `exact` replies without noise had left
     the device before. `said` is what its owner says now, the table `limits.privacy`.
@@ -127,12 +127,12 @@ class Account(Budget):
 
     @property
     def in_force(self) -> Budget:
-        """The stricter of what it was opened for, and what the owner says now."""
+        """The stricter budget: that of the opening, or the owner's of today."""
         return min(self, self.now, key=lambda budget: budget.mu)
 
     @property
     def limits(self) -> dict[str, int]:
-        """The most units and test reports in force: a unit stays what it was at the opening."""
+        """The most units and test reports in force; the unit of the opening stays."""
         return {UNITS: self.units_within(self.in_force.mu), REPORTS: self.tests}
 
     def spent(self, what: str, run: int | None = None) -> float:
@@ -155,28 +155,28 @@ class Account(Budget):
         left = {UNITS: units, REPORTS: self.tests - self.spent(REPORTS)}
         return {kind: int(max(0, amount)) for kind, amount in left.items()}
 
-    @cached_property  # a charge of the report changes what is left, and its noise is that before it
+    @cached_property  # the charge of a report must not change its noise
     def test_sigma(self) -> float:
-        """σ of the next test report, in its sensitivity: all that are left share what is left."""
+        """σ of the next test report, in its sensitivity: the remaining reports share the remaining budget."""
         room = self.in_force.mu**2 - self.spent(SHARE)
         reports = self.left()[REPORTS]
         return math.sqrt(reports / room) if reports else math.inf
 
     def status(self, left: Mapping[str, int], rows: int) -> AccountStatus:
-        """Return what the server is told, with the budget in force."""
+        """Return the status for the server, with the budget in force."""
         about = super().status(left, rows)
         return about._replace(epsilon=self.in_force.epsilon, delta=self.in_force.delta)
 
     @property
     def epsilon_spent(self) -> float:
-        """ε of what is spent: of the rows of training or of tests, whichever is larger."""
+        """ε of the charges so far: of rows of training or of tests, the larger one."""
         tests = self.units * self.spent(SHARE) / self.mu**2
         units = min(float(self.units), max(self.spent(UNITS), tests))
         return self.epsilon_after(units) if units else 0.0
 
     @property
     def warnings(self) -> list[str]:
-        """What its owner should know, in sentences: its state, and what is said in vain."""
+        """Sentences for its owner: its state, and settings without an effect."""
         lines = [
             f"limits.privacy.{key} = {self.said[key]}: the account was opened with {value}, and"
             " keeps it."
@@ -223,7 +223,7 @@ def _by_itself() -> Iterator[None]:
 class Known:
     """The accounts that can be read here, oldest first, and a client's folder of data.
 
-    `digests` are those of the data's files, and `markers` the accounts that are named among them.
+    `digests` has one for each file of the data; `markers` are the accounts that are named there.
     """
 
     node: Mapping[str, Any]
@@ -234,7 +234,7 @@ class Known:
 
     @classmethod
     def of(cls, node: Mapping[str, Any], data_dir: str) -> Self:
-        """Return what is known of a client's data.
+        """Return the accounts that concern a client's data.
 
         An account that cannot be read is reported, and has no part in the others. Raise
         AccountError if the file among the data cannot be read.
@@ -276,7 +276,7 @@ class Known:
 
     @property
     def of_rows(self) -> list[Account]:
-        """The accounts by whose own schema the rows are theirs."""
+        """The accounts that have these rows, each as its own schema reads them."""
         found = list[Account]()
         if self.accounts and self.digests:
             from .split import has_rows  # imported late: it needs PyTorch

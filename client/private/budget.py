@@ -17,7 +17,7 @@ from typing import NamedTuple, Self
 
 from fairbloom.protocol.accounts import AccountStatus
 
-# Names of what is counted: units of steps and loss reports, and test reports.
+# The names of the two counts: units of steps and loss reports, and test reports.
 UNITS = "units"
 REPORTS = "reports"
 
@@ -34,7 +34,7 @@ class Price(NamedTuple):
 
     @classmethod
     def of(cls, left: int, rounds: int, steps: int, *, with_loss: bool) -> Self:
-        """Return the price that spends `left` units evenly over rounds of so many steps each."""
+        """Return the price that spends `left` units evenly over rounds of `steps` steps each."""
         of_round = STEP_UNITS * steps + LOSS_UNITS * with_loss
         step = max(STEP_UNITS, left * STEP_UNITS // (rounds * of_round))
         return cls(step, max(LOSS_UNITS, step // STEP_UNITS))
@@ -80,7 +80,7 @@ class Budget:
         return {UNITS: self.units, REPORTS: self.tests}
 
     def sigma_of(self, units: int) -> float:
-        """σ of a release that costs so many units: 1/√(c u), in its sensitivity."""
+        """σ of a release at a price of c units: 1/√(c u), in its sensitivity."""
         return math.sqrt(self.units / units) / self.mu
 
     @property
@@ -98,7 +98,7 @@ class Budget:
         return math.floor(self.units * min(1.0, (mu / self.mu) ** 2))
 
     def epsilon_after(self, units: float) -> float:
-        """Return ε of what was released for so many units."""
+        """Return ε of all releases for a number of units."""
         return epsilon_of(self.mu * math.sqrt(units / self.units), self.delta)
 
     def status(self, left: Mapping[str, int], rows: int) -> AccountStatus:
@@ -124,7 +124,7 @@ def log_delta(epsilon: float, mu: float) -> float:
 
 
 def mu_of(epsilon: float, delta: float) -> float:
-    """Return the largest μ that is (ε, δ)-private; raise ValueError if there is none."""
+    """Return the largest μ that is (ε, δ)-private; raise ValueError if no μ is."""
     from scipy.optimize import brentq
 
     if not (epsilon > 0.0 and 0.0 < delta < 1.0):

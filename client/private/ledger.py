@@ -34,7 +34,7 @@ KEPT_REPLIES = 2
 # The key of the line that an owner's resumption writes.
 RESUMED = "resumed"
 
-# What the server is told of an account that cannot be read.
+# The reply of an account that cannot be read.
 LOST = "the privacy account of these data is not there: its owner must restore its folder"
 
 # What a test report costs of μ².
@@ -98,7 +98,7 @@ class Ledger:
     def lines(self) -> list[Line]:
         """Return the lines; a torn last one is what the file of intent says.
 
-        Raise AccountError without the ledger: nobody knows then what is spent.
+        Raise AccountError without the ledger: the sum of the charges is unknown then.
         """
         content, torn = self._read()
         known, lines = _read.get(self.folder, (b"", []))
@@ -112,7 +112,7 @@ class Ledger:
     def charge(self, key: str, **about: Any) -> None:
         """Append a line on a reply's charge durably; raise OSError if the disk refuses it.
 
-        `about` has what differs from NOTHING, and what is released.
+        `about` has the numbers that differ from NOTHING, and the names of the releases.
         """
         content, torn = self._read()
         self._write(len(content), torn)

@@ -35,7 +35,7 @@ from .budget import Budget, Price
 from .noise import Draw, Lattice, Vector, release
 from .rows import CLIP, LOSS_BOUND, Rows, bound_of, check_model
 
-# The weight of a row's loss, over its bound B, beside its right class in a test report; and the
+# The weight of a row's loss, over its bound B, next to its right class in a test report; and the
 # length of what one row adds: a wrong row has (0, 0.3), a right one up to (1, 0.3/1.5).
 LOSS_WEIGHT = 0.3
 TEST_SENSITIVITY = math.hypot(1.0, LOSS_WEIGHT / LOSS_BOUND)
@@ -105,7 +105,7 @@ def load_received(client: LocalClient, received: StateDict, terms: Terms, metric
 
 
 class Training:
-    """A round of training by an account: what is asked is checked before it is charged.
+    """A round of training by an account: a message is checked before it is charged.
 
     For arguments see `train_client`.
     """

@@ -156,7 +156,7 @@ class Lattice:
         return self.spacing * 2.0**DEVIATION_BITS
 
     def check(self, rows: int) -> None:
-        """Raise ReportableError unless the arithmetic is exact for a sum over so many rows."""
+        """Raise ReportableError unless the arithmetic is exact for a sum over `rows` rows."""
         rounding = self.sigma * math.sqrt(self.size)
         too_many = rounding > MOST_ROUNDING or rows > MOST_ROWS
         if too_many or rows * self.sensitivity > MOST_PLACES * self.spacing:
@@ -174,6 +174,6 @@ class Lattice:
 def release(places: Integers, spacing: float, draw: Draw) -> Vector:
     """Return places of a lattice with noise, as numbers: all that leaves an account is from here.
 
-    The product with the spacing is computed from what is released already.
+    The spacing is public: the product with it is computed from a noisy integer.
     """
     return spacing * (places + draw(len(places))).astype(np.float64)

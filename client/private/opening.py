@@ -31,7 +31,7 @@ from .split import FILE as ROWS, digest_rows, read_rows, reads_alike
 # The largest δ unless the owner sets one.
 DELTA = 1e-5
 
-# Rows from which the noise of a step is small beside the steps of other clients, as a rule.
+# Rows from which the noise of a step is small next to the steps of other clients, as a rule.
 FEW_ROWS = 300
 
 
@@ -46,7 +46,7 @@ def open_account(
     """Open an account for a client's data; raise FairbloomError if there is one already.
 
     `node` is the client's node config, `limits` the owner's table `limits.privacy`, and `schema`
-    the text by which the rows are read from now on.
+    the text that the rows are read with from now on.
     """
     data_dir = str(node.get("data-dir", ""))
     if not data_dir:
@@ -105,7 +105,7 @@ def open_account(
 
 
 def check_budget(limits: Mapping[str, Any], count: int) -> Budget:
-    """Return the budget that an owner sets for rows; raise FairbloomError if it is none."""
+    """Return the budget that an owner sets for rows; raise FairbloomError if it is impossible."""
     most = 1.0 / (10 * count)
     delta = float(limits.get("delta", min(DELTA, most)))
     if not delta <= most:
@@ -170,8 +170,8 @@ def write_account(account: Account, sides: bytes) -> None:
         shutil.rmtree(account.place, ignore_errors=True)
         raise FairbloomError(
             f"account {account.number} cannot be opened: {error}. Let this account of the system"
-            f" write into {account.place.parent}, and into {account.folder}, among whose data lies"
-            " the account's name"
+            f" write into {account.place.parent}, and into {account.folder}, where the account's"
+            " name lies"
         ) from error
 
 
@@ -199,7 +199,7 @@ def close_account(node: Mapping[str, Any]) -> Account:
 
 
 def known_account(node: Mapping[str, Any]) -> Account:
-    """Return the account of a client's data; raise FairbloomError if there is none."""
+    """Return the account of a client's data; raise FairbloomError without one."""
     account = find_account(node, str(node.get("data-dir", "")))
     if account is None:
         raise FairbloomError("no account is open for these data: fairbloom client account open")
@@ -207,7 +207,7 @@ def known_account(node: Mapping[str, Any]) -> Account:
 
 
 def describe_account(account: Account) -> list[str]:
-    """Return lines on what an account allows, and what is left of it."""
+    """Return lines on an account's budget, and on its charges."""
     left = account.left()
     limits = account.limits
     rows = account.train

@@ -118,7 +118,7 @@ class Rows:
     def clipped_sum(self, clip: float = CLIP) -> Tensor:
         """Return Σ g_i min(1, C/‖g_i‖) over the rows, flat, in the model's order.
 
-        A row whose gradient norm or loss is not finite counts as 0.
+        A row counts as 0 if its gradient's norm or its loss is not finite.
         """
         self._model.train()
         outputs = self._inputs
@@ -141,7 +141,7 @@ class Rows:
         factors = (clip / norms).clamp(max=1.0).masked_fill(unusable, 0.0)
         sums = list[Tensor]()
         for (layer, before, _), slope in zip(linear, slopes, strict=True):
-            # before any product: 0 times a number that is not finite is none
+            # before any product: 0 times infinity is NaN
             clipped = slope.masked_fill(unusable[:, None], 0.0) * factors[:, None]
             if layer.weight.requires_grad:
                 used = before.masked_fill(unusable[:, None], 0.0)

@@ -1,6 +1,6 @@
 """The replies of a device by its privacy account.
 
-Under the account's lock, from the charge to the stored reply: what is asked is checked by public
+Under the account's lock, from the charge to the stored reply: a message is checked by public
 facts, then charged, then done. From the first read of the data, every error is one constant
 sentence; after the charge, it also halts the account.
 """
@@ -193,7 +193,7 @@ class Request:
         return replace(client, splits=split_by(account, client.splits))
 
     def digest(self) -> str:
-        """Return the key of a reply: the kind of message, and a digest of what it asks.
+        """Return the key of a reply: the kind of message, and a digest of its content.
 
         It is of content, settings, account and the round of the state that the client resumes from,
         and of no identifier and no time.

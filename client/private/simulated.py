@@ -1,4 +1,4 @@
-"""Accounts in one process: the noise of real ones, from the run's seed, so nobody is protected."""
+"""Accounts in one process: the noise of real ones, from the run's seed, so no row is protected."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -59,15 +59,15 @@ class SimulatedAccount(Budget):
         if not self.status_of(client, terms.server_round).reports:
             return exact
         mechanism = testing.mechanism(self, self._draw("evaluate", terms.server_round, client), 0)
-        told = testing.cost(mechanism)
-        self._keep(client, terms.server_round, told, 1)
+        cost = testing.cost(mechanism)
+        self._keep(client, terms.server_round, cost, 1)
         reported = testing.run(mechanism).metrics
         return {
             **exact,
             wire.REPORTED_ACCURACY: reported[wire.ACCURACY],
             wire.REPORTED_LOSS: reported[wire.LOSS],
-            wire.ACCURACY_DEVIATION: told["accuracy_deviation"],
-            wire.LOSS_DEVIATION: told["loss_deviation"],
+            wire.ACCURACY_DEVIATION: cost["accuracy_deviation"],
+            wire.LOSS_DEVIATION: cost["loss_deviation"],
         }
 
     def status_of(self, client: LocalClient, before: int) -> AccountStatus:
@@ -87,7 +87,7 @@ class SimulatedAccount(Budget):
         def words(count: int) -> Naturals:
             return random.integers(0, 2**64, count, "uint64")
 
-        # nobody measures the time of a draw in one process
+        # the time of a draw in one process is no secret
         return partial(draw_gaussian, bits=DEVIATION_BITS, words=words, block=1)
 
     def _keep(
@@ -101,7 +101,7 @@ class SimulatedAccount(Budget):
 
 
 class NoAccount:
-    """The account of a client without one: what it has trained and measured leaves as it is."""
+    """The account of a client without one: its replies leave as they are."""
 
     train = staticmethod(train_client)
     evaluate = staticmethod(evaluate_client)

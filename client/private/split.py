@@ -1,7 +1,7 @@
 """The rows of an account: they are known whatever their order is, and each stays on its side.
 
 When an account is opened, each row is on the side of training or of tests from then on. The
-account's folder keeps a salted digest of each row, those of training first.
+account's folder keeps a salted digest of each row, of training rows first.
 """
 
 import json
@@ -71,7 +71,7 @@ def digest_rows(examples: AnyExamples, salt: str) -> list[bytes]:
 
 
 def read_sides(account: Account) -> list[bytes]:
-    """Return the digests in an account's folder, those of training first.
+    """Return the digests in an account's folder, of training rows first.
 
     Raise AccountError if they cannot be read.
     """

@@ -105,7 +105,7 @@ LOSS_DEVIATION = "loss-deviation"
 # The share of a client's test examples that belong to the larger one of two classes.
 LARGER_CLASS = "larger-class"
 
-# What a device with a privacy account would report, beside the exact results of a simulation.
+# In a simulation, the report of a device with a privacy account, next to the exact results.
 REPORTED_ACCURACY = "reported-accuracy"
 REPORTED_LOSS = "reported-loss"
 

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple, Self
 
-# The factor by which the weights of earlier losses decrease with each new one.
+# Each new loss multiplies the weights of earlier ones by this factor.
 LOSS_MEMORY = 0.8
 
 
@@ -12,8 +12,8 @@ class AccountInRun(NamedTuple):
     Attributes
     ----------
     signal
-        1/(1 + σ²/n), by which the client's prior weight is multiplied: n are its training rows and
-        σ is the noise of a step at the lowest price.
+        1/(1 + σ²/n), the factor of the client's prior weight: n are its training rows and σ is
+        the noise of a step at the lowest price.
     units
         The units that were left when the run first saw it.
     spent

@@ -260,7 +260,7 @@ class ClientPool(Protocol):
 
     @property
     def accounts(self) -> Mapping[str, AccountStatus]:
-        """The privacy accounts of clients that have told of one before the first round."""
+        """The privacy accounts that clients have before the first round."""
 
     def keep(self, since: int) -> None:
         """Store the clients' state, before a checkpoint is written.

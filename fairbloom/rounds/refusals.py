@@ -58,9 +58,9 @@ class Refusals:
         self._reasons: dict[str, list[str]] = {}
         # The errors of arrays or needed metrics that are not finite, by client name.
         self.not_finite: dict[str, NotFiniteError] = {}
-        # The clients whose privacy budget is spent.
+        # The clients with a spent privacy budget.
         self.spent = set[str]()
-        # The clients whose privacy account is halted.
+        # The clients with a halted privacy account.
         self.halted = set[str]()
 
     def add(self, name: str, reason: ValueError | str) -> None:

@@ -130,9 +130,9 @@ class RunState:
     states
         The rounds of the clients' states.
     spent
-        The clients whose privacy budget is spent.
+        The clients with a spent privacy budget.
     halted
-        The clients whose privacy account is halted, until they answer a query.
+        The clients with a halted privacy account, until they answer a query.
     accounts
         The privacy accounts of the clients that have one.
     with_state
@@ -192,7 +192,7 @@ class RunState:
         )
 
     def without(self, spent: Collection[str], halted: Collection[str]) -> Self:
-        """Return the state of a run that asks no more clients whose budgets are `spent`.
+        """Return the state of a run that asks `spent` clients no more.
 
         It asks none whose account is `halted` for work, either; no others are halted.
         """

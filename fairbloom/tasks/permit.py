@@ -17,10 +17,10 @@ from fairbloom.protocol.names import ACCOUNT_FILE
 
 from .datasets.store import digest_of
 
-# The file of an account's folder that says what it allows.
+# The file with the budget in an account's folder.
 ABOUT = "account.toml"
 
-# The folder of accounts that an installation makes, beside that of the client's state.
+# The folder of accounts that an installation makes, next to that of the client's state.
 SYSTEM_FOLDER = Path("/var/lib/fairbloom-accounts")
 
 _PERMITTED = ContextVar("_PERMITTED", default=False)
@@ -50,14 +50,14 @@ def check_permit(files: Sequence[Path]) -> None:
             known |= {*tomllib.loads((place / ABOUT).read_text())["data"]}
     if find_markers(files) or (known and not known.isdisjoint(digest_tables(files))):
         fault = (
-            "have a privacy account, by which only this device's Fairbloom client works: without an"
-            " account's noise, only their owner reads them, by fairbloom data, predict or evaluate"
+            "have a privacy account: only this device's Fairbloom client works with it. Without its"
+            " noise, only their owner reads them, by fairbloom data, predict or evaluate"
         )
         raise ReportableError(f"the data in {files[0].parent} {fault}", f"these data {fault}")
 
 
 def find_markers(files: Sequence[Path]) -> list[Path]:
-    """Return the accounts' files beside tables, or beside what these link to.
+    """Return the accounts' files next to tables, or next to the targets of links.
 
     A folder's account is of the tables in its subfolders, too.
     """
