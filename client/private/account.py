@@ -157,7 +157,7 @@ class Account(Budget):
 
     @cached_property  # the charge of a report must not change its noise
     def test_sigma(self) -> float:
-        """σ of the next test report, in its sensitivity: the remaining reports share the remaining budget."""
+        """σ of the next test report, in its sensitivity: all reports left share the budget left."""
         room = self.in_force.mu**2 - self.spent(SHARE)
         reports = self.left()[REPORTS]
         return math.sqrt(reports / room) if reports else math.inf

@@ -18,7 +18,6 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,8 +104,9 @@ def bernoulli_exp(numerators: Naturals, bits: int, words: Words) -> NDArray[np.b
     trying = np.arange(len(numerators))
     trial = 1
     while trying.size:
-        below = words(trying.size) >> np.uint64(64 - bits) < numerators[trying]
-        succeeds = below & _one_in(trial, trying.size, words)
+        succeeds = words(trying.size) >> np.uint64(64 - bits) < numerators[trying]
+        if trial > 1:
+            succeeds &= _one_in(trial, trying.size, words)
         happens[trying[~succeeds]] = trial % 2 == 1
         trying = trying[succeeds]
         trial += 1
@@ -129,7 +129,8 @@ def _one_in(number: int, count: int, words: Words) -> NDArray[np.bool_]:
     drawn = words(count) >> np.uint64(1)
     while (beyond := drawn >= most).any():
         drawn[beyond] = words(int(beyond.sum())) >> np.uint64(1)
-    return cast(NDArray[np.bool_], drawn % np.uint64(number) == 0)
+    happens: NDArray[np.bool_] = drawn % np.uint64(number) == 0
+    return happens
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
 import torch
 
 from fairbloom.errors import ReportableError
@@ -85,7 +86,7 @@ class SimulatedAccount(Budget):
         random = generator(self.seed, f"privacy {kind}", number, client.key)
 
         def words(count: int) -> Naturals:
-            return random.integers(0, 2**64, count, "uint64")
+            return np.frombuffer(random.bytes(8 * count), np.uint64)
 
         # the time of a draw in one process is no secret
         return partial(draw_gaussian, bits=DEVIATION_BITS, words=words, block=1)
