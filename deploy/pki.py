@@ -192,11 +192,16 @@ def issue_device_certificate(
     days: float = AUTHORITY_DAYS,
 ) -> bytes:
     """Return a device's certificate (PEM), which is only for TLS clients, never for servers."""
-    extensions: dict[x509.ExtensionType, bool] = {
-        x509.BasicConstraints(ca=False, path_length=None): True,
-        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]): False,
-    }
-    return _certify(key, name, *_load_authority(authority, authority_key), days, extensions)
+    return _certify(
+        key,
+        name,
+        *_load_authority(authority, authority_key),
+        days,
+        {
+            x509.BasicConstraints(ca=False, path_length=None): True,
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]): False,
+        },
+    )
 
 
 def days_left(certificate: Path) -> float:

@@ -132,9 +132,7 @@ def with_newcomers(
     past = dict(zip(memory.get("names", ()), np.eye(K), strict=True))
     M = np.array([past.get(name, np.full(K, 1.0 / max(K, 1))) for name in names])
     A = memory.get("A", np.zeros((K, K)))
-    b1 = memory.get("b1", np.zeros(K))
-    b2 = memory.get("b2", np.zeros(K))
-    return M @ A @ M.T, M @ b1, M @ b2
+    return M @ A @ M.T, M @ memory.get("b1", np.zeros(K)), M @ memory.get("b2", np.zeros(K))
 
 
 def decision(A: FloatArray, b1: FloatArray, b2: FloatArray) -> FloatArray:

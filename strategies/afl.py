@@ -58,8 +58,10 @@ class AFL(FairStrategy):
     def weigh(self, cohort: Cohort) -> Decision:
         """Return λ on the participants, renormalised; λ then ascends by their losses."""
         past = cohort.past.memory
-        counts = dict(zip(cohort.names, cohort.counts.tolist(), strict=True))
-        examples = {**past.get("examples", {}), **counts}
+        examples = {
+            **past.get("examples", {}),
+            **dict(zip(cohort.names, cohort.counts.tolist(), strict=True)),
+        }
         shares = self.prior_weights_of([*examples], [*examples.values()]).tolist()
         weights = enter_clients(past.get("weights", {}), dict(zip(examples, shares, strict=True)))
         c = np.array([weights[name] for name in cohort.names])

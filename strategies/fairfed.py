@@ -69,8 +69,10 @@ class FairFed(FairStrategy):
         before = cohort.past.memory.get("weights", {})
         moved = self._moved(cohort, before)
         weights = moved if moved.sum() > 0.0 else cohort.counts
-        after = dict(zip(cohort.names, moved.tolist(), strict=True))
-        return Decision(np.asarray(weights / weights.sum()), {"weights": {**before, **after}})
+        return Decision(
+            np.asarray(weights / weights.sum()),
+            {"weights": {**before, **dict(zip(cohort.names, moved.tolist(), strict=True))}},
+        )
 
     def _moved(self, cohort: Cohort, weights: Mapping[str, float]) -> FloatArray:
         """Return the participants' ω after the round, shape (m,), from all `weights` before it."""
@@ -92,8 +94,13 @@ def distances_of(cohort: Cohort) -> FloatArray:
     accuracies = cohort.metrics[ACCURACY_BEFORE]
     accuracy = cohort.counts @ accuracies / cohort.counts.sum()
     gaps = _gap(positives, hits)
-    gap = _gap(positives.sum(axis=1), hits.sum(axis=1))
-    return np.asarray(np.where(np.isnan(gaps), np.abs(accuracies - accuracy), np.abs(gaps - gap)))
+    return np.asarray(
+        np.where(
+            np.isnan(gaps),
+            np.abs(accuracies - accuracy),
+            np.abs(gaps - _gap(positives.sum(axis=1), hits.sum(axis=1))),
+        )
+    )
 
 
 def _gap(positives: FloatArray, hits: FloatArray) -> FloatArray:

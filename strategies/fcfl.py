@@ -183,10 +183,8 @@ def maxima_of(losses: FloatArray, excess: FloatArray, deltas: FloatArray) -> Flo
 
     `deltas` are the temperatures. The shape is (2, 2m).
     """
-    of_losses = softmax(losses, deltas[0])
-    of_excess = softmax(excess, deltas[1])
     zeros = np.zeros(len(losses))
-    return np.block([[of_losses, zeros], [zeros, of_excess]])
+    return np.block([[softmax(losses, deltas[0]), zeros], [zeros, softmax(excess, deltas[1])]])
 
 
 def stage1_weights(g: FloatArray, products: FloatArray, *, within_budgets: bool) -> FloatArray:

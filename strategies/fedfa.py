@@ -84,8 +84,9 @@ class FedFa(FairStrategy):
         rounds = cohort.past.memory.get("rounds", {})
         counted = {name: int(rounds.get(name, 0)) + 1 for name in cohort.names}
         n = np.array([*counted.values()], np.float64)
-        momentum = np.full(len(cohort.memory), self.server_momentum)
-        c = np.concatenate([self._shares(cohort, n), momentum])
+        c = np.concatenate(
+            [self._shares(cohort, n), np.full(len(cohort.memory), self.server_momentum)]
+        )
         return Decision(c, {"rounds": {**rounds, **counted}}, {Kept("velocity", cohort.round): c})
 
     def _shares(self, cohort: Cohort, n: FloatArray) -> FloatArray:

@@ -101,8 +101,12 @@ class FedFV(CommonDescent):
             **dict(zip(cohort.memory, rows[cohort.size :], strict=True)),
             **{Kept(name, cohort.round): rows[i] for i, name in enumerate(cohort.names)},
         }
-        recent = {kept: row for kept, row in latest.items() if kept.round > cohort.round - self.tau}
-        return Decision(self._coefficients(cohort), keep=recent)
+        return Decision(
+            self._coefficients(cohort),
+            keep={
+                kept: row for kept, row in latest.items() if kept.round > cohort.round - self.tau
+            },
+        )
 
     def _coefficients(self, cohort: Cohort) -> FloatArray:
         """Return c over the updates and the kept ones.

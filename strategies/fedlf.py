@@ -127,11 +127,11 @@ class FedLF(CommonDescent):
         """Return c for each array; vectors are rows of coefficients."""
         grams = cohort.grams
         m = cohort.size
-        groups = []
-        for arrays in layers_of(cohort.arrays, self.groups):
-            G = grams[arrays].sum(axis=0)
-            if np.diag(G)[:m].any():
-                groups.append((arrays, G))
+        groups = [
+            (arrays, G)
+            for arrays in layers_of(cohort.arrays, self.groups)
+            if np.diag(G := grams[arrays].sum(axis=0))[:m].any()
+        ]
         guide = guidance(cohort.losses)
         h = np.zeros(m) if guide is None else guide.direction
         layers = solve_layers(groups, h, scaled=self.guidance == "scaled")

@@ -107,8 +107,9 @@ class FedMDFG(CommonDescent):
         squared_norm = shortest @ G @ shortest
         if squared_norm <= (NOTHING_COMMON * self._mean_norm(cohort)) ** 2:
             return np.zeros(len(G))
-        scale = np.sqrt((mean @ G @ mean).clip(0.0) / squared_norm)
-        return np.asarray(self.server_lr * scale * shortest)
+        return np.asarray(
+            self.server_lr * np.sqrt((mean @ G @ mean).clip(0.0) / squared_norm) * shortest
+        )
 
     def _live(self, cohort: Cohort) -> NDArray[np.intp]:
         """Return the places of the updates that are not zero."""

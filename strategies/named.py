@@ -105,12 +105,13 @@ def strategy_of(
         strategy = build(method, arguments)
     except ValueError as error:  # the constructor refused a value
         raise SettingsError(f"method = {text!r}: {error}") from error
-    found = {
-        key: SETTINGS[key].checked(run_config[key])
-        for key in RUN_FOLDER_OPTIONS
-        if run_config.get(key, SETTINGS[key].default) != SETTINGS[key].default
-    }
-    strategy.adapt(run_folder_options=found)
+    strategy.adapt(
+        run_folder_options={
+            key: SETTINGS[key].checked(run_config[key])
+            for key in RUN_FOLDER_OPTIONS
+            if run_config.get(key, SETTINGS[key].default) != SETTINGS[key].default
+        }
+    )
     return strategy
 
 

@@ -262,8 +262,9 @@ def _neutral_moves(
     pull = slope - slope[inside][np.argmin(norms[inside])] if inside.any() else slope
     (free,) = np.nonzero(inside | ~inside.any() | (np.abs(pull) <= 1e-6 * reach))
     combinations = _combinations(G[np.ix_(free, free)])
-    sums = combinations.sum(axis=0)
-    combinations = _neutral(combinations, sums, 1e-12 * np.abs(combinations).sum(axis=0))
+    combinations = _neutral(
+        combinations, combinations.sum(axis=0), 1e-12 * np.abs(combinations).sum(axis=0)
+    )
     rounding = 1e-12 * (x @ slope) + 1e-14 * len(x) * (reach[free] @ np.abs(combinations))
     combinations = _neutral(combinations, pull[free] @ combinations, rounding)
     moves = np.zeros((len(x), combinations.shape[1]))

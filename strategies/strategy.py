@@ -351,10 +351,9 @@ class FairStrategy(Method, Strategy):
         if not weighted:
             return metrics
         averaged = average_metrics(used.metrics, self.weighted_by_key)
-        others = {name: value for name, value in metrics.items() if name not in averaged}
         return {
             **aggregate(self._session.clients.contents(replies, weighted), self.weighted_by_key),
-            **others,
+            **{name: value for name, value in metrics.items() if name not in averaged},
         }
 
 

@@ -166,8 +166,14 @@ def send(client: ClientSettings, chosen: SentLetter, out: Path | None) -> None:
     content = encode_letter(chosen.letter)
     head = [_check_of(secret_of(Path(client.state_dir))), content, chosen.digests.tobytes()]
     write_sealed(_folder_of(client) / f"{number:04}.letter", b"\n".join(head), b"")
-    sent = {"profile": f"{len(chosen.letter.columns)} columns, {out or client.server}"}
-    open_log(Path(client.state_dir)).note({"run": 0, "asked": "profile", "sent": sent}, {})
+    open_log(Path(client.state_dir)).note(
+        {
+            "run": 0,
+            "asked": "profile",
+            "sent": {"profile": f"{len(chosen.letter.columns)} columns, {out or client.server}"},
+        },
+        {},
+    )
     if out is None:
         tell(client, Told(profile=content))
     else:

@@ -77,8 +77,9 @@ def run(client: ClientSettings) -> None:
 
 
 def _credentials_of(client: ClientSettings) -> grpc.ChannelCredentials:
-    parts = (client.ca, client.key, client.certificate)
-    return grpc.ssl_channel_credentials(*(Path(part).read_bytes() for part in parts))
+    return grpc.ssl_channel_credentials(
+        *(Path(part).read_bytes() for part in (client.ca, client.key, client.certificate))
+    )
 
 
 def tell(client: ClientSettings, message: Told) -> None:

@@ -259,16 +259,11 @@ def most_items(message: Message) -> dict[str, int]:
 
 def group_of(content: RecordDict, number: int) -> str:
     """Return the group under which devices keep states, for a message of a run folder; else ""."""
-    for config in content.config_records.values():
-        if RUN_FOLDER in config:
-            return f"{config[RUN_FOLDER]!s}/{number}"
-    return ""
+    configs = content.config_records.values()
+    return next((f"{each[RUN_FOLDER]!s}/{number}" for each in configs if RUN_FOLDER in each), "")
 
 
 def read_round(content: RecordDict) -> int:
     """Return the round in a message's config, 0 if it has none."""
-    for config in content.config_records.values():
-        number = config.get("server-round")
-        if isinstance(number, int) and number > 0:
-            return number
-    return 0
+    numbers = (config.get("server-round") for config in content.config_records.values())
+    return next((each for each in numbers if isinstance(each, int) and each > 0), 0)

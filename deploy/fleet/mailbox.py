@@ -191,11 +191,20 @@ class Mailbox:
             if message.collected:
                 self._forget([message])
             elif message.reply is not None:
-                reason = f"the reply came after round {number} had ended"
-                message.reply = Reply(None, ErrorCode.NODE_UNAVAILABLE, reason)
+                message.reply = Reply(
+                    None,
+                    ErrorCode.NODE_UNAVAILABLE,
+                    f"the reply came after round {number} had ended",
+                )
             elif not message.working:
-                reason = f"round {number} ended before this client was there"
-                self._settle(message, Reply(None, ErrorCode.NODE_UNAVAILABLE, reason))
+                self._settle(
+                    message,
+                    Reply(
+                        None,
+                        ErrorCode.NODE_UNAVAILABLE,
+                        f"round {number} ended before this client was there",
+                    ),
+                )
 
     def expire(self) -> None:
         """Forget expired messages, those begun or answered KEPT_SECONDS later."""

@@ -177,8 +177,11 @@ def list_runs(folder: Path, but: Collection[int] = ()) -> list[RunFiles]:
     Numbers grow with time, so the oldest run is first. Raise DeployError if the folder cannot be
     read.
     """
-    numbers = sorted(set(list_numbers(folder)).difference(but))
-    return [run for number in numbers if (run := RunFiles(folder / str(number))).is_ordered]
+    return [
+        run
+        for number in sorted(set(list_numbers(folder)).difference(but))
+        if (run := RunFiles(folder / str(number))).is_ordered
+    ]
 
 
 def list_numbers(folder: Path) -> list[int]:

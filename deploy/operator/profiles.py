@@ -115,16 +115,16 @@ def write_schema(
 def _extend(text: str, lines: Collection[str]) -> str:
     """Return a schema with the fields of a draft that it does not have, at its end."""
     schema = parse_schema(text)
-    sections = "\n".join(lines).split("\n\n")[1:]
     new = [
-        each for each in sections if not _knows(schema, next(iter(tomllib.loads(each)["fields"])))
+        each
+        for each in "\n".join(lines).split("\n\n")[1:]
+        if not _knows(schema, next(iter(tomllib.loads(each)["fields"])))
     ]
     return "\n\n".join([text.rstrip("\n"), *new]) + "\n" if new else text
 
 
 def _knows(schema: Schema, name: str) -> bool:
-    known = (*schema.fields, *schema.ignore, schema.unit, schema.client)
-    return squash(name) in map(squash, known)
+    return squash(name) in map(squash, (*schema.fields, *schema.ignore, schema.unit, schema.client))
 
 
 def _block_of(letter: Letter, schema: Schema, findings: Sequence[Finding]) -> Iterator[str]:

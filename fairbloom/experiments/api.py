@@ -264,8 +264,14 @@ def compare(
     if seeds < 1:
         raise SettingsError(f"seeds = {seeds}: a comparison takes at least one")
     base = baseline_of(named, among)
-    shared = own.split(config) if own else config
-    study = Study("compare", among, list(range(seed, seed + seeds)), base, shared, app=own)
+    study = Study(
+        "compare",
+        among,
+        list(range(seed, seed + seeds)),
+        base,
+        own.split(config) if own else config,
+        app=own,
+    )
     with study_progress("comparing", shown=progress) as bar:
         return compare_arms(study, Path(out), jobs or processors_here(), bar, on_run)
 

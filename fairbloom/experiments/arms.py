@@ -62,8 +62,10 @@ class Arm:
             )
         )
         plain = exact.replace(":", "-", 1)
-        texts = [value for value in self.settings.values() if isinstance(value, str)]
-        odd = any(re.search(r"[^\w.]|[A-Z]", text, re.ASCII) for text in texts)
+        odd = any(
+            isinstance(value, str) and re.search(r"[^\w.]|[A-Z]", value, re.ASCII)
+            for value in self.settings.values()
+        )
         safe = re.sub(r"[^\w.=+-]", "-", plain, flags=re.ASCII)[:LONGEST_NAME]
         if safe == plain and not odd:
             return safe

@@ -179,10 +179,9 @@ class Recipe(RecipeSection):
                 continue
             methods = [*dict.fromkeys(map(self.method, rows))]
             parameters = [short_key(key) for method in methods for key in method_parameters(method)]
-            hint = did_you_mean(name, [*SETTINGS, *parameters]).rstrip(": ")
             raise ValueError(
                 f"grid: {name} is neither a setting nor a parameter of {', '.join(methods)}:"
-                f" {hint}".rstrip(": ")
+                f" {did_you_mean(name, [*SETTINGS, *parameters])}".rstrip(": ")
             )
 
     @property

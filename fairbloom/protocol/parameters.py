@@ -340,12 +340,11 @@ def arguments_of(function: Callable[..., Any]) -> Mapping[str, Parameter | None]
         arguments = inspect.signature(function, eval_str=True).parameters.values()
     except NameError:
         return {}
-    named = [
-        argument
-        for argument in arguments
-        if argument.kind not in (argument.VAR_KEYWORD, argument.VAR_POSITIONAL)
-    ]
-    return {each.name: annotated(each.name, each.annotation, None) for each in named}
+    return {
+        each.name: annotated(each.name, each.annotation, None)
+        for each in arguments
+        if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+    }
 
 
 def described(docstring: str) -> dict[str, str]:
@@ -381,8 +380,11 @@ def split_names(text: str) -> tuple[str, ...]:
 
     A name with a comma is in quotes.
     """
-    words = re.findall(rf"(?:^|,)\s*({QUOTED}|[^,]*?)\s*(?=,|$)", text)
-    return tuple(_unquote(word) for word in words if word)
+    return tuple(
+        _unquote(word)
+        for word in re.findall(rf"(?:^|,)\s*({QUOTED}|[^,]*?)\s*(?=,|$)", text)
+        if word
+    )
 
 
 def split_pairs(text: str, example: str) -> dict[str, str]:

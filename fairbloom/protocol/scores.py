@@ -65,8 +65,7 @@ class Score:
     def title(self) -> str:
         """Its name in tables and figures: "sensitivity (ill), %", or "loss, lower is better"."""
         unit = text_if(self.percent, ", %") + text_if(self.measured_in, f", {self.measured_in}")
-        hint = text_if(not self.higher_is_better, ", lower is better")
-        return f"{self.words}{unit}{hint}"
+        return f"{self.words}{unit}{text_if(not self.higher_is_better, ', lower is better')}"
 
     @property
     def unit(self) -> str:

@@ -250,8 +250,9 @@ control_variates, client_rule, wire_dtype
     @property
     def rules(self) -> tuple[Request, ...]:
         """The rules that are asked for."""
-        values = vars(self)
-        return tuple(rule for rule in RULES if values[rule.asked_by] != _DEFAULTS[rule.asked_by])
+        return tuple(
+            rule for rule in RULES if getattr(self, rule.asked_by) != _DEFAULTS[rule.asked_by]
+        )
 
     def to_config(self) -> dict[str, Any]:
         """Return the config to send: the names with hyphens, without fields at their defaults."""
@@ -309,12 +310,15 @@ control_variates, client_rule, wire_dtype
                     raise ReportableError(f"the server asks for {str(error)[:200]}") from error
         names = {"server-round": "server_round", **_FIELDS}
         known = {names[key]: value for key, value in config.items() if key in names}
-        others = {
-            key: value
-            for key, value in config.items()
-            if key not in (*names, "measure", FROZEN, PROTOCOL)
-        }
-        return cls(**known, measure=tuple(config.get("measure", ())), others=others)
+        return cls(
+            **known,
+            measure=tuple(config.get("measure", ())),
+            others={
+                key: value
+                for key, value in config.items()
+                if key not in (*names, "measure", FROZEN, PROTOCOL)
+            },
+        )
 
 
 _NAMES = (

@@ -88,10 +88,14 @@ class Versions:
 
     def last(self, key: str) -> tuple[Point, bytes] | None:
         """Return the last undamaged version and its step, or None."""
-        for step in reversed(self.steps(key)):
-            if (content := self.read(key, step)) is not None:
-                return step, content
-        return None
+        return next(
+            (
+                (step, content)
+                for step in reversed(self.steps(key))
+                if (content := self.read(key, step)) is not None
+            ),
+            None,
+        )
 
     def write(self, versions: Iterable[VersionEntry]) -> None:
         """Write versions to the next file, one after the other."""
@@ -195,9 +199,8 @@ def write_sealed(
 
     The file is for this account only; see `whole_file`.
     """
-    size = len(head).to_bytes(4, "big")
     with whole_file(file, 0o600, durable=durable) as opened:
-        opened.writelines([SEAL, blake3(head).digest(), size, head, rest])
+        opened.writelines([SEAL, blake3(head).digest(), len(head).to_bytes(4, "big"), head, rest])
 
 
 def read_sealed(file: Path, loss: str) -> tuple[bytes, bytes]:

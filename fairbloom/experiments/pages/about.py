@@ -72,13 +72,11 @@ def _counts(subject: Subject) -> dict[str, Column]:
 
     Of clients on devices, only the test examples and the share of the larger class are known.
     """
-    run = subject.run
     counts = subject.counts
     if not counts:
-        larger = run.column(SHARE_OF_LARGER_CLASS)
         known: dict[str, Mapping[str, float]] = {
-            "test examples": run.test_examples(),
-            "larger class, %": larger,
+            "test examples": subject.run.test_examples(),
+            "larger class, %": subject.run.column(SHARE_OF_LARGER_CLASS),
         }
         return {name: (Digits(0), numbers, EXACT) for name, numbers in known.items() if numbers}
     names = {"rows": "examples", "for training": "train"}

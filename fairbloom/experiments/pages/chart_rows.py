@@ -106,7 +106,16 @@ def curves(lines: Iterable[Line], measure: str) -> list[dict[str, Any]]:
     """
     rows = []
     for line in lines:
-        by_run = [_by_round(run, line, measure) for run in line.runs]
+        by_run = [
+            {
+                number: value
+                for number, value in run.rounds.set_index("round")
+                .get(f"{run.score.column(line.model)}_{measure}", {})
+                .items()
+                if is_shown(value)
+            }
+            for run in line.runs
+        ]
         rows += [
             {
                 "round": number,
@@ -116,12 +125,6 @@ def curves(lines: Iterable[Line], measure: str) -> list[dict[str, Any]]:
             for number in thin(sorted(set.intersection(*map(set, by_run))), CURVE_ROUNDS)
         ]
     return rows
-
-
-def _by_round(run: Run, line: Line, measure: str) -> dict[int, float]:
-    """Return a measure after each evaluated round; {} without numbers."""
-    found = run.rounds.set_index("round").get(f"{run.score.column(line.model)}_{measure}", {})
-    return {number: value for number, value in found.items() if is_shown(value)}
 
 
 def mean_and_range(values: Sequence[float]) -> dict[str, Any]:

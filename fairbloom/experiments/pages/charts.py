@@ -36,8 +36,10 @@ def thin(rounds: Sequence[int], most: int) -> list[int]:
     """Return at most `most` rounds in even steps, with the first and the last."""
     if len(rounds) <= most:
         return list(rounds)
-    places = {round(i * (len(rounds) - 1) / (most - 1)) for i in range(most)}
-    return [rounds[place] for place in sorted(places)]
+    return [
+        rounds[place]
+        for place in sorted({round(i * (len(rounds) - 1) / (most - 1)) for i in range(most)})
+    ]
 
 
 def short(value: float) -> float | None:
@@ -113,13 +115,16 @@ def over_rounds(
     rows: Sequence[Row], series: Sequence[Series], axis: str, among: Sequence[Row] = ()
 ) -> Spec:
     """Return a line for each method over the rounds, in a band."""
-    rounds = sorted({row["round"] for row in rows})
     x = {
         "field": "round",
         "type": "quantitative",
         "title": "round",
         "scale": {"nice": False, "zero": False},
-        "axis": {"values": thin(rounds, 9), "format": "d", "grid": False},
+        "axis": {
+            "values": thin(sorted({row["round"] for row in rows}), 9),
+            "format": "d",
+            "grid": False,
+        },
     }
     return _bands(rows, series, x, _quantity("value", axis, among))
 
@@ -132,8 +137,11 @@ def differences(rows: Sequence[Row], axis: str) -> Spec:
     The rows have `method`, `mean`, `low`, `high`, and as `clear` a key of CLEAR.
     """
     methods = list(dict.fromkeys(row["method"] for row in rows))
-    clear = _scaled("clear", list(CLEAR), [colour(name) for name in CLEAR.values()])
-    common = {"y": _names("method", methods), "color": clear, "opacity": EMPHASIS}
+    common = {
+        "y": _names("method", methods),
+        "color": _scaled("clear", list(CLEAR), [colour(name) for name in CLEAR.values()]),
+        "opacity": EMPHASIS,
+    }
     tooltip = _tooltip(
         ("method", "method"), ("mean", axis), ("low", "from"), ("high", "to"), ("clear", "")
     )
@@ -183,11 +191,13 @@ def shares(rows: Sequence[Row], sites: Sequence[str], axis: str) -> Spec:
     The rows have `site`, `text` and `value`.
     """
     texts = [*dict.fromkeys(row["text"] for row in rows)]
-    looks = [colour(f"series-{k}") for k in range(len(texts))]
     bars = {
         "x": {**_quantity("value", axis), "stack": "zero"},
         "y": _names("site", sites),
-        "color": {**_scaled("text", texts, looks), "legend": {"title": None, "orient": "top"}},
+        "color": {
+            **_scaled("text", texts, [colour(f"series-{k}") for k in range(len(texts))]),
+            "legend": {"title": None, "orient": "top"},
+        },
         "tooltip": _tooltip(("site", "site"), ("text", "value"), ("value", axis)),
     }
     return {**_spec(rows, [_layer("bar", bars, height=12)]), "height": 18 * len(sites)}

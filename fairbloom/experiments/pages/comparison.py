@@ -60,10 +60,13 @@ POINTS_SHOWN = 16
 def page_of_comparison(comparison: Comparison) -> Page:
     """Return the page of a comparison."""
     folder = comparison.folder
-    seeds = comparison.seeds
     lines = lines_of(comparison)
-    facts: dict[str, object] = {"baseline": comparison.baseline, "clients": comparison.client_count}
-    facts |= {"seeds": len(seeds)} | ({"rounds": lines[0].runs[0].rounds_done} if lines else {})
+    facts: dict[str, object] = {
+        "baseline": comparison.baseline,
+        "clients": comparison.client_count,
+        "seeds": len(comparison.seeds),
+        **({"rounds": lines[0].runs[0].rounds_done} if lines else {}),
+    }
     subjects = [Subject.of(line.runs[0]) for line in lines[:1]]
     about = "".join(subject.title for subject in subjects)
     count = len([line for line in lines if not line.same_runs_as]) or len(comparison.methods)
@@ -95,14 +98,16 @@ def joining_section(comparison: Comparison) -> Section | None:
     digits = Digits(comparison.gain_decimals)
     joinings = comparison.joining
     said = describe_clients(joinings, comparison)
-    rows = [[Cell("mean over clients"), *(digits.difference(joined.mean) for joined in joinings)]]
-    rows += [
-        [
-            Cell(comparison.shown_name(client)),
-            *(digits.difference(joined.clients[client]) for joined in joinings),
-        ]
-        for client in shown_of(_order(comparison))
-        if client in joinings[0].clients
+    rows = [
+        [Cell("mean over clients"), *(digits.difference(joined.mean) for joined in joinings)],
+        *(
+            [
+                Cell(comparison.shown_name(client)),
+                *(digits.difference(joined.clients[client]) for joined in joinings),
+            ]
+            for client in shown_of(_order(comparison))
+            if client in joinings[0].clients
+        ),
     ]
     table = Table(
         "joining",
@@ -154,8 +159,9 @@ def brief_sections(comparison: Comparison) -> list[Section]:
 def _left_out(comparison: Comparison) -> str:
     """Return in a sentence which clients are left out with how many seeds, or ""."""
     counts = Counter(client for names in comparison.left_out.values() for client in names)
-    seeds = len(comparison.seeds)
-    named = join_first([f"{client} ({count} of {seeds} seeds)" for client, count in counts.items()])
+    named = join_first(
+        [f"{client} ({count} of {len(comparison.seeds)} seeds)" for client, count in counts.items()]
+    )
     return text_if(
         counts,
         f"Left out, as some method has no test {comparison.score.words} of them: {named}.",
@@ -166,8 +172,13 @@ def detailed_sections(
     comparison: Comparison, lines: Sequence[Line], brief: Sequence[Section]
 ) -> list[Section]:
     """Return the sections that only the report of a comparison has."""
-    order = shown_of(_order(comparison))
-    scene = Scene(lines, comparison.score, order, _first_only(comparison), comparison.client_count)
+    scene = Scene(
+        lines,
+        comparison.score,
+        shown_of(_order(comparison)),
+        _first_only(comparison),
+        comparison.client_count,
+    )
     found = present(
         [
             _differences_section(comparison),
@@ -226,9 +237,10 @@ def _methods_section(comparison: Comparison) -> Section:
         method: {key: comparison.estimate(method, key).value for key in SHOWN}
         for method in comparison.shown
     }
-    score = comparison.score
     gains = {
-        (one, other): [score.better(mine[key], theirs[key]) for key in ("mean", "worst_10")]
+        (one, other): [
+            comparison.score.better(mine[key], theirs[key]) for key in ("mean", "worst_10")
+        ]
         for one, mine in means.items()
         for other, theirs in means.items()
     }
@@ -239,8 +251,9 @@ def _methods_section(comparison: Comparison) -> Section:
         f" {', '.join(front)}."
     )
     # noise would choose the front
-    said = text_if(not comparison.has_noise, intro)
-    return Section("methods", "Methods", said, [method_table(comparison)])
+    return Section(
+        "methods", "Methods", text_if(not comparison.has_noise, intro), [method_table(comparison)]
+    )
 
 
 def method_table(comparison: Comparison) -> Table:
@@ -263,18 +276,19 @@ def method_table(comparison: Comparison) -> Table:
     headings = [f"gain, {title}" for title in (titles[0], titles[2])] if gains else []
     blank = [NONE] * len(headings)
     rows = [
-        [Cell(name), *map(digits.estimate, values), *gains.get(name, blank)]
-        for name, values in means.items()
+        *(
+            [Cell(name), *map(digits.estimate, values), *gains.get(name, blank)]
+            for name, values in means.items()
+        ),
+        *(
+            [Cell(f"{method}: {words}"), *[NONE] * len(titles), *blank]
+            for method, words in comparison.failed.items()
+            if method not in comparison.methods
+        ),
     ]
-    rows += [
-        [Cell(f"{method}: {words}"), *[NONE] * len(titles), *blank]
-        for method, words in comparison.failed.items()
-        if method not in comparison.methods
-    ]
-    extended = f", extended from {comparison.extended_from} seeds"
     intervals = (
         f", with 95 % intervals. {CLEAR} p < 0.05 (paired t test, Holm's correction)"
-        f"{text_if(comparison.extended_from, extended)}"
+        f"{text_if(comparison.extended_from, f', extended from {comparison.extended_from} seeds')}"
     )
     tested = sum(map(bool, comparison.held_out[comparison.baseline]))
     new = f" Not in training: scores of the common model (seeds: {tested})."
@@ -314,8 +328,13 @@ def _named_charts(comparison: Comparison) -> Charts:
         ]
         for label in comparison.shown
     }
-    order = shown_of(_order(comparison))
-    return named_charts(finals, _series(comparison), order, comparison.score, comparison.shown_name)
+    return named_charts(
+        finals,
+        _series(comparison),
+        shown_of(_order(comparison)),
+        comparison.score,
+        comparison.shown_name,
+    )
 
 
 def _order(comparison: Comparison) -> list[str]:
@@ -332,7 +351,6 @@ def client_table(comparison: Comparison) -> Table:
 
     Of many clients the worst and the best served.
     """
-    base = comparison.baseline
     seeds = len(comparison.seeds)
     first_only = _first_only(comparison)
     values = {method: by_name(comparison, method) for method in comparison.shown}
@@ -348,7 +366,9 @@ def client_table(comparison: Comparison) -> Table:
         )
     )
     columns = reference_column(comparison.score, references)
-    first = text_if(not noise[base], f", the worst served under {base} first")
+    first = text_if(
+        not noise[comparison.baseline], f", the worst served under {comparison.baseline} first"
+    )
     return table_of_clients(
         f"Each client{first}: test {comparison.score.title}{over}",
         order,
@@ -364,7 +384,6 @@ def client_table(comparison: Comparison) -> Table:
 def _differences_section(comparison: Comparison) -> Section | None:
     """Return by how much each method is better than the baseline, with intervals."""
     base = comparison.baseline
-    unit = comparison.score.unit
     if len(comparison.shown) == 1:
         return None
     panels = []
@@ -379,7 +398,7 @@ def _differences_section(comparison: Comparison) -> Section | None:
         found = comparison.differences(measure)
         tested = measure in CLAIMED
         title = find_measure(measure).title(comparison.client_count) + (
-            text_if(score.unit != unit, f", {score.unit}")
+            text_if(score.unit != comparison.score.unit, f", {score.unit}")
         )
         digits = Digits.of(score, (difference.mean for difference in found.values()))
         words = {
@@ -396,9 +415,15 @@ def _differences_section(comparison: Comparison) -> Section | None:
             for name, difference in found.items()
         )
         what = f"Difference to {base} in {title}, to the right is better: {said}."
-        spec = charts.differences(rows, score.unit)
         of = text_if(measure in comparison.gaps_compared, f" by {comparison.grouping_compared}")
-        panels.append(Chart(f"difference-{slug(measure)}", title.capitalize() + of, what, spec))
+        panels.append(
+            Chart(
+                f"difference-{slug(measure)}",
+                title.capitalize() + of,
+                what,
+                charts.differences(rows, score.unit),
+            )
+        )
         for method, difference in found.items():
             p_value = Cell(
                 "< 0.001" if difference.p_value < 0.001 else f"{difference.p_value:.3f}",
@@ -442,7 +467,7 @@ def _differences_section(comparison: Comparison) -> Section | None:
     )
     table = Table(
         "differences",
-        f"Differences to {base} in {unit}",
+        f"Differences to {base} in {comparison.score.unit}",
         ["method", "measure", "difference", "seeds better", "seeds worse", "p"],
         cells,
         note,

@@ -10,14 +10,21 @@ from .cells import NONE
 def page_of_evaluation(found: Evaluation) -> Page:
     """Return the page of an evaluation."""
     own = [Cell(found.written(score), found.values.get(score.name)) for score in found.scores]
-    rows = [[Cell(found.site), Cell.of(found.test_examples), *own]]
     ranges = [(score, found.range_of(score)) for score in found.scores]
-    for place, word in enumerate(("worst", "best") if found.clients else ()):
-        cells = [
-            NONE if ends is None else Cell(score.written(ends[place]), ends[place])
-            for score, ends in ranges
-        ]
-        rows.append([Cell(f"{word} of the run's clients"), NONE, *cells])
+    rows = [
+        [Cell(found.site), Cell.of(found.test_examples), *own],
+        *(
+            [
+                Cell(f"{word} of the run's clients"),
+                NONE,
+                *(
+                    NONE if ends is None else Cell(score.written(ends[place]), ends[place])
+                    for score, ends in ranges
+                ),
+            ]
+            for place, word in enumerate(("worst", "best") if found.clients else ())
+        ),
+    ]
     table = Table(
         "evaluation", "", ["", "test examples", *(score.words for score in found.scores)], rows
     )

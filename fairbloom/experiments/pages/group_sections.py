@@ -178,9 +178,12 @@ def _ends(by_seed: Sequence[GroupReport], grouping: str, score: GroupScore) -> l
         if groups
     }
     ends = (min(values, key=lambda name: values[name]), max(values, key=lambda name: values[name]))
-    counts = [statistics.fmean(group.overs[score.name] for group in scored[name]) for name in ends]
     return [
-        Cell(f"{name} ({count:.0f} examples)") for name, count in zip(ends, counts, strict=True)
+        Cell(
+            f"{name} ({statistics.fmean(group.overs[score.name] for group in scored[name]):.0f}"
+            " examples)"
+        )
+        for name in ends
     ]
 
 
@@ -204,8 +207,13 @@ def _group_rows(
     rows = []
     for client, grouping in itertools.product(clients, first.grouped.groupings):
         for name, groups in _by_name(by_seed, client, grouping).items():
-            count = statistics.fmean(group.count for group in groups)
-            row = [Cell(label), Cell(client), Cell(grouping), Cell(name), Digits(0).cell(count)]
+            row = [
+                Cell(label),
+                Cell(client),
+                Cell(grouping),
+                Cell(name),
+                Digits(0).cell(statistics.fmean(group.count for group in groups)),
+            ]
             for score in first.scores:
                 values = [
                     group.values[score.name] for group in groups if score.name in group.values

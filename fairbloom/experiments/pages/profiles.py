@@ -1,5 +1,6 @@
 """The page of profiles: a picture of each field in which sites stand out, with a line to paste."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from fairbloom.tables.advice import say
@@ -30,8 +31,7 @@ def profiles_page(
 
     `advice` has a sentence for each of the findings, with the lines that a person may paste.
     """
-    known = [each for each in findings if each.kind not in QUIET]
-    names = [*dict.fromkeys(each.field for each in known)]
+    names = [*dict.fromkeys(each.field for each in findings if each.kind not in QUIET)]
     sections: list[Section] = []
     for name in names[:MAX_PICTURES]:
         about = [place for place, each in enumerate(findings) if each.field == name]
@@ -43,17 +43,26 @@ def profiles_page(
         sections.append(Section(f"field-{len(sections)}", name, "", [Note(sentences), chart]))
     rest = [name for name in fields if name not in names[:MAX_PICTURES]]
     if rest:
-        rows = []
-        for name in rest:
-            remarks = [
+        remarks = {
+            name: [
                 f"{join_first(each.sites, 3)}: {say(each)}"
                 for each in findings
                 if each.field == name
             ]
-            rows.append([Cell(name), Cell.of(len(fields[name])), Cell("; ".join(remarks))])
-        headings = ["field", "sites", "remark"]
-        others = [Table("others", "Fields without a picture", headings, rows)]
-        sections.append(Section("others", "All other fields", "", others))
+            for name in rest
+        }
+        rows = [
+            [Cell(name), Cell.of(len(fields[name])), Cell("; ".join(said))]
+            for name, said in remarks.items()
+        ]
+        sections.append(
+            Section(
+                "others",
+                "All other fields",
+                "",
+                [Table("others", "Fields without a picture", ["field", "sites", "remark"], rows)],
+            )
+        )
     sites = {site for columns in fields.values() for site in columns}
     return Page(
         "Profiles of the sites",
@@ -71,8 +80,7 @@ def _picture(name: str, columns: Profiles, apart: Sequence[str], of_missing: boo
     """Return sites one below the other, those that stand out first."""
     ordered = [*dict.fromkeys([*(site for site in apart if site in columns), *columns])]
     sites = ordered[:MAX_SITES]
-    of_all = f" ({len(sites)} of {len(ordered)} sites)"
-    title = name + text_if(len(ordered) > len(sites), of_all)
+    title = name + text_if(len(ordered) > len(sites), f" ({len(sites)} of {len(ordered)} sites)")
     if of_missing or not any(column.quantiles for column in columns.values()):
         rows = _shares(columns, sites, of_missing)
         spec = shares(rows, sites, "share of the rows")
@@ -89,17 +97,17 @@ def _picture(name: str, columns: Profiles, apart: Sequence[str], of_missing: boo
 
 
 def _shares(columns: Profiles, sites: Sequence[str], of_missing: bool) -> list[Row]:
-    """Return the share of the rows of each value at each site."""
+    """Return the share of the rows of each value at each site, of rare ones together."""
     counts = {site: _count(columns[site], of_missing) for site in sites}
-    totals: dict[str, int] = {}
-    for held in counts.values():
-        for text, count in held.items():
-            totals[text] = totals.get(text, 0) + count
-    named = sorted(totals, key=lambda text: -totals[text])[:MAX_VALUES]
+    totals = sum(map(Counter, counts.values()), Counter[str]())
+    named = [text for text, _ in totals.most_common(MAX_VALUES)]
     return [
         {"site": site, "text": text, "value": short(count / max(sum(held.values()), 1))}
         for site, held in counts.items()
-        for text, count in _together(held, named).items()
+        for text, count in {
+            **{text: held.get(text, 0) for text in named},
+            "others": sum(count for text, count in held.items() if text not in named),
+        }.items()
         if count
     ]
 
@@ -109,9 +117,3 @@ def _count(column: ColumnProfile, of_missing: bool) -> dict[str, int]:
     if of_missing:
         return {"no value": missing, "a value": column.rows - missing}
     return {**column.values, "not listed": column.others}
-
-
-def _together(held: Mapping[str, int], named: Sequence[str]) -> dict[str, int]:
-    """Return the counts of some values, and of all others together."""
-    some = {text: held.get(text, 0) for text in named}
-    return {**some, "others": sum(held.values()) - sum(some.values())}

@@ -27,8 +27,8 @@ def page_of_reproduction(done: Reproduction) -> Page:
         ("rows", str(len(done.outcomes))),
         ("seeds", str(len(done.study.seeds))),
         ("time of the rounds", in_seconds(sum(outcome.seconds for outcome in done.outcomes))),
+        *((key, str(value)) for key, value in done.study.overrides.items() if key != "data-dir"),
     ]
-    facts += [(key, str(value)) for key, value in done.study.overrides.items() if key != "data-dir"]
     written = done.whole and (folder / "results.csv").exists()
     files = files_of(folder, "tables and runs" if written else "runs")
     said = [line for line in (recipe.what, recipe.source) if line]
@@ -45,12 +45,15 @@ def page_of_reproduction(done: Reproduction) -> Page:
         for outcome in done.outcomes
         if outcome.row.note
     ]
-    known = list(dict.fromkeys([*faults, *notes, *recipe.notes]))
     sections = present(
         [
             Section("rows", shown, intro, [_rows_table(done)]),
             notes_section("claims", "What the source claims", claims),
-            notes_section("notes", "What is known of the differences", known),
+            notes_section(
+                "notes",
+                "What is known of the differences",
+                list(dict.fromkeys([*faults, *notes, *recipe.notes])),
+            ),
         ]
     )
     verdict = _agreement(done)
@@ -96,16 +99,15 @@ def _agreement(done: Reproduction) -> str:
 def _rows_table(done: Reproduction) -> Table:
     """Return the rows: for each measure what was printed and what was measured."""
     recipe = done.recipe
-    outcomes = done.outcomes
     printed = [
-        measure for measure in recipe.measures if any(measure in o.published for o in outcomes)
+        measure for measure in recipe.measures if any(measure in o.published for o in done.outcomes)
     ]
     headings = ["row"]
     for measure in recipe.measures:
         title = find_measure(measure).title()
         headings += [f"{title}, printed", f"{title}, measured"] if measure in printed else [title]
     cells = []
-    for outcome in outcomes:
+    for outcome in done.outcomes:
         row = [Cell(outcome.name)]
         for measure in recipe.measures:
             digits = Digits(find_measure(measure).decimals)

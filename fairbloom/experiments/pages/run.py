@@ -59,31 +59,30 @@ def page_of_run(run: Run) -> Page:
     final = run.final()
     subject = Subject.of(run)
     personal = run.final(model="personal") if run.serves == "global" and run.finished else {}
-    lines = [Line(run.label, [run], run.serves)]
-    lines += (
-        [Line(personal_label(run.label), [run], "personal", same_runs_as=run.label)]
-        if personal
-        else []
+    of_personal = Line(personal_label(run.label), [run], "personal", same_runs_as=run.label)
+    lines = [Line(run.label, [run], run.serves), *([of_personal] if personal else [])]
+    scene = Scene(
+        lines, run.score, shown_of(worst_first(final, run.score, run.noise())), False, len(final)
     )
-    order = worst_first(final, run.score, run.noise())
-    scene = Scene(lines, run.score, shown_of(order), False, len(final))
     headline, sentences = _words(run, final)
     counts = [f"{name} {count}" for name, count in run.left_out()]
-    defence = (
-        f"Left out by the defence {run.settings.get('defence')}, in rounds of {run.rounds_done}"
+    left_out = text_if(
+        counts,
+        f"Left out by the defence {run.settings.get('defence')}, in rounds of {run.rounds_done}:"
+        f" {join_first(counts, MAX_LISTED)}.",
     )
-    left_out = text_if(counts, f"{defence}: {join_first(counts, MAX_LISTED)}.")
     groups = {
         line.label: [report]
         for line in lines
         if (report := run.by_group(line.model)) is not None and report.tested
     }
-    gaps = [gaps_table(groups, label) for label in groups if label == run.label]
     sections = [
         _clients_section(
             scene, dict(zip((line.label for line in lines), (final, personal), strict=False))
         ),
-        subgroups_section(scene, groups, *gaps),
+        subgroups_section(
+            scene, groups, *(gaps_table(groups, label) for label in groups if label == run.label)
+        ),
         _metrics_section(run),
         privacy_section(run),
         absences_section(lines[:1]),

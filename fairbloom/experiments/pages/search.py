@@ -17,11 +17,13 @@ from .sections import files_of
 def page_of_search(search: Search) -> Page:
     """Return the page of a search; while runs are missing, as far as it is."""
     headline, *sentences = search.sentences
-    found = search.study.found
     facts = [
         ("variants tried", str(len(search.judged))),
         ("criterion", search.title),
-        ("seeds", f"{len(search.study.seeds)} to choose by, {len(found.fresh)} fresh ones"),
+        (
+            "seeds",
+            f"{len(search.study.seeds)} to choose by, {len(search.study.found.fresh)} fresh ones",
+        ),
     ]
     arms = Section("arms", "What was tried", "", [arms_table(search)])
     page = Page(

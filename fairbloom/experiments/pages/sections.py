@@ -112,17 +112,22 @@ def lines_charts(
     if len(series) <= TOGETHER:
         return Charts([whole], series)
     base, *others = series
-    panels = []
-    for place, other in enumerate(others, 1):
-        shown = [row for row in rows if row["method"] in (base.label, other.label)]
-        panels.append(
-            Chart(
-                f"{whole.name}-{place}",
-                f"{other.label}{panel}",
-                f"{whole.title} under {other.label} and {base.label}.",
-                {**draw(shown, [base, other], among=rows), "height": 200},
-            )
+    panels = [
+        Chart(
+            f"{whole.name}-{place}",
+            f"{other.label}{panel}",
+            f"{whole.title} under {other.label} and {base.label}.",
+            {
+                **draw(
+                    [row for row in rows if row["method"] in (base.label, other.label)],
+                    [base, other],
+                    among=rows,
+                ),
+                "height": 200,
+            },
         )
+        for place, other in enumerate(others, 1)
+    ]
     return Charts(panels, [base], narrow=True)
 
 
@@ -406,11 +411,20 @@ def settings_section(lines: Sequence[Line]) -> Section:
             if key in settings:
                 value: Any = settings[key]
                 methods.setdefault("–" if value == "" else format_value(value), []).append(label)
-        for said, labels in methods.items():
-            of = "all methods" if len(labels) == len(by_method) else ", ".join(labels)
-            rows.append([Cell(key), Cell(said), Cell(of)][: len(headings)])
-    table = Table("settings", "Settings other than the defaults", headings, rows)
-    return Section("settings", "Settings", "", [table])
+        rows += [
+            [
+                Cell(key),
+                Cell(said),
+                Cell("all methods" if len(labels) == len(by_method) else ", ".join(labels)),
+            ][: len(headings)]
+            for said, labels in methods.items()
+        ]
+    return Section(
+        "settings",
+        "Settings",
+        "",
+        [Table("settings", "Settings other than the defaults", headings, rows)],
+    )
 
 
 def notes_section(name: str, title: str, sentences: Sequence[str]) -> Section | None:

@@ -28,8 +28,10 @@ class VegaLite(dict[str, Any]):
     """A Vega-Lite specification, which a notebook draws."""
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        picture = base64.b64encode(draw_png(self)).decode()
-        return {"application/vnd.vegalite.v5+json": dict(self), "image/png": picture}
+        return {
+            "application/vnd.vegalite.v5+json": dict(self),
+            "image/png": base64.b64encode(draw_png(self)).decode(),
+        }
 
 
 def draw_png(spec: Spec) -> bytes:
@@ -117,9 +119,11 @@ def spec_of(charts: Charts) -> VegaLite:
                 mark = {**mark, "opacity": 1.0, "size": 32}
             for channel, look in looks.items():
                 if channel in encoding:
-                    scale = {"domain": list(look), "range": list(look.values())}
-                    legend = {"orient": "bottom", "title": None, "columns": 3}
-                    encoding[channel] = {**encoding[channel], "scale": scale, "legend": legend}
+                    encoding[channel] = {
+                        **encoding[channel],
+                        "scale": {"domain": list(look), "range": list(look.values())},
+                        "legend": {"orient": "bottom", "title": None, "columns": 3},
+                    }
             part["layer"].append({**layer, "mark": mark, "encoding": encoding})
         parts.append(part)
     whole = parts[0] if len(parts) == 1 else {"concat": parts}

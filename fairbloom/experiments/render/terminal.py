@@ -89,8 +89,10 @@ def tables_within(table: Table, width: int) -> list[rich_table.Table]:
     shown = table.rows
     hidden = len(table.rows) - FIRST_ROWS - LAST_ROWS
     if table.folded and hidden > 1:
-        more = f"… {hidden + table.hidden} more {table.nouns}"
-        gap = [Cell(more), *[Cell("")] * (len(table.headings) - 1)]
+        gap = [
+            Cell(f"… {hidden + table.hidden} more {table.nouns}"),
+            *[Cell("")] * (len(table.headings) - 1),
+        ]
         shown = [*shown[:FIRST_ROWS], gap, *shown[-LAST_ROWS:]]
     # Escaped here, as the widths are measured here.
     rows = [[replace(cell, text=escape_unprintable(cell.text)) for cell in row] for row in shown]

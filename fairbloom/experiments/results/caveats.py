@@ -85,8 +85,11 @@ def _test_by_train(run: Run, about: Mapping[str, Any]) -> float:
 
     Clients report both numbers. Without them, the settings give the ratio.
     """
-    counts = about.get("trained", {}).items()
-    trained = {client: count for client, count in counts if 1 <= count <= LARGEST_COUNT}
+    trained = {
+        client: count
+        for client, count in about.get("trained", {}).items()
+        if 1 <= count <= LARGEST_COUNT
+    }
     tested = run.test_examples()
     clients = tested.keys() & trained.keys()
     if clients:
@@ -96,10 +99,12 @@ def _test_by_train(run: Run, about: Mapping[str, Any]) -> float:
 
 def caveats_of_run(run: Run) -> list[str]:
     """Return the limits of one run: an early end, single participants, small test sets."""
-    stopped = f"The run stopped after round {run.rounds_done} of {run.num_rounds}: {run.stopped}."
-    said = [
+    found = [
         *describe_leak(run),
-        text_if(run.stopped, stopped),
+        text_if(
+            run.stopped,
+            f"The run stopped after round {run.rounds_done} of {run.num_rounds}: {run.stopped}.",
+        ),
         _single([run], "the method had nothing"),
         _attacked([run]),
         *describe_small_tests(run.test_examples(), run.score, named=True),
@@ -107,7 +112,7 @@ def caveats_of_run(run: Run) -> list[str]:
         text_if(run.noise(), NOISE),
         *(f"F{said.removeprefix('f')}" for said in _worse_than_the_mean([run])),
     ]
-    return [*filter(None, said)]
+    return [*filter(None, found)]
 
 
 def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
@@ -175,8 +180,9 @@ def _attacked(runs: Sequence[Run]) -> str:
         f"{join_first(names)} {plural(len(names), 'attacks', 'attack')} by {attack}"
         for attack, names in attackers.items()
     ]
-    said = f"{'; '.join(clauses)}, as set: all measures are over the honest clients."
-    return text_if(clauses, said)
+    return text_if(
+        clauses, f"{'; '.join(clauses)}, as set: all measures are over the honest clients."
+    )
 
 
 def caveats_of_data(by_seed: Sequence[Run]) -> list[str]:

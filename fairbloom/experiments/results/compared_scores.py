@@ -145,10 +145,9 @@ class ComparedScores:
     @cached_property
     def score_by_client(self) -> "pandas.DataFrame":
         """The score that fairness is measured in: a row a seed and client, a column a method."""
-        rows = self.finals[self.finals["score"] == self.score.name]
-        return rows.pivot(index=["seed", "client"], columns="method", values="value")[
-            [*self.methods]
-        ]
+        return self.finals[self.finals["score"] == self.score.name].pivot(
+            index=["seed", "client"], columns="method", values="value"
+        )[[*self.methods]]
 
     @cached_property
     def values(self) -> Mapping[str, Sequence[Values]]:
@@ -199,8 +198,9 @@ class ComparedScores:
         kinds = {kind for run in every.get(self.baseline, ()) for kind in HELD_OUT.read(run.folder)}
         found = {method: [dict[str, float]() for _ in self.seeds] for method in self.methods}
         for kind, place in itertools.product(sorted(kinds), range(len(self.seeds))):
-            rows = frame([runs[place].held_out(kind) for runs in every.values()])
-            shared = rows.dropna(axis="columns")
+            shared = frame([runs[place].held_out(kind) for runs in every.values()]).dropna(
+                axis="columns"
+            )
             for name, values in zip(every, shared.to_dict("records"), strict=True):
                 if values:
                     found[name][place] |= {
@@ -290,35 +290,47 @@ class ComparedScores:
         Left out are gaps for which some method and the baseline have no seed in common. Empty
         without groups.
         """
-        scores = [score for reports in self.by_group.values() for score in reports[0].scores]
-        return {f"{GAP}{score.name}": score for score in scores if self._has(f"{GAP}{score.name}")}
+        return {
+            f"{GAP}{score.name}": score
+            for reports in self.by_group.values()
+            for score in reports[0].scores
+            if self._has(f"{GAP}{score.name}")
+        }
 
     @property
     def grouping_compared(self) -> str:
         """The first grouping: its gaps are compared; "" without groups."""
-        reports = [by_seed[0] for by_seed in self.by_group.values()]
-        return next((grouping for report in reports for grouping in report.grouped.groupings), "")
+        return next(
+            (
+                grouping
+                for by_seed in self.by_group.values()
+                for grouping in by_seed[0].grouped.groupings
+            ),
+            "",
+        )
 
     def _pairs(self, method: str, measure: str, than: str = "") -> list[tuple[float, float]]:
         """Return a measure under a method and under `than`, for each seed that has both."""
-        pairs = zip(
-            self._by_seed(measure, method),
-            self._by_seed(measure, than or self.baseline),
-            strict=True,
-        )
-        return [pair for pair in pairs if all(map(math.isfinite, pair))]
+        return [
+            pair
+            for pair in zip(
+                self._by_seed(measure, method),
+                self._by_seed(measure, than or self.baseline),
+                strict=True,
+            )
+            if all(map(math.isfinite, pair))
+        ]
 
     def _by_seed(self, measure: str, method: str) -> list[float]:
         """Return a measure for each seed; NaN for a seed without it."""
         compute = find_measure(measure).of
-        reports = self.by_group.get(method, [None] * len(self.seeds))
         return [
             math.nan
             if has_noise and measure in REGISTRY and measure not in measured
             else compute(ClientScores(values, self.score, groups=groups, held_out=new))
             for values, groups, new, measured, has_noise in zip(
                 self.values[method],
-                reports,
+                self.by_group.get(method, [None] * len(self.seeds)),
                 self.held_out[method],
                 self.estimates[method],
                 map(bool, self.noise[method]),
@@ -332,9 +344,10 @@ class ComparedScores:
 
     def against_baseline(self, method: str, measure: str) -> list[float]:
         """Return a measure of `against_baseline` for each seed in which it is defined."""
-        pairs = zip(self.values[method], self.values[self.baseline], strict=True)
-        lower = not self.score.higher_is_better
-        found = [against_baseline(*pair, lower_is_better=lower)[measure] for pair in pairs]
+        found = [
+            against_baseline(*pair, lower_is_better=not self.score.higher_is_better)[measure]
+            for pair in zip(self.values[method], self.values[self.baseline], strict=True)
+        ]
         return [value for value in found if math.isfinite(value) and not self.has_noise]
 
     # Differences
@@ -398,7 +411,6 @@ class ComparedScores:
         """
         if measure in CLAIMED:
             return {method: found for (method, of), found in self.claims.items() if of == measure}
-        share = self.shared.test_share
         gains = {
             method: self.gains(method, measure)
             for method in self.others
@@ -407,7 +419,7 @@ class ComparedScores:
         }
         return {
             method: difference_of(
-                by_seed, test_share=share, shift=self._shift(method, measure)
+                by_seed, test_share=self.shared.test_share, shift=self._shift(method, measure)
             ).untested
             for method, by_seed in gains.items()
         }
@@ -426,8 +438,9 @@ class ComparedScores:
             for method in self.others
             if measure != NEW_MEAN or self._pairs(method, measure)
         }
-        shifts = {key: self._shift(*key) for key in gains}
-        return differences_of(gains, shifts, test_share=self.shared.test_share)
+        return differences_of(
+            gains, {key: self._shift(*key) for key in gains}, test_share=self.shared.test_share
+        )
 
     def _shift(self, method: str, measure: str) -> float:
         """Return by how much noise may shift the mean gain by a measure.
@@ -438,9 +451,8 @@ class ComparedScores:
         pair = [self.estimate(name, measure) for name in names]
         if len(self.seeds) >= FEWEST_SEEDS:
             return max(each.bias for each in pair)
-        of_client = measure.removeprefix(CLIENT)
         return sum(max(each.below, each.above) for each in pair) + REACH * math.hypot(
-            *(self.noise_of_means(name).get(of_client, 0.0) for name in names)
+            *(self.noise_of_means(name).get(measure.removeprefix(CLIENT), 0.0) for name in names)
         )
 
     @property

@@ -272,8 +272,7 @@ class Comparison(ComparedScores, Shown):
         ]
         for measure, method in itertools.product(AGAINST_BASELINE, self.others):
             if measure != "mean_change" and (found := self.against_baseline(method, measure)):
-                difference = difference_of(found, test_share=self.shared.test_share).untested
-                numbers = difference.numbers
+                numbers = difference_of(found, test_share=self.shared.test_share).untested.numbers
                 if measure.endswith("_share"):  # a share is neither gain nor loss
                     numbers |= {"better": None, "worse": None}
                 rows.append({"method": method, "measure": measure, **numbers})

@@ -60,7 +60,6 @@ class Group:
             name: sum(group.overs[name] * group.values[name] for group in of) / overs[name]
             for name, of in scored.items()
         }
-        count = sum(group.count for group in groups)
         lacking = {
             name: {group.client: group.count for group in groups if name not in group.values}
             for name in overs
@@ -69,7 +68,7 @@ class Group:
             ALL,
             groups[0].grouping,
             groups[0].group,
-            count,
+            sum(group.count for group in groups),
             overs,
             values,
             {name: clients for name, clients in lacking.items() if clients},
@@ -179,12 +178,11 @@ class GroupReport:
 
     def left_out(self, grouping: str) -> int:
         """Return how many test examples are in groups too small to be reported."""
-        reported = sum(
+        return sum(self.tested.values()) - sum(
             group.count
             for group in self.groups
             if group.grouping == grouping and group.client in self.tested
         )
-        return sum(self.tested.values()) - reported
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row a group with counts and scores, over all clients and then by client."""

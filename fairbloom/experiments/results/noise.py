@@ -51,8 +51,10 @@ class Estimate(NamedTuple):
 
     def written(self, score: Score, decimals: int | None = None) -> str:
         """Return it as text, with its interval if it has one."""
-        ends = (self.value, self.value - self.below, self.value + self.above)
-        texts = [score.written(each, decimals) for each in ends]
+        texts = [
+            score.written(each, decimals)
+            for each in (self.value, self.value - self.below, self.value + self.above)
+        ]
         return f"{texts[0]} ({texts[1]} to {texts[2]})" if self.above > 0.0 else texts[0]
 
 

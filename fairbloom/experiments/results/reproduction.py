@@ -176,32 +176,36 @@ class Reproduction(Shown):
             "quick": self.study.quick,
             "set": dict(self.study.overrides),
             "seeds": list(self.study.seeds),
-            "rows": [self._row_as_json(outcome) for outcome in self.outcomes],
+            "rows": [
+                {
+                    "method": outcome.row.label,
+                    "parameters": dict(outcome.parameters),
+                    "published": {key: number.mean for key, number in outcome.published.items()},
+                    "published_spread": {
+                        key: number.spread
+                        for key, number in outcome.published.items()
+                        if number.spread is not None
+                    },
+                    "measured": {key: mean for key, (mean, _) in outcome.measured.items()},
+                    "spread": {key: spread for key, (_, spread) in outcome.measured.items()},
+                    "agrees": self.agrees(outcome),
+                    "disagrees_in": [
+                        key for key, agrees in self.agreements(outcome).items() if not agrees
+                    ],
+                    "note": outcome.row.note,
+                    "fault": outcome.fault,
+                    "seeds": len(outcome.runs),
+                    "unfinished": len(outcome.unfinished),
+                    "seconds": round(outcome.seconds, 3),
+                }
+                for outcome in self.outcomes
+            ],
             "claims": {
                 claim: found and {"holds": found.mean > 0.0, **found.numbers}
                 for claim, found in self.claims.items()
             },
             "notes": self.recipe.notes,
             "folder": str(self.folder),
-        }
-
-    def _row_as_json(self, outcome: Outcome) -> dict[str, Any]:
-        published = outcome.published
-        spreads = {measure: number.spread for measure, number in published.items()}
-        return {
-            "method": outcome.row.label,
-            "parameters": dict(outcome.parameters),
-            "published": {measure: number.mean for measure, number in published.items()},
-            "published_spread": {m: spread for m, spread in spreads.items() if spread is not None},
-            "measured": {measure: mean for measure, (mean, _) in outcome.measured.items()},
-            "spread": {measure: spread for measure, (_, spread) in outcome.measured.items()},
-            "agrees": self.agrees(outcome),
-            "disagrees_in": [m for m, agrees in self.agreements(outcome).items() if not agrees],
-            "note": outcome.row.note,
-            "fault": outcome.fault,
-            "seeds": len(outcome.runs),
-            "unfinished": len(outcome.unfinished),
-            "seconds": round(outcome.seconds, 3),
         }
 
     def rows(self) -> list[dict[str, Any]]:

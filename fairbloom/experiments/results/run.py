@@ -459,8 +459,9 @@ class Run(Shown):
         names = set(last["client"])
         if float(self.settings.get("fraction-evaluate", 1.0)) == 1.0:
             names.update(self.clients["client"].unique())
-            rounds = self.rounds[self.rounds["round"].isin(last["round"])]
-            names.update(*self._absent(rounds).values())
+            names.update(
+                *self._absent(self.rounds[self.rounds["round"].isin(last["round"])]).values()
+            )
         return names.difference(self.attackers)
 
     def without(self, score: Score, model: str = "global") -> tuple[str, ...]:
@@ -477,8 +478,7 @@ class Run(Shown):
         """The number of known clients that were not asked in the last evaluated round."""
         last = self.rounds[self.rounds["round"].isin(self._last["round"])]
         known = int(max(filter(is_shown, last.get("clients", ())), default=0))
-        asked = self.tested.union(self.without(self.score, self.serves))
-        return max(0, known - len(asked))
+        return max(0, known - len(self.tested.union(self.without(self.score, self.serves))))
 
     @property
     def tested(self) -> set[str]:
@@ -522,10 +522,11 @@ class Run(Shown):
             )
             if is_shown(cell)
         }
-        late = self.num_rounds * 2 // 3
         found = {
             "improved": [*cells.values()],
-            "improved_last_third": [cell for number, cell in cells.items() if number > late],
+            "improved_last_third": [
+                cell for number, cell in cells.items() if number > self.num_rounds * 2 // 3
+            ],
             "train_loss": [*self.column(TRAIN_LOSS_OF_GLOBAL_MODEL, hostile=True).values()],
         }
         return {name: mean_of(values) for name, values in found.items() if values}
@@ -777,8 +778,11 @@ def scores_of(run: Run) -> list[Scored]:
             # Clients that were refused, missing or offline have no test examples either.
             lacking = dict.fromkeys(run.without(score, model), "not tested in the last round")
             lacking |= {name: undefined for name in lacking if name in tested}
-            held_back = "held back, as no test report is left in the privacy account"
-            lacking |= {name: held_back for name in lacking if name in spent}
+            lacking |= {
+                name: "held back, as no test report is left in the privacy account"
+                for name in lacking
+                if name in spent
+            }
             found.append(Scored(score, model, values, lacking, run.unasked, run.noise(score)))
         why = f"not tested, or {undefined}"
         found += [

@@ -200,24 +200,22 @@ class Search(Shown):
         sentence = f"{self.best} is best by the {self.title} on validation examples"
         if self.comparison is None:
             return (f"{sentence}: it is not tested yet.", *self.notes)
-        verdict = self.comparison.verdict
-        tested = f"On the test examples of {len(self.study.found.fresh)} fresh seeds:"
         return (
             f"{sentence}.",
-            f"{tested} {verdict.headline}",
-            *verdict.sentences,
+            f"On the test examples of {len(self.study.found.fresh)} fresh seeds:"
+            f" {self.comparison.verdict.headline}",
+            *self.comparison.verdict.sentences,
             *self.notes,
         )
 
     @property
     def as_json(self) -> dict[str, Any]:
         """The output of --json, with each arm's validation value and the comparison."""
-        found = self.study.found
         return {
             "criterion": self.study.criterion,
             "best": self.best,
             "baseline": self.baseline,
-            "fresh": list(found.fresh),
+            "fresh": list(self.study.found.fresh),
             "sentences": list(self.sentences),
             "arms": [
                 {
@@ -226,7 +224,7 @@ class Search(Shown):
                     "settings": dict(judged.arm.settings),
                     "validation": judged.mean if judged.values else None,
                     "error": judged.error,
-                    "chosen": judged.arm.label in found.best,
+                    "chosen": judged.arm.label in self.study.found.best,
                     "fault": judged.fault,
                 }
                 for judged in self.judged
@@ -253,8 +251,12 @@ def read_search(folder: Path, study: Study) -> Search:
     tested = study.of(study.found.best, study.found.fresh)
     if not search.best or tested.unfinished(folder):
         return search
-    plan = replace(tested, kind="compare", baseline=search.baseline)
-    return replace(search, comparison=read_comparison(folder, plan))
+    return replace(
+        search,
+        comparison=read_comparison(
+            folder, replace(tested, kind="compare", baseline=search.baseline)
+        ),
+    )
 
 
 def _notes(study: Study, judged: Sequence[ArmScore], first: Run) -> tuple[str, ...]:

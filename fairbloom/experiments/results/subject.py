@@ -55,8 +55,13 @@ class Subject:
         has_tables = task == "csv" and bool(text)
         if has_tables:
             schema = parse_schema(text)
-        classes = getattr(PREPROCESSING.read(run.folder), "classes", ())
-        return cls(run, schema, has_tables, classes, EXAMPLES.read(run.folder).get(COUNTS, {}))
+        return cls(
+            run,
+            schema,
+            has_tables,
+            getattr(PREPROCESSING.read(run.folder), "classes", ()),
+            EXAMPLES.read(run.folder).get(COUNTS, {}),
+        )
 
     @property
     def place(self) -> int | None:
@@ -89,8 +94,11 @@ class Subject:
         if score.name == "r2":
             return dict.fromkeys(tested, 0.0)
         if score.name in ("balanced-accuracy", "auc") and self.classes:
-            guessed = score.shown(1.0 / len(self.classes))
-            return {name: guessed for name in tested if larger.get(name, 0.0) < 100.0}
+            return {
+                name: score.shown(1.0 / len(self.classes))
+                for name in tested
+                if larger.get(name, 0.0) < 100.0
+            }
         unit = self.schema.predicted.scale or 1.0
         return {
             name: unit * each[score.name]
@@ -102,8 +110,7 @@ class Subject:
     def predicted(self) -> str:
         """The target, or the task, with its classes and the positive one."""
         if not self.has_tables:
-            count = text_if(self.classes, f": {len(self.classes)} classes")
-            return f"{self.schema.target}{count}"
+            return f"{self.schema.target}{text_if(self.classes, f': {len(self.classes)} classes')}"
         unit = self.schema.predicted.unit
         names = text_if(self.classes, f": {join_first(self.classes, MAX_LISTED)}")
         positive = self.schema.positive

@@ -141,7 +141,6 @@ def _headline(compared: ComparedScores) -> str:
         )
         worst = compared.estimate(compared.baseline, WORST).written(score, compared.decimals)
         served = f"Under {compared.baseline} {clients_have} a test {score.words} of {worst}{lower}"
-    of_baseline = compared.runs.get(compared.baseline, ())
     return " ".join(
         [
             f"{served}; the mean is"
@@ -149,7 +148,9 @@ def _headline(compared: ComparedScores) -> str:
             *describe_unscored(
                 {client for clients in compared.left_out.values() for client in clients}, score
             ),
-            *itertools.chain(*map(describe_same_splits, of_baseline[:1])),
+            *itertools.chain(
+                *map(describe_same_splits, compared.runs.get(compared.baseline, ())[:1])
+            ),
             *describe_small_tests(compared.tested, score),
         ]
     )
@@ -235,8 +236,7 @@ def _claims(compared: ComparedScores) -> Iterator[str]:
         if methods:
             end = ""
             if (measure, sign) == (WORST, 1) and not losing.intersection(methods):
-                every = text_if(len(methods) > 1, "all ")
-                end = f", {every}without a significant loss in the mean"
+                end = f", {text_if(len(methods) > 1, 'all ')}without a significant loss in the mean"
             if sign > 0 and measure != NEW_MEAN:
                 end += _costs(compared, methods[:MOST_LISTED])
             yield f"{_list_effects(compared, measure, sign, methods)}{end}."

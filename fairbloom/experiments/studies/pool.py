@@ -150,8 +150,15 @@ def run_quietly(run: Settings | AppRun, log_level: int) -> None:
         # the app's output is not part of the command's output
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         app = run.app
-        how = (app.clients, run.config, app.rounds, app.needs_validation)
-        run_app(app.folder, app.server, app.client, *how)
+        run_app(
+            app.folder,
+            app.server,
+            app.client,
+            app.clients,
+            run.config,
+            app.rounds,
+            app.needs_validation,
+        )
     else:
         from fairbloom.simulation.run import simulate
 

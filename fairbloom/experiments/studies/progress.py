@@ -77,10 +77,10 @@ class RunBar:
     def count(self, recorded: RecordedRound, score: Score) -> None:
         """Count a recorded round."""
         if recorded.scores:
-            mean = score.written(recorded.measures["mean"])
-            worst = score.written(recorded.measures["worst_10"])
             self._measured = (
-                f"mean {mean}, {find_measure('worst_10').title(len(recorded.scores))} {worst}"
+                f"mean {score.written(recorded.measures['mean'])},"
+                f" {find_measure('worst_10').title(len(recorded.scores))}"
+                f" {score.written(recorded.measures['worst_10'])}"
             )
         self._bar.update(self._task.id, completed=recorded.number, measured=self._measured)
         self._print_sometimes(f"round {recorded.number} of {self._task.total}")

@@ -102,8 +102,9 @@ def choose_rows(recipe: Recipe, words: Sequence[str]) -> list[Row]:
 
     One text may have several words, separated by commas outside parentheses.
     """
-    texts = [part for text in words for part in re.split(r",(?![^(]*\))", text)]
-    words = [text.strip() for text in texts if text.strip()]
+    words = [
+        part.strip() for text in words for part in re.split(r",(?![^(]*\))", text) if part.strip()
+    ]
     names = {recipe.name_of(row): row for row in recipe.rows}
     wanted = [
         row
@@ -137,15 +138,18 @@ def study_of(
     other values, and are not varied. Raise FairbloomError, with the row's name, for an unknown,
     impossible or unused setting.
     """
-    quick = plan.quick
     overrides = plan.overrides
     _check_overrides(overrides, recipe, rows)
     shared = {**recipe.settings, **overrides}
-    if quick:
+    if plan.quick:
         shared = {**_shorten(shared), **overrides}
     study = replace(
         plan,
-        arms=[arm for row in rows for arm in _arms(recipe, row, overrides, quick=quick, grid=grid)],
+        arms=[
+            arm
+            for row in rows
+            for arm in _arms(recipe, row, overrides, quick=plan.quick, grid=grid)
+        ],
         settings=shared,
     )
     settings = dict[str, Settings]()
@@ -205,8 +209,13 @@ def _arms(
         if quick and "num-rounds" in settings:
             settings = _shorten(settings)
         values = ", ".join(f"{key} = {format_value(value)}" for key, value in point.items())
-        label = f"{name}{text_if(point, f' at {values}')}"
-        arm = Arm(label, recipe.method(row), settings, row.evaluated, name)
+        arm = Arm(
+            f"{name}{text_if(point, f' at {values}')}",
+            recipe.method(row),
+            settings,
+            row.evaluated,
+            name,
+        )
         if not any(arm.settings == other.settings for other in arms):
             arms.append(arm)
     return arms
@@ -254,10 +263,9 @@ def _carry_out(recipe: Recipe, study: Study, out: Path, jobs: int, bar: StudyBar
     seeds = {
         arm.label: seeds_of(recipe, arms, study) for arms in study.groups.values() for arm in arms
     }
-    searched = [
-        (arm, seed) for seed in study.seeds for arm in study.arms if seed in seeds[arm.label]
-    ]
-    first = study.runs(out, searched)
+    first = study.runs(
+        out, [(arm, seed) for seed in study.seeds for arm in study.arms if seed in seeds[arm.label]]
+    )
     # the chosen arm of each grid runs with the other seeds
     later = sum(len(study.seeds) - len(seeds[arms[0].label]) for arms in study.groups.values())
     bar.expect(len(first) + later)

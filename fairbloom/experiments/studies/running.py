@@ -21,7 +21,7 @@ from fairbloom.server.run_folder.tables import format_csv
 from fairbloom.server.settings import Settings
 from fairbloom.system.files import write_whole
 from fairbloom.tables.groups import NAMING
-from fairbloom.tasks import Task, check_data, load_task
+from fairbloom.tasks import check_data, load_task
 
 from ..results.measures import CLIENT, GAP, parse_gap
 from ..results.run import Run, load
@@ -159,13 +159,8 @@ def fix_score(settings: Settings) -> dict[str, Value]:
 
     if not settings.score and not has_natural_clients(settings):
         return {}
-    return {"score": decide_score(settings, load_checked(settings)).name}
-
-
-def load_checked(settings: Settings) -> Task:
-    """Return the task of a run after checking the data of its clients."""
     check_data(settings)
-    return load_task(settings)
+    return {"score": decide_score(settings, load_task(settings)).name}
 
 
 # The measures -------------------------------------------------------------------------------------
@@ -179,7 +174,8 @@ def check_measures(names: Iterable[str], settings: Settings, option: str) -> Non
     named = [name for name in names if name.startswith((CLIENT, GAP))]
     if not named:
         return
-    task = load_checked(settings)
+    check_data(settings)
+    task = load_task(settings)
     groups = [each.name for each in task.group_scores if task.groupings]
     for name in named:
         of_gap = name.startswith(GAP)

@@ -241,11 +241,10 @@ def _tries(arm: Arm, shared: Mapping[str, Value], app: App | None) -> list[dict[
     if arm.method == "fcfl" and "fcfl.stage1-rounds" not in shared:
         start["fcfl.stage1-rounds"] = _common(shared, app).num_rounds // 2
     declared: Tries = vars(find_method(arm.method)).get("tries", FairStrategy.tries)
-    owner = owner_of(arm.method)
     axes = {
         key: values
         for name, values in declared.items()
-        if (key := f"{owner}.{key_of(name)}") not in shared
+        if (key := f"{owner_of(arm.method)}.{key_of(name)}") not in shared
     }
     return [
         {**start, **dict(zip(axes, values, strict=True))}
@@ -320,13 +319,12 @@ def _prepare_search(study: Study, out: Path) -> Study:
 
 def _choose(search: Search) -> list[str]:
     """Return the labels of each method's best arm, also the baseline's, best of all first."""
-    study = search.study
     measure = search.measure
     score = search.score
     methods: dict[str, list[ArmScore]] = {}
     for arm_score in search.judged:
         methods.setdefault(arm_score.arm.method, []).append(arm_score)
-    candidates = search.judged[:1] if study.reference else methods.pop(study.baseline)
+    candidates = search.judged[:1] if search.study.reference else methods.pop(search.study.baseline)
     base = choose(measure, score, candidates)
     if base is None:
         faults = [f": {arm_score.fault}" for arm_score in candidates if arm_score.fault]
