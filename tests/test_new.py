@@ -13,7 +13,6 @@ from io import BytesIO
 from pathlib import Path
 from zipfile import ZipFile
 
-import click
 import numpy as np
 import pytest
 import requests
@@ -204,39 +203,6 @@ def test_flowers_strict_format_knows_the_versions_of_flower(app: Path) -> None:
     assert about.fab_format_version == 1
     assert about.flwr_version_min == "1.39"
     assert about.flwr_version_target == locked
-
-
-def offer(app: Path) -> None:
-    """Bundle the app, and send it to the hub."""
-    build_fab_from_disk(app)
-    HUB.publish(app)
-
-
-BROKEN = {
-    "license = { file": ('license = "Apache-2.0"', "requires .project..license to be"),
-    "flwr-version-target": ("", "Missing .tool.flwr.app..flwr-version-target"),
-    "fab-include": ('fab-include = ["my_hearts/*.py"]', "to be included in the FAB"),
-    "description": ('description = ""', "description can't be empty"),
-}
-
-
-@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
-def test_what_a_bundle_or_the_hub_would_miss_is_there(
-    app: Path, sent: list[str], subtests: pytest.Subtests
-) -> None:
-    file = app / "pyproject.toml"
-    whole = file.read_text()
-    for key, (line, said) in BROKEN.items():
-        with subtests.test(key=key):
-            changed, times = re.subn(rf"^{re.escape(key)}.*$", line, whole, flags=re.MULTILINE)
-            assert times == 1
-            file.write_text(changed)
-            with pytest.raises((ValueError, click.ClickException), match=said):
-                offer(app)
-            assert not sent
-    file.write_text(whole)
-    offer(app)
-    assert "LICENSE" in sent
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
