@@ -207,34 +207,6 @@ def test_nothing_is_lost_if_everything_is_killed_and_restarted(
 
 
 @pytest.mark.federation
-def test_client_states_survive_kills_and_a_lost_one_is_noticed(
-    there: Deployment, tmp_path: Path, out: Path
-) -> None:
-    """All are killed; later a client returns without its folder, and all begin anew."""
-    plain = {"momentum": 0.0, "server-optimizer": "none", "server-optimizer-lr": 0.0}
-    settings = {**SETTINGS, **plain, "method": "scaffold", "fraction": 1.0}
-    expected = simulate(Settings.of({**settings, "out": str(tmp_path / "in-process")}))
-    submitted = there.submitting({**settings, "out": str(out)})
-    wait_for_rounds(out, 3)
-    for process in (submitted, there.server, *there.clients.values()):
-        there.kill(process)
-    there.start_server()
-    for name in CLIENTS:
-        there.start_client(name)
-    there.submit({**settings, "out": str(out)})
-    assert missing(out) == [""] * ROUNDS
-    assert {row["lost_states"] for row in rounds(out)} == {""}
-    assert_same_model(out, expected)
-    there.kill(there.clients[CLIENTS[1]])
-    shutil.rmtree(there.home / f"state-{CLIENTS[1]}")
-    there.start_client(CLIENTS[1])
-    there.wait_for_clients(*CLIENTS)
-    there.submit({**settings, "num-rounds": ROUNDS + 2, "out": str(out)})
-    assert [row["lost_states"] for row in rounds(out)[ROUNDS:]] == [CLIENTS[1], ""]
-    assert CLIENTS[1] in rounds(out)[ROUNDS]["refused"]
-
-
-@pytest.mark.federation
 def test_a_killed_client_is_missed_by_name_and_comes_back(
     there: Deployment, tmp_path: Path, out: Path
 ) -> None:

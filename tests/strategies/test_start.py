@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from flwr.app import Message, MessageType
 from flwr.serverapp.strategy import (
@@ -22,12 +21,10 @@ from tests.federation import (
     BUFFERS,
     MemoryGrid,
     bits,
-    flat,
     initial_model,
     quadratics,
     record,
     run,
-    unpack,
 )
 
 Start = Callable[..., Result]
@@ -291,9 +288,3 @@ def test_a_second_start_forgets_the_first(strategy: FairStrategy) -> None:
     first, _ = run(strategy, rounds=3)
     again, _ = run(strategy, rounds=3)
     assert bits(first.arrays) == bits(again.arrays)
-
-
-def test_averaged_models_are_the_result_of_a_run() -> None:
-    last = [flat(unpack(run(FedAvg(), rounds=rounds)[0].arrays)) for rounds in (1, 2)]
-    result, _ = run(FedAvg(average_models=True), rounds=2)
-    np.testing.assert_allclose(flat(unpack(result.arrays)), np.mean(last, axis=0), rtol=1e-5)
