@@ -493,12 +493,6 @@ def settings(**changes: object) -> RunSettings:
     )
 
 
-def test_constant_is_no_schedule() -> None:
-    plain = [learning_rate_in(settings(learning_rate_decay=0.9), number) for number in range(1, 20)]
-    constant = settings(schedule="constant", warmup=0, learning_rate_decay=0.9)
-    assert [learning_rate_in(constant, number) for number in range(1, 20)] == plain
-
-
 def test_a_schedule_multiplies_the_decay() -> None:
     chosen = settings(schedule="linear", num_rounds=10, learning_rate_decay=0.5)
     assert learning_rate_in(chosen, 6) == pytest.approx(0.3 * 0.5**5 * 0.5)

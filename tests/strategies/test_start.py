@@ -134,13 +134,6 @@ def test_should_stop_is_called_after_each_round(base: str) -> None:
     assert seen[-1][1] == bits(result.arrays)
 
 
-def test_should_stop_may_be_given_by_its_place_as_in_flower() -> None:
-    grid = MemoryGrid(quadratics(2))
-    arguments = (5, 3600.0, None, None, None, lambda number, result: number == 2)
-    result = FedAvg(buffers=BUFFERS).start(grid, record(initial_model()), *arguments)
-    assert list(result.train_metrics_clientapp) == [1, 2]
-
-
 def test_a_run_without_steps_may_be_stopped() -> None:
     """It is no error that nothing was learned, as with StopRun."""
     result, _ = run(
