@@ -13,7 +13,6 @@ import pytest
 from flwr.app import (
     Array,
     ArrayRecord,
-    ConfigRecord,
     Message,
     MessageType,
     Metadata,
@@ -204,14 +203,3 @@ def test_the_codes_of_errors_are_flowers(code: ErrorCode) -> None:
     theirs = flower.find("flwr.common.constant.ErrorCode")
     assert getattr(theirs, code.name, code.value) == code.value
     assert f"error {ErrorCode.NODE_UNAVAILABLE}" == "error 5"
-
-
-def test_content_is_unchanged_by_serialization() -> None:
-    content = RecordDict(
-        {
-            "arrays": ArrayRecord({"w": Array(np.arange(3.0))}),
-            "metrics": MetricRecord({"loss": 0.5}),
-            "config": ConfigRecord({"rate": 0.1, "names": ["a", "b"]}),
-        }
-    )
-    assert flower.from_proto(flower.to_proto(content)) == content

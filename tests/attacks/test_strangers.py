@@ -28,7 +28,7 @@ from fairbloom.deploy.fleet.messages import SERVICE, in_chunks
 from fairbloom.deploy.fleet.wire_pb2 import Drop, Head, Taken, Working
 from tests.attacks.strangers import PREFACE, Stranger, crowd
 from tests.attacks.unhurried import start_unhurried_client
-from tests.client.hospital import SCHEMA, grouped, write_hospital
+from tests.client.hospital import SCHEMA, write_hospital
 from tests.system.helpers import at_once
 
 pytestmark = pytest.mark.slow
@@ -215,19 +215,6 @@ def honest_messages(with_mallory: Deployment) -> tuple[int, list[str]]:
     return int(words[-1][-1]), [each[5] for each in words]
 
 
-def test_a_reply_to_another_devices_message_changes_nothing(
-    with_mallory: Deployment, subtests: pytest.Subtests
-) -> None:
-    mallory = Mallory(with_mallory)
-    (run, ids) = honest_messages(with_mallory)
-    for id in (*ids[-3:], "0" * 32):
-        with subtests.test(id=id):
-            head = Head(id=id, run=run, session=b"m" * 16, code=2, reason="mine")
-            assert mallory.reply(in_chunks(head, []), timeout=30).answer == Taken.LATER
-    wait_for_rounds(with_mallory.home / "run", len(rounds(with_mallory.home / "run")) + 3)
-    assert not any(row["refused"] or row["missing"] for row in rounds(with_mallory.home / "run"))
-
-
 def test_a_flood_of_calls_ends_neither_the_run_nor_the_server(with_mallory: Deployment) -> None:
     run, _ = honest_messages(with_mallory)
     over = time.monotonic() + 6.0
@@ -303,16 +290,6 @@ def test_refused_runs_leave_what_was_sent_in_the_log(lund: Deployment) -> None:
     assert after.splitlines()[0] == before.splitlines()[0]
     assert after.count("the run's schema is not one that this device's owner has accepted") == 4
     assert files_of(lund.home / "state-lund") < 1_000_000
-
-
-def test_a_new_schema_ends_the_old_one_for_later_runs(lund: Deployment) -> None:
-    (lund.home / "new.toml").write_text(grouped("age>=60"))
-    assert "This ends schema " in owner(
-        lund, "accept", "--schema", str(lund.home / "new.toml"), "--yes"
-    )
-    submit(lund, SCHEMA, code=1)
-    states = [line.partition(":")[0] for line in owner(lund, "schemas").splitlines()]
-    assert states == ["ended", "accepted"]
 
 
 MODULE = "tests.attacks.callers"

@@ -32,8 +32,7 @@ from fairbloom.rounds.screening import BrokenModelError, check_model
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies import METHODS, SCAFFOLD, Ditto, FedAvg, FedDyn, Local
-from fairbloom.tasks import Examples, Setup, Splits, Task, load_task
-from fairbloom.tasks.measures import MAE, absolute_error
+from fairbloom.tasks import load_task
 from fairbloom.tasks.models import arrays_of, personal_arrays
 
 from .helpers import ask, context, fresh, run_config
@@ -183,14 +182,6 @@ def test_head_is_the_layer_that_makes_the_outputs(end: Any, head: str) -> None:
 # Reductions -----------------------------------------------------------------------------------------
 
 
-def test_no_pattern_is_fedavg_to_the_bit(tmp_path: Path) -> None:
-    plain = run(tmp_path / "plain")
-    without = run(tmp_path / "without", personal_parameters="")
-    np.testing.assert_equal(without.arrays(), plain.arrays())
-    assert plain.clients.equals(without.clients)
-    assert not (without.folder / "clients").exists()
-
-
 def test_all_parameters_are_local_training(tmp_path: Path) -> None:
     plain = {"batch_size": 0, "local_epochs": 1}
     own = run(tmp_path / "own", personal_parameters="*", **plain)
@@ -198,18 +189,6 @@ def test_all_parameters_are_local_training(tmp_path: Path) -> None:
     for client in own.tested:
         for name, array in kept_by(own, client).items():
             np.testing.assert_allclose(array, kept_by(local, client)[name], atol=1e-6)
-
-
-def test_the_head_of_one_layer_is_local_training(tmp_path: Path) -> None:
-    plain = {"model": "logistic", "batch_size": 0}
-    own = run(tmp_path / "own", personal_parameters="head", **plain)
-    local = run(tmp_path / "local", method="local", **plain)
-    column = "test_accuracy_of_personal_model"
-    assert own.clients[column].equals(local.clients[column])
-
-
-def test_fine_tuning_of_no_epoch_is_the_global_model(tmp_path: Path) -> None:
-    assert run(tmp_path, fine_tune_epochs=0).clients["test_accuracy_of_personal_model"].isna().all()
 
 
 def test_fine_tuning_leaves_the_global_model_alone(tmp_path: Path) -> None:
@@ -458,59 +437,6 @@ def test_a_kept_whole_model_is_no_part_of_a_later_reply() -> None:
 
 
 # Fixed points and an independent loop -----------------------------------------------------------------
-
-
-class Line(nn.Module):
-    """Least squares: a slope that clients share, and an intercept that each keeps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.slope = nn.Parameter(torch.zeros(1))
-        self.intercept = nn.Parameter(torch.zeros(1))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.slope + self.intercept
-
-
-def lines(setup: Setup) -> Task:
-    """Return two clients with the slope 2 and intercepts 1 and -3, and noise."""
-    random = torch.Generator().manual_seed(0)
-    parts = {}
-    for name, intercept in (("a", 1.0), ("b", -3.0)):
-        x = torch.randn(30, generator=random)
-        examples = Examples(x, 2.0 * x + intercept + 0.3 * torch.randn(30, generator=random))
-        parts[name] = Splits(examples, examples)
-    return Task(
-        ("a", "b"), Line, squared, lambda client: parts[client], scores={MAE: absolute_error}
-    )
-
-
-def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return (outputs - targets) ** 2
-
-
-def test_shared_slope_and_own_intercepts_reach_the_joint_minimum(tmp_path: Path) -> None:
-    chosen = {
-        **{"task": f"{__name__}:lines", "personal_parameters": "intercept", "batch_size": 0},
-        **{"num_rounds": 80, "learning_rate": 0.1, "evaluate_every": 0, "clients": 0},
-        **{"partition": "", "model": ""},
-    }
-    finished = run(tmp_path, **chosen)
-    task = load_task(finished.settings)
-    parts = [task.splits(name).train for name in ("a", "b")]
-    rows = torch.cat([part.inputs for part in parts])  # type: ignore[arg-type]
-    columns = torch.zeros(60, 3, dtype=torch.float64)
-    columns[:, 0] = rows
-    columns[:30, 1] = 1.0
-    columns[30:, 2] = 1.0
-    targets = torch.cat([part.targets for part in parts]).double()
-    slope, *intercepts = torch.linalg.lstsq(columns, targets).solution.tolist()
-    assert finished.arrays()["slope"][0] == pytest.approx(slope, abs=1e-3)
-    assert [
-        (name, expected)
-        for name, expected in zip(("a", "b"), intercepts, strict=True)
-        if kept_by(finished, name)["intercept"][0] != pytest.approx(expected, abs=1e-3)
-    ] == []
 
 
 def test_norm_is_fedbn_of_an_independent_loop(tmp_path: Path) -> None:

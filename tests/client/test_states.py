@@ -1,7 +1,6 @@
 """The states of clients: their folders, atomic writes, and damaged files."""
 
 import json
-import logging
 import os
 from pathlib import Path
 
@@ -85,32 +84,6 @@ def test_a_name_like_a_path_writes_nothing_outside_the_folder(tmp_path: Path) ->
         tmp_path / "data" / "all.csv"
     }
     assert len([path for path in written if path.parent.parent.name == "clients"]) >= 1
-
-
-def test_a_damaged_model_is_passed_over_for_the_one_before_it(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    subtests: pytest.Subtests,
-) -> None:
-    stored(tmp_path / "whole", 3, 4)
-    content = (tmp_path / "whole" / "2.versions").read_bytes()
-    half = len(content) - 20
-    flipped = content[:half] + bytes([content[half] ^ 1]) + content[half + 1 :]
-    for place, damaged in enumerate(
-        (b"", content[:half], content[:half] + bytes(20), flipped, b"not a model")
-    ):
-        with subtests.test(place=place, damaged=damaged):
-            folder = tmp_path / str(place)
-            stored(folder, 3, 4)
-            (folder / "2.versions").write_bytes(damaged)
-            caplog.clear()
-            with caplog.at_level(logging.WARNING, "flwr"):
-                found = ClientStates(Versions(folder)).find(PERSONAL, 5)
-            assert found.made == 3
-            assert torch.equal(found.state["weight"], torch.full((3, 4), 3.0))
-            assert "2.versions is damaged" in caplog.text
-    (folder / "1.versions").write_bytes(b"")
-    assert ClientStates(Versions(folder)).find(PERSONAL, 5) is None
 
 
 def test_a_model_is_on_the_disk_before_it_has_its_name(
@@ -215,19 +188,6 @@ def test_a_server_that_goes_back_finds_the_version_it_had_used(tmp_path: Path) -
     back.keep(PERSONAL, 4, model_of(40.0), origin=3)
     assert rounds_in(tmp_path) == {3, 4}
     assert value_of(ClientStates(Versions(tmp_path)).at(PERSONAL, 4)) == 40.0
-
-
-def test_a_client_keeps_few_versions(tmp_path: Path) -> None:
-    states = ClientStates(Versions(tmp_path))
-    for number in range(1, 10):
-        states.keep("rule", number, model_of(float(number)), origin=number - 1)
-        states.keep(PERSONAL, number, model_of(float(number)))
-        assert len(rounds_in(tmp_path, "rule")) <= 3
-        assert len(rounds_in(tmp_path)) <= 3
-    assert {name: list(versions) for name, versions in states.in_memory.items()} == {
-        "rule": [8, 9],
-        "personal": [9],
-    }
 
 
 def test_all_that_a_client_keeps_goes_through_flowers_context() -> None:

@@ -28,7 +28,6 @@ from fairbloom.client.training import EVALUATION_BATCH, measure, train
 from fairbloom.client.work import (
     LocalWork,
     batches,
-    clip_norms,
     count_rows,
     count_steps,
     learning_rate_in,
@@ -138,31 +137,6 @@ def test_clipping_is_torchs_between_backward_and_step(
     for key, weights in ours.state_dict().items():
         torch.testing.assert_close(weights, expected[key], rtol=1e-10, atol=1e-12)
         assert torch.allclose(weights, free.state_dict()[key], rtol=1e-10, atol=1e-12) != changes
-
-
-@given(
-    scales=st.lists(st.sampled_from([0.0, 1e-3, 1.0, 1e3]), min_size=1, max_size=5),
-    longest=st.floats(1e-3, 1e3),
-)
-def test_each_clients_gradient_is_clipped_by_its_own_norm(
-    scales: list[float], longest: float
-) -> None:
-    random = torch.Generator().manual_seed(0)
-    shapes = [(3, 2), (4,), ()]
-    scale = torch.tensor(scales, dtype=torch.float64)
-    drawn = [
-        torch.randn(len(scales), *shape, generator=random, dtype=torch.float64) for shape in shapes
-    ]
-    gradients = [each * scale.view(-1, *[1] * (each.dim() - 1)) for each in drawn]
-    together = [each.clone() for each in gradients]
-    clip_norms(together, longest)
-    for client in range(len(scales)):
-        alone = [torch.nn.Parameter(torch.zeros_like(each[client])) for each in gradients]
-        for parameter, each in zip(alone, gradients, strict=True):
-            parameter.grad = each[client].clone()
-        torch.nn.utils.clip_grad_norm_(alone, longest)
-        for parameter, each in zip(alone, together, strict=True):
-            torch.testing.assert_close(each[client], parameter.grad, rtol=1e-12, atol=0.0)
 
 
 EVERYTHING: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.1, "pull": 0.5, "epochs": 2}
@@ -317,20 +291,6 @@ def test_what_is_drawn_goes_by_seed_round_and_client(subtests: pytest.Subtests) 
 
 
 # Dropout ------------------------------------------------------------------------------------------
-
-
-def test_every_step_of_dropout_draws_anew() -> None:
-    kept: list[Tensor] = []
-
-    class Watching(nn.Dropout):
-        def forward(self, x: Tensor) -> Tensor:
-            kept.append(super().forward(torch.ones_like(x)) > 0)
-            return x
-
-    model = nn.Sequential(nn.Flatten(), Watching(0.5), nn.Linear(16, 3))
-    train(model, task_of(model), noise(20), work(epochs=2))
-    assert len(kept) == 4
-    assert not any(torch.equal(one, other) for one, other in itertools.combinations(kept, 2))
 
 
 def test_a_model_that_draws_in_evaluation_is_measured_alike() -> None:
@@ -509,15 +469,6 @@ def test_rates_rise_to_their_height_then_fall_and_are_never_zero(
         assert factors[warmup] == 1.0
 
 
-def test_a_cosine_is_that_of_pytorchs_scheduler() -> None:
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.3)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=40)
-    for rate in [0.3 * schedule_factor("cosine", 0, done, 40) for done in range(40)]:
-        assert rate == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9)
-        optimizer.step()
-        scheduler.step()
-
-
 def test_the_closed_forms_after_a_warm_up() -> None:
     assert [schedule_factor("linear", 2, done, 6) for done in range(6)] == pytest.approx(
         [1 / 3, 2 / 3, 1, 0.75, 0.5, 0.25]
@@ -540,12 +491,6 @@ def settings(**changes: object) -> RunSettings:
     return RunSettings.of(
         {"learning-rate": 0.3, **{key.replace("_", "-"): value for key, value in changes.items()}}
     )
-
-
-def test_constant_is_no_schedule() -> None:
-    plain = [learning_rate_in(settings(learning_rate_decay=0.9), number) for number in range(1, 20)]
-    constant = settings(schedule="constant", warmup=0, learning_rate_decay=0.9)
-    assert [learning_rate_in(constant, number) for number in range(1, 20)] == plain
 
 
 def test_a_schedule_multiplies_the_decay() -> None:

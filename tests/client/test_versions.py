@@ -181,7 +181,10 @@ def test_a_damaged_version_costs_one_client_one_version(
     assert caplog.text.count("2.versions is damaged: ") == 1
 
 
-@pytest.mark.parametrize(("cut", "rest"), [(0, b""), (20, b""), (0, b"[" * 10**5)])
+@pytest.mark.parametrize(
+    ("cut", "rest"),
+    [(0, b""), (20, b""), (20, bytes(20)), (0, b"not a model"), (0, b"[" * 10**5)],
+)
 def test_a_damaged_file_costs_its_versions_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, cut: int, rest: bytes
 ) -> None:
@@ -193,6 +196,8 @@ def test_a_damaged_file_costs_its_versions_only(
         [3 + place / 100 for place in range(len(NAMES))]
     )
     assert "2.versions is damaged: " in caplog.text
+    (tmp_path / "1.versions").write_bytes(b"")
+    assert Fleet(tmp_path).last("a") is None
     resumed.keep(4)
     resumed.store(since=3)
     assert Fleet(tmp_path).last("a") == 4.0

@@ -715,21 +715,6 @@ def test_the_newest_eight_connections_of_a_client_remain(served: Served) -> None
     assert code_of(newest, 0.2) is None
 
 
-def test_a_device_may_connect_again_and_again(served: Served) -> None:
-    for number in range(20):
-        lost = next_later(served.calls())  # the connection stays open, as after a power cut
-        wait_until(lambda: bool(served.port.devices) and served.port.devices["a"].held > 0)
-        calls = served.calls()
-        held = next_later(calls)
-        lost.result(10)
-        served.look()
-        served.send(str(number))
-        assert held.result(10).head.id == str(number)
-        give_reply(calls, Head(id=str(number), run=RUN), b"update")
-        assert served.collect(str(number)).data == b"update"
-        calls.close()
-
-
 def test_a_certificate_has_500_calls_a_second() -> None:
     caller = Allowance(0.0)
     assert sum(caller.take_token(0.0) for _ in range(1500)) == 1000
@@ -780,19 +765,6 @@ def test_a_device_learns_that_the_server_is_full(tmp_path: Path) -> None:
     stranger.close()
     wait_until(lambda: connection_fault(client) is None)
     served.stop()
-
-
-def test_full_connections_are_logged_once_a_minute(
-    served: Served, caplog: pytest.LogCaptureFixture
-) -> None:
-    served.port._max_connections = 10
-    host, _, number = served.address.rpartition(":")
-    strangers = [socket.create_connection((host, int(number))) for _ in range(5)]
-    wait_until(lambda: connections(served) == 5)
-    assert connections(served) == 5
-    assert caplog.text.count("all 10 connections of the port are in use") == 1
-    for each in strangers:
-        each.close()
 
 
 def test_a_fault_is_said_again_after_a_while(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,11 +7,9 @@ import shutil
 import signal
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 from flwr.app import Message, MessageType
@@ -161,19 +159,6 @@ def test_killed_parts_of_the_server_cost_nothing(
     assert_same_model(out, undisturbed)
 
 
-def test_a_killed_server_restarts_and_its_run_continues(
-    there: Deployment, undisturbed: Path, out: Path
-) -> None:
-    submitted = there.submitting({**SETTINGS, "round-timeout": 120.0, "out": str(out)})
-    wait_for_rounds(out, 2)
-    there.kill(there.server)
-    assert len(rounds(out)) < ROUNDS
-    there.start_server()  # as systemd does
-    there.wait_for_end(submitted)
-    assert missing(out) == [""] * ROUNDS
-    assert_same_model(out, undisturbed)
-
-
 def test_what_was_answered_before_a_kill_is_not_computed_again(
     there: Deployment,
     undisturbed: Path,
@@ -219,34 +204,6 @@ def test_nothing_is_lost_if_everything_is_killed_and_restarted(
     assert missing(out) == [""] * ROUNDS
     assert_same_model(out, undisturbed)
     there.wait_for_clients(*CLIENTS)
-
-
-@pytest.mark.federation
-def test_client_states_survive_kills_and_a_lost_one_is_noticed(
-    there: Deployment, tmp_path: Path, out: Path
-) -> None:
-    """All are killed; later a client returns without its folder, and all begin anew."""
-    plain = {"momentum": 0.0, "server-optimizer": "none", "server-optimizer-lr": 0.0}
-    settings = {**SETTINGS, **plain, "method": "scaffold", "fraction": 1.0}
-    expected = simulate(Settings.of({**settings, "out": str(tmp_path / "in-process")}))
-    submitted = there.submitting({**settings, "out": str(out)})
-    wait_for_rounds(out, 3)
-    for process in (submitted, there.server, *there.clients.values()):
-        there.kill(process)
-    there.start_server()
-    for name in CLIENTS:
-        there.start_client(name)
-    there.submit({**settings, "out": str(out)})
-    assert missing(out) == [""] * ROUNDS
-    assert {row["lost_states"] for row in rounds(out)} == {""}
-    assert_same_model(out, expected)
-    there.kill(there.clients[CLIENTS[1]])
-    shutil.rmtree(there.home / f"state-{CLIENTS[1]}")
-    there.start_client(CLIENTS[1])
-    there.wait_for_clients(*CLIENTS)
-    there.submit({**settings, "num-rounds": ROUNDS + 2, "out": str(out)})
-    assert [row["lost_states"] for row in rounds(out)[ROUNDS:]] == [CLIENTS[1], ""]
-    assert CLIENTS[1] in rounds(out)[ROUNDS]["refused"]
 
 
 @pytest.mark.federation
@@ -358,25 +315,6 @@ def refused(there: Deployment, name: str, *words: str, options: tuple[str, ...] 
 
 def copy_bundle(there: Deployment, name: str, of: str = CLIENTS[0]) -> Path:
     return Path(shutil.copytree(there.bundle(of), there.bundle(name)))
-
-
-def test_with_a_wrong_ca(there: Deployment) -> None:
-    bundle = copy_bundle(there, "wrong-ca")
-    pki.make_authority(bundle / "ca.crt", bundle / "other.key")
-    refused(there, "wrong-ca", "does not vouch for", "retrying until it works")
-
-
-def test_with_an_expired_server_certificate(there: Deployment, tmp_path: Path) -> None:
-    ca = (there.folder / "ca.crt", there.folder / "ca.key")
-    server = (tmp_path / "server.crt", tmp_path / "server.key")
-    pki.make_server_certificate(*ca, *server, ["localhost"], days=-1)
-    credentials = grpc.ssl_server_credentials([(server[1].read_bytes(), server[0].read_bytes())])
-    expired = grpc.server(ThreadPoolExecutor(1))
-    fleet = expired.add_secure_port("127.0.0.1:0", credentials)
-    expired.start()
-    copy_bundle(there, "late")
-    refused(there, "late", "certificate has expired", options=("--server", f"localhost:{fleet}"))
-    expired.stop(None)
 
 
 def write_identity(bundle: Path, ca: tuple[Path, Path], name: str) -> None:

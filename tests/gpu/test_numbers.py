@@ -33,7 +33,6 @@ from torch import nn
 
 from benchmarks.deployment import federation, names
 from fairbloom.client.capture import CudaRecorder
-from fairbloom.client.device import choose_device
 from fairbloom.client.local import _load_for_device
 from fairbloom.client.training import seeded
 from fairbloom.errors import FairbloomError
@@ -44,9 +43,8 @@ from fairbloom.server.settings import Settings
 from fairbloom.simulation.choice import RECORDED
 from fairbloom.simulation.memory import SHARE, rows_on_card, write_models
 from fairbloom.simulation.run import simulate
-from fairbloom.tasks.models import arrays_of
 from fairbloom.tasks.optimizers import OF_PYTORCH
-from tests.simulation.helpers import ROOT, Outcome, model_bytes, rounds, run, small, table
+from tests.simulation.helpers import ROOT, Outcome, model_bytes, rounds, run, small
 
 ENGINES = ("loop", "stacked")
 TOLERANCE = 1e-4
@@ -157,24 +155,6 @@ def test_dropout_draws_by_the_seed(device: str, tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
-def test_each_precision_learns_digits(tmp_path: Path, engine: str, precision: str) -> None:
-    scores = {}
-    for device, chosen in (("cpu", "float32"), ("cuda", precision)):
-        folder = run(
-            tmp_path / device,
-            **{"device": device, "precision": chosen, "engine": engine},
-            **{"method": "fedavg", "model": "mlp", "fraction": 1.0, "partition": "iid"},
-        )
-        scores[device] = float(
-            table(folder / "rounds.csv")[-1]["test_accuracy_of_global_model_mean"]
-        )
-    assert scores["cuda"] == pytest.approx(scores["cpu"], abs=5.0)  # percent
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
 def test_float32_keeps_its_bits_after_another_precision(
     tmp_path: Path, engine: str, precision: str
@@ -186,18 +166,6 @@ def test_float32_keeps_its_bits_after_another_precision(
     first, rough, again = map(model_bytes, folders)
     assert first == again != rough
     assert not torch.backends.cudnn.benchmark
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("engine", ENGINES)
-def test_float32_on_a_card_is_that_of_the_cpu(tmp_path: Path, engine: str) -> None:
-    cpu, cuda = (
-        load_file(run(tmp_path / device, device=device, engine=engine) / "model.safetensors")
-        for device in ("cpu", "cuda")
-    )
-    for name, expected in cpu.items():
-        np.testing.assert_allclose(cuda[name], expected, rtol=0, atol=1e-4)
 
 
 DROPPED = "tests.simulation.test_stacked:Dropped"
@@ -222,18 +190,6 @@ def test_a_card_augments_as_the_cpu_does(tmp_path: Path, engine: str, augment: s
     )
     for name, expected in cpu.items():
         np.testing.assert_allclose(cuda[name], expected, rtol=0, atol=1e-4)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("engine", ["loop", "stacked"])
-def test_dropout_on_a_card_has_equal_bits_twice(tmp_path: Path, engine: str) -> None:
-    first, second = (
-        run(tmp_path / name, device="cuda", engine=engine, model=DROPPED, num_rounds=3)
-        for name in ("first", "second")
-    )
-    assert engine_of(first) == engine
-    assert (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
 
 
 @pytest.mark.gpu
@@ -407,14 +363,6 @@ def test_a_run_on_the_second_card_leaves_the_first(card: torch.device, tmp_path:
     run(tmp_path / "run", device="cuda:1", **PLAIN)
     assert torch.cuda.memory_allocated(0) == before
     assert torch.cuda.memory_allocated(1)
-
-
-@pytest.mark.gpu
-def test_models_come_back_from_a_card(device: str) -> None:
-    there = choose_device(device)
-    model = {"a": torch.rand(2, 3), "b": torch.rand(4), "c": torch.arange(3), "d": torch.rand(())}
-    found = arrays_of({name: each.to(there) for name, each in model.items()})
-    assert all((found[name] == each.numpy()).all() for name, each in model.items())
 
 
 @pytest.mark.gpu

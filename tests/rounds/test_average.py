@@ -173,26 +173,6 @@ def below(U: np.ndarray) -> Vectors:
 # Gram matrix and sums -----------------------------------------------------------------------------
 
 
-@given(
-    seed=st.integers(0, 99),
-    m=st.integers(1, 4),
-    d=SIZES,
-    dtype=st.sampled_from(("float32", "float64")),
-)
-def test_gram_norms_and_sum_equal_the_direct_products(
-    seed: int, m: int, d: int, dtype: str
-) -> None:
-    U = drawn(seed, m, d, dtype)
-    rows = below(U)
-    exact = U.astype(np.float64)
-    np.testing.assert_allclose(gram_matrix(rows), exact @ exact.T, rtol=1e-9, atol=1e-10 * d)
-    np.testing.assert_allclose(squared_norms(rows), np.sum(exact**2, axis=1), rtol=1e-12)
-    c = np.arange(1.0, m + 1)
-    into = np.ones(d)
-    subtract_sum(c, rows, into=into)
-    np.testing.assert_allclose(into, 1.0 - c @ exact, rtol=1e-12, atol=1e-12)
-
-
 def test_large_work_is_multiplied_in_float32_within_1_5e_minus_7(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +22,6 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.app.error import Error
-from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import (
@@ -39,8 +38,7 @@ from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.learning import NothingLearnedError
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.quorum import QuorumError
-from fairbloom.simulation.grid import InProcessGrid
-from fairbloom.strategies import FairStrategy, FedAvg, FedMGDA, Round
+from fairbloom.strategies import FairStrategy, FedAvg, FedMGDA
 from tests.federation import (
     BUFFERS,
     KINDS,
@@ -353,33 +351,15 @@ def test_nodes_are_asked_once_the_first_alone_the_named_never(subtests: pytest.S
 
 
 def test_an_app_without_a_query_function_is_asked_once(caplog: pytest.LogCaptureFixture) -> None:
-    app = ClientApp()  # as Flower's templates are
-    client = replying("", lambda m, number: {**m, "bias": m["bias"] + 1}, {"eval_acc": 0.5})
-    for kind in (app.train, app.evaluate):
-        kind()(lambda message, context: client(message))
-
-    class Grid(InProcessGrid):
-        asked: ClassVar[list[int]] = []
-
-        def push_messages(self, messages: Any) -> Any:
-            messages = list(messages)
-            self.asked.extend(
-                m.metadata.dst_node_id
-                for m in messages
-                if m.metadata.message_type == MessageType.QUERY
-            )
-            return super().push_messages(messages)
-
-    finished = list[Round]()
+    """As Flower's templates are: the first node's answer is that of all."""
+    bare = answering(quadratics(1)["site-0"], query=failing("No query function registered"))
+    grid = Asking(dict.fromkeys("abcde", bare))
     with caplog.at_level(logging.INFO, "flwr"):
-        FedAvg().start(Grid(app, {}, 5), record(initial_model()), 3, on_round=finished.append)
-    assert Grid.asked == [2]
-    assert (
-        len([each for each in caplog.messages if "answers no QUERY" in each and ADVICE in each])
-        == 1
-    )
-    assert all(each.participants == ("2", "3", "4", "5", "6") for each in finished)
-    assert all(each.evaluations["4"]["eval_acc"] == 0.5 for each in finished)
+        _, rounds = run(FedAvg(), grid, rounds=3)
+    assert grid.asked == [[min(grid.nodes)]]
+    said = [each for each in caplog.messages if "answers no QUERY" in each and ADVICE in each]
+    assert len(said) == 1
+    assert all(set(each.participants) == {str(node) for node in grid.nodes} for each in rounds)
 
 
 def test_a_node_without_a_name_is_called_by_its_id(subtests: pytest.Subtests) -> None:

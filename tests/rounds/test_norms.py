@@ -273,16 +273,6 @@ def test_a_refused_update_is_not_remembered() -> None:
     assert {kept.key for kept in strategy.run_state.kept} == {"a", "b"}
 
 
-@pytest.mark.parametrize(("longest", "expected"), [(1.0, []), (1.5, [3])])
-def test_only_an_update_beyond_the_models_norm_is_refused(
-    longest: float, expected: list[int]
-) -> None:
-    refused, _ = find_outlier_norms(
-        np.array([0.5, 0.5, 0.5, longest]), np.ones(4), np.empty(0), lambda: 1.0, 1.0
-    )
-    assert [*refused] == expected
-
-
 sizes_strategy = st.lists(st.floats(0.0, 1e300), min_size=1, max_size=9)
 limits = st.floats(1.0, 1e6)
 

@@ -14,7 +14,7 @@ import pytest
 
 from fairbloom.rounds.cohort import Cohort, Decision, Kept
 from fairbloom.rounds.states import MAX_STATE_LOSSES, States
-from fairbloom.strategies import SCAFFOLD, FairStrategy, FedAvg, FedDyn, FedFV
+from fairbloom.strategies import SCAFFOLD, FairStrategy, FedAvg, FedDyn
 from tests.federation import (
     KINDS,
     OPTIONS,
@@ -23,7 +23,6 @@ from tests.federation import (
     MemoryGrid,
     arrays,
     assert_resumes,
-    bits,
     error,
     follow,
     keeping,
@@ -224,10 +223,3 @@ def test_a_state_does_not_change_while_the_run_goes_on() -> None:
         16,
         20,
     ]
-
-
-def test_a_second_run_of_the_same_object_starts_afresh() -> None:
-    strategy = FedFV(tau=2, **OPTIONS)
-    first, _ = run(strategy)
-    second, _ = run(strategy)
-    assert bits(second.arrays) == bits(first.arrays)

@@ -320,19 +320,6 @@ def test_a_killed_run_continues_and_ends_as_in_process(
     assert_same_tables(deployed, in_process)
 
 
-@pytest.mark.federation
-def test_a_run_in_a_run_folder_outlives_the_server(
-    there: Deployment, apps: tuple[Path, Path]
-) -> None:
-    folder = apps[0]
-    submitted = there.submitting(CONFIG, folder)
-    wait_for_rounds(run_of(folder), 1)
-    there.kill(there.server)
-    there.start_server()
-    there.wait_for_end(submitted)
-    assert [row["replies_used"] for row in rounds(run_of(folder))] == ["2"] * 5
-
-
 COUNTED = names(2)
 
 

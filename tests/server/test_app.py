@@ -174,15 +174,6 @@ def test_the_best_model_may_be_that_of_the_worst_clients(
         assert rounds["mean"] != rounds["worst-10"]
 
 
-def test_early_stopping_may_go_by_the_worst_clients(tmp_path: Path) -> None:
-    settings = {"clients": 10, "num-rounds": 30, "early-stopping": 2, "validation-share": 0.2}
-    chosen = {"best-model": "worst-10", "learning-rate": 1.0, "out": str(tmp_path / "run")}
-    found = fairbloom.load(simulate(Settings.of({**settings, **chosen, "device": "cpu"})))
-    values = found.rounds["validation_accuracy_of_global_model_worst_10"].tolist()
-    assert "accuracy of the worst 10 % of clients was best in round" in found.stopped
-    assert max(values) == max(values[:-2]) == values[len(values) - 3]
-
-
 def test_deployed_clients_stop_early_as_those_in_process_do(tmp_path: Path) -> None:
     early = {"validation-share": 0.3, "learning-rate": 1.0, "early-stopping": 2, "num-rounds": 30}
     rows = deployed(tmp_path / "run", {0: 4}, **early)

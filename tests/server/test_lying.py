@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Array, ArrayRecord, Message, MessageType, MetricRecord
+from flwr.app import Message, MessageType, MetricRecord
 from flwr.app.error import Error
 from safetensors.numpy import load_file
 
@@ -75,43 +75,6 @@ def run(out: Path, lie: Lie, **changes: Any) -> tuple[dict[str, bytes], list[dic
     return {
         name: array.tobytes() for name, array in load_file(folder / "model.safetensors").items()
     }, table(folder / "rounds.csv")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["qfedavg", "term", "afl", "fedfv"])
-def test_a_loss_beyond_any_models_takes_no_weight(tmp_path: Path, method: str) -> None:
-    without = run(tmp_path / "without", failing(), method=method)[0]
-    for loss in (1e300, -1e300):
-        lying, rows = run(tmp_path / f"{loss}", reporting(loss_before=loss), method=method)
-        assert lying == without
-        assert all(row["replies_used"] == "3" for row in rows)
-        assert all(
-            row["refused"].startswith(f"{LIAR}: metric 'loss-before' is {loss:g}, beyond")
-            for row in rows
-        )
-
-
-def weights(change: Callable[[Any], Any], since: int = 1) -> Lie:
-    """A lie about the model from a round on: what `change` makes of the received arrays."""
-
-    def lie(message: Message, reply: Message) -> Message:
-        if int(str(message.content.config_records["config"]["server-round"])) >= since:
-            received = message.content.array_records["arrays"]
-            reply.content["arrays"] = ArrayRecord(
-                {n: Array(change(a.numpy())) for n, a in received.items()}
-            )
-        return reply
-
-    return lie
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedavg", "fedfv", "afl", "scaffold", "fedlf"])
-def test_the_sender_of_a_hundred_times_the_model_is_refused(tmp_path: Path, method: str) -> None:
-    iid = {"method": method, "partition": "iid"}
-    lying, rows = run(tmp_path / "lying", weights(lambda array: -100.0 * array), **iid)
-    assert lying == run(tmp_path / "without", failing(), **iid)[0]
-    assert all(row["refused"].startswith(f"{LIAR}: its update has the length") for row in rows)
 
 
 def test_a_jump_after_a_restart_of_the_server_is_still_one(tmp_path: Path) -> None:

@@ -204,6 +204,80 @@ def test_huge_and_tiny_updates_step_as_the_formula_says() -> None:
             )
 
 
+SOME_LOSSES = np.array([0.4, 2.0, 1.0, 3.0])
+GROUPS = group_counts_of(SOME_LOSSES, np.full(4, 40.0))
+# What four clients may report that is at an end of its range.
+REPORTED: dict[str, dict[str, Any]] = {
+    "equal losses": {"losses": np.ones(4)},
+    "zero losses": {"losses": np.zeros(4)},
+    "one zero loss": {"losses": SOME_LOSSES * [1.0, 0.0, 1.0, 1.0]},
+    "losses below zero, as that of a density may be": {"losses": -SOME_LOSSES},
+    "tiny losses": {"losses": 1e-12 * SOME_LOSSES},
+    "huge losses": {"losses": 1e12 * SOME_LOSSES},
+    "accuracy 0": {"accuracies": np.zeros(4)},
+    "accuracy 1": {"accuracies": np.ones(4)},
+    "losses of training alone": {"losses": SOME_LOSSES, "baselines": SOME_LOSSES},
+    "no disparity": {"disparities": np.zeros(4)},
+    "a group without positive examples": {
+        "groups": GROUPS | dict.fromkeys(("positives-1", "hits-1"), np.zeros(4))
+    },
+    "one client without positive examples": {
+        "groups": {key: each * [1.0, 0.0, 1.0, 1.0] for key, each in GROUPS.items()}
+    },
+    "1 to 1,000,000 examples": {"counts": np.array([1.0, 10.0, 1e3, 1e6])},
+}
+U_OF_FOUR = np.random.default_rng(7).normal(size=(4, 7))
+FIRST_ARRAY = np.arange(7) < 3
+MOVED: dict[str, FloatArray] = {
+    "different updates": U_OF_FOUR,
+    "no update": 0.0 * U_OF_FOUR,
+    "no update of an array": np.where(FIRST_ARRAY, 0.0, U_OF_FOUR),
+    "one client without an update of an array": np.where(
+        FIRST_ARRAY & (np.arange(4) == 1)[:, None], 0.0, U_OF_FOUR
+    ),
+    "the same update": np.tile(U_OF_FOUR[0], (4, 1)),
+    "opposed updates": np.outer([1.0, -1.0, 1.0, -1.0], U_OF_FOUR[0]),
+    "orthogonal updates": np.eye(4, 7),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_coefficients_are_finite_whatever_is_reported(name: str) -> None:
+    """Of a model of two arrays."""
+    for (moved, U), (words, reported) in product(MOVED.items(), REPORTED.items()):
+        counts = reported.get("counts", np.array([10.0, 17.0, 24.0, 31.0]))
+        given = {**replied(name, ARGUMENTS[name][0], U, counts), **reported}
+        cohort = cohort_of(U, arrays={"first": 3, "second": 4}, **given)
+        c = coefficients(make(name, ARGUMENTS[name][0]), cohort)
+        assert np.isfinite(c).all(), f"{moved}, {words}"
+
+
+def is_same(one: FloatArray, other: FloatArray) -> bool:
+    """Return whether two arrays are the same: some methods solve a program for them."""
+    return bool(np.abs(one - other).max() <= 1e-3 * max(np.abs(one).max(), np.abs(other).max()))
+
+
+@pytest.mark.parametrize("in_pairs", [1, 2])
+@pytest.mark.parametrize("m", [3, 5, 8, 50])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_coefficient_goes_with_the_reply(name: str, m: int, in_pairs: int) -> None:
+    """Whatever the client is called, and so in any order; ties by pairs, too."""
+    ties = np.arange(m) // in_pairs * in_pairs
+    losses, counts = (each[ties] for each in losses_and_counts(m))
+    U = np.random.default_rng(m).normal(size=(m, m + 3)) + 0.3
+    # neighbours change places: a sort that is stable would keep the order of ties
+    order = np.roll(np.arange(m)[::-1], 2)
+    found = list[FloatArray]()
+    for rows in (np.arange(m), order):
+        given = replied(name, ARGUMENTS[name][0], U[rows], counts[rows])
+        method = make(name, ARGUMENTS[name][0])
+        c = coefficients(method, cohort_of(U[rows], losses=losses[rows], **given))
+        found.append(np.reshape(c, (-1, m)))
+    first, after = found
+    step, step_after = first @ U, after @ U[order]
+    assert is_same(after, first[:, order]) or is_same(step_after, step)
+
+
 SUM_TO_ONE = [
     *(
         "fedavg",

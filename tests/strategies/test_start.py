@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from flwr.app import Message, MessageType
 from flwr.serverapp.strategy import (
@@ -22,12 +21,10 @@ from tests.federation import (
     BUFFERS,
     MemoryGrid,
     bits,
-    flat,
     initial_model,
     quadratics,
     record,
     run,
-    unpack,
 )
 
 Start = Callable[..., Result]
@@ -135,13 +132,6 @@ def test_should_stop_is_called_after_each_round(base: str) -> None:
     ]
     assert [arrays for _, arrays, *_ in seen] == [bits(each.arrays) for each in rounds]
     assert seen[-1][1] == bits(result.arrays)
-
-
-def test_should_stop_may_be_given_by_its_place_as_in_flower() -> None:
-    grid = MemoryGrid(quadratics(2))
-    arguments = (5, 3600.0, None, None, None, lambda number, result: number == 2)
-    result = FedAvg(buffers=BUFFERS).start(grid, record(initial_model()), *arguments)
-    assert list(result.train_metrics_clientapp) == [1, 2]
 
 
 def test_a_run_without_steps_may_be_stopped() -> None:
@@ -291,9 +281,3 @@ def test_a_second_start_forgets_the_first(strategy: FairStrategy) -> None:
     first, _ = run(strategy, rounds=3)
     again, _ = run(strategy, rounds=3)
     assert bits(first.arrays) == bits(again.arrays)
-
-
-def test_averaged_models_are_the_result_of_a_run() -> None:
-    last = [flat(unpack(run(FedAvg(), rounds=rounds)[0].arrays)) for rounds in (1, 2)]
-    result, _ = run(FedAvg(average_models=True), rounds=2)
-    np.testing.assert_allclose(flat(unpack(result.arrays)), np.mean(last, axis=0), rtol=1e-5)

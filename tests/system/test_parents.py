@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -105,23 +104,6 @@ def test_how_a_process_ended_is_said(code: int, words: str) -> None:
 
 
 LINE = "interrupted: the same command begins again; a run continues after its last finished round\n"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_ctrl_c_during_imports_ends_the_command_silently(tmp_path: Path) -> None:
-    words = ("run", "--clients", "5", "--rounds", "1000000", "--out", str(tmp_path / "a"))
-    with subprocess.Popen(
-        [sys.executable, "-m", "fairbloom", *words], cwd=ROOT, stderr=subprocess.PIPE, text=True
-    ) as process:
-        while (
-            process.poll() is None and "numpy" not in Path(f"/proc/{process.pid}/maps").read_text()
-        ):
-            time.sleep(0.005)
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate()
-    # if this process had to wait for a processor, the command line may have begun
-    assert (process.returncode, said) in {(-signal.SIGINT, ""), (130, LINE)}
 
 
 class Impatient(io.StringIO):

@@ -31,6 +31,7 @@ type = "string"
 categories = ["well", "ill"]
 """
 
+MARKER = "fairbloom-account.toml"
 TRAIN = MessageType.TRAIN
 EVALUATE = MessageType.EVALUATE
 

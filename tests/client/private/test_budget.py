@@ -20,9 +20,16 @@ from fairbloom.client.private.mechanism import TEST_SENSITIVITY
 DELTA = 1e-5
 
 
-@pytest.mark.parametrize(("epsilon", "mu"), [(8.0, 1.666), (3.0, 0.719), (1.0, 0.268)])
-def test_mu_of_epsilon(epsilon: float, mu: float) -> None:
-    assert mu_of(epsilon, DELTA) == pytest.approx(mu, abs=5e-4)
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "mu"),
+    [
+        *((8.0, DELTA, 1.666), (3.0, DELTA, 0.719), (1.0, DELTA, 0.268)),
+        *((8.0, 1e-6, 1.5315451), (3.0, 1e-6, 0.64772653), (1.0, 1e-6, 0.23670438)),
+    ],
+)
+def test_mu_of_epsilon(epsilon: float, delta: float, mu: float) -> None:
+    digits = 1e-7 * mu if delta < DELTA else 5e-4
+    assert mu_of(epsilon, delta) == pytest.approx(mu, abs=digits)
 
 
 @pytest.mark.parametrize(("epsilon", "twice"), [(1.0, 2.15), (3.0, 6.71), (8.0, 19.1)])
@@ -30,16 +37,17 @@ def test_a_replaced_row_costs_twice_mu(epsilon: float, twice: float) -> None:
     assert Budget(epsilon, DELTA).replacement_epsilon == pytest.approx(twice, rel=3e-3)
 
 
-@pytest.mark.parametrize(("count", "epsilon"), [(2, 4.46), (3, 5.66), (5, 7.67)])
-def test_accounts_add(count: int, epsilon: float) -> None:
-    assert epsilon_of(math.sqrt(count) * mu_of(3.0, DELTA), DELTA) == pytest.approx(
-        epsilon, abs=6e-3
-    )
-
-
-def test_steps_of_noise_five() -> None:
-    """20 full-batch steps of noise 5 are (3.849, 1e-5)."""
-    assert epsilon_of(math.sqrt(20) / 5.0, DELTA) == pytest.approx(3.849, abs=1e-3)
+@pytest.mark.parametrize(
+    ("mu", "epsilon"),
+    [
+        (math.sqrt(2) * mu_of(3.0, DELTA), 4.4634),  # two accounts, or a row in both splits
+        (math.sqrt(3) * mu_of(3.0, DELTA), 5.6558),
+        (math.sqrt(5) * mu_of(3.0, DELTA), 7.6651),
+        (math.sqrt(20) / 5.0, 3.8486),  # 20 full-batch steps of noise 5
+    ],
+)
+def test_accounts_and_steps_add(mu: float, epsilon: float) -> None:
+    assert epsilon_of(mu, DELTA) == pytest.approx(epsilon, abs=6e-5)
 
 
 @pytest.mark.parametrize(("epsilon", "steps"), [(8.0, 177), (3.0, 33), (1.0, 4)])
@@ -123,18 +131,6 @@ def test_a_smaller_budget_in_units() -> None:
 @pytest.mark.parametrize(("units", "epsilon"), [(150, 1.62057), (300, 2.38616), (400, 2.80633)])
 def test_epsilon_of_what_is_spent(units: int, epsilon: float) -> None:
     assert Budget(3.0, DELTA).epsilon_after(units) == pytest.approx(epsilon, abs=5e-6)
-
-
-@pytest.mark.parametrize(
-    ("epsilon", "mu"), [(8.0, 1.5315451), (3.0, 0.64772653), (1.0, 0.23670438)]
-)
-def test_mu_at_a_smaller_delta(epsilon: float, mu: float) -> None:
-    assert mu_of(epsilon, 1e-6) == pytest.approx(mu, rel=1e-7)
-
-
-def test_a_row_in_both_splits() -> None:
-    mu = mu_of(3.0, DELTA)
-    assert epsilon_of(math.hypot(mu, mu), DELTA) == pytest.approx(4.4634, abs=5e-5)
 
 
 @given(st.floats(0.01, 20.0), st.floats(-12.0, -2.0))

@@ -15,9 +15,7 @@ from fairbloom.tasks import infer_schema, load_task
 from fairbloom.tasks.permit import permit_reading
 from tests.experiments.helpers import fairbloom
 
-from .device import SCHEMA, Device, write_table
-
-MARKER = "fairbloom-account.toml"
+from .device import MARKER, SCHEMA, Device, write_table
 
 app = ClientApp()
 

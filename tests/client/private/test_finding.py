@@ -14,9 +14,7 @@ from fairbloom.client.private.opening import close_account, describe_account
 from fairbloom.client.private.split import read_rows, split_by
 from fairbloom.errors import FairbloomError
 
-from .device import SCHEMA, TRAIN, Device, opened, write_table
-
-MARKER = "fairbloom-account.toml"
+from .device import MARKER, SCHEMA, TRAIN, Device, opened, write_table
 
 
 def by_lines(change: Callable[[list[str]], list[str]]) -> Callable[[str], str]:

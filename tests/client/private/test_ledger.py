@@ -25,9 +25,8 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.accounts import SPENT
 from fairbloom.protocol.settings import RunSettings
 
-from .device import EVALUATE, SCHEMA, TRAIN, Device, opened, write_table
+from .device import EVALUATE, MARKER, SCHEMA, TRAIN, Device, opened, write_table
 
-MARKER = "fairbloom-account.toml"
 QUANTITY = 'type = "number"\ncenter = 0.0\nscale = 1.0'
 
 
@@ -364,15 +363,6 @@ def test_a_read_only_account_does_no_work(device: Device) -> None:
 
 def test_a_budget_without_an_account_refuses(tmp_path: Path) -> None:
     assert "no account is open" in str(Device(tmp_path).ask())
-
-
-def test_a_copy_without_the_file_is_found_by_its_rows(device: Device) -> None:
-    (device.data / MARKER).unlink()
-    other = device.folder / "elsewhere"
-    other.mkdir()
-    shutil.move(device.data / "site.csv", other / "renamed.csv")
-    device.data = other
-    assert device.left == (450, 1)
 
 
 def test_a_new_month_is_a_new_account_that_adds(device: Device) -> None:

@@ -21,7 +21,6 @@ from fairbloom.client.private.noise import (
     Lattice,
     bernoulli_exp,
     draw_gaussian,
-    draw_geometric,
     draw_noise,
     release,
     system_words,
@@ -119,13 +118,6 @@ def test_events_have_the_probability_of_the_exponential(numerator: int, bits: in
     happened = bernoulli_exp(np.full(COUNT, numerator, np.uint64), bits, seeded_words())
     expected = math.exp(-numerator / 2**bits)
     assert happened.mean() == pytest.approx(expected, abs=4.0 / math.sqrt(COUNT))
-
-
-def test_runs_of_events_are_geometric() -> None:
-    times = draw_geometric(COUNT, seeded_words())
-    for least in range(5):
-        share = (times >= least).mean()
-        assert share == pytest.approx(math.exp(-least), abs=4.0 / math.sqrt(COUNT))
 
 
 @pytest.mark.parametrize("number", [3, 5, 2**62 + 1])

@@ -124,6 +124,7 @@ def test_a_run_without_a_cap_may_spend_all(tmp_path: Path) -> None:
     for number in range(1, 6):
         assert "arrays" in device.ask(TRAIN, {"server-round": number})
     assert device.left == (0, 1)
+    assert str(device.ask(TRAIN, {"server-round": 6})).startswith(SPENT)
 
 
 def test_a_run_spends_no_more_than_its_cap(device: Device) -> None:

@@ -216,12 +216,6 @@ def test_a_query_tells_public_facts(device: Device) -> None:
     assert about["privacy"][0] == 3.0
 
 
-def test_a_spent_account_says_so(tmp_path: Path) -> None:
-    device = opened(tmp_path, steps=1)
-    assert "arrays" in device.ask()
-    assert str(device.ask(TRAIN, {"server-round": 2})).startswith("the privacy budget is spent")
-
-
 def test_more_steps_than_are_left_are_refused_for_nothing(tmp_path: Path) -> None:
     device = opened(tmp_path, steps=2)
     assert "12 units are asked for" in device.ask(local_epochs=3)

@@ -19,7 +19,7 @@ import fairbloom
 from fairbloom import RunFolder, Score, load
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.run import Run
-from fairbloom.rounds.round import Round, StopRun
+from fairbloom.rounds.round import Round
 from fairbloom.server.run_folder.files import BEST
 from fairbloom.server.run_folder.participation import COLUMNS, Participations
 from fairbloom.server.run_folder.recorder import RunRecorder
@@ -270,18 +270,10 @@ def test_a_run_lost_before_its_final_model_trains_no_more(
     assert set(result.arrays["w"].numpy()) == {3.5 if average else 6.0}
 
 
-def test_on_round_sees_the_last_round_and_may_stop_before(tmp_path: Path) -> None:
+def test_on_round_sees_the_last_round(tmp_path: Path) -> None:
     seen = list[int]()
-
-    def on_round(finished: Round) -> None:
-        seen.append(finished.number)
-        if finished.number == 2:
-            raise StopRun("enough")
-
-    start(tmp_path / "run", on_round=on_round)
-    assert (seen, fairbloom.load(tmp_path / "run").stopped) == ([1, 2], "enough")
-    start(tmp_path / "other", on_round=lambda finished: seen.append(finished.number))
-    assert seen == [1, 2, 1, 2, 3, 4, 5, 6]
+    start(tmp_path / "run", on_round=lambda finished: seen.append(finished.number))
+    assert seen == [1, 2, 3, 4, 5, 6]
 
 
 # What has no effect is refused --------------------------------------------------------------------
