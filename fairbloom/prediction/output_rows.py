@@ -28,8 +28,13 @@ def table_of_frame(frame: "pandas.DataFrame", file: SchemaFile) -> ReadTable:
         pa.chunked_array([[*map(str, cells.astype(object).where(~cells.isna(), ""))]], pa.string())
         for _, cells in frame.items()
     ]
-    named = columns_by_name(path, [*map(str, frame.columns)], columns)
-    return ReadTable(path, named, np.arange(len(frame)), "row", file)
+    return ReadTable(
+        path,
+        columns_by_name(path, [*map(str, frame.columns)], columns),
+        np.arange(len(frame)),
+        "row",
+        file,
+    )
 
 
 def texts_of(table: ReadTable, name: str) -> list[str]:

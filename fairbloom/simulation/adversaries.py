@@ -139,8 +139,13 @@ class Adversaries:
                 ]
                 for name in hostile:
                     place = trained.names.index(name)
-                    random = generator(self._seed, "attack", number, name)
-                    seen = Sight(rows[place], honest, self._strength, len(hostile), random)
+                    seen = Sight(
+                        rows[place],
+                        honest,
+                        self._strength,
+                        len(hostile),
+                        generator(self._seed, "attack", number, name),
+                    )
                     updates.replace(place, self._checked(self._change(seen), updates, name))
 
     def lie(self, reports: Reports, number: int, *, evaluated: bool = False) -> None:

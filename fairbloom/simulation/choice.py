@@ -229,8 +229,9 @@ def try_first_step(settings: RunSettings, task: Task, model: nn.Module) -> AnyEx
     for name in task.clients:
         try:
             splits = task.splits(name)
-            random = batch_order(settings.seed, 1, name)
-            train(tried, task, splits.train, replace(work, random=random))
+            train(
+                tried, task, splits.train, replace(work, random=batch_order(settings.seed, 1, name))
+            )
             if len(splits.test):
                 measure(tried, task, splits.test)
             if settings.model not in MODELS:  # ours with a softmax repeat published numbers

@@ -289,8 +289,7 @@ def distance(site: NDArray[np.float64], others: NDArray[np.float64]) -> float:
     if others_range <= 0.0:
         return math.nan
     site_range = max(site[last] - site[first], SMALLEST_RANGE * others_range)
-    apart = np.abs(site[given] - others[given]).mean()
-    return float(apart / min(others_range, site_range))
+    return float(np.abs(site[given] - others[given]).mean() / min(others_range, site_range))
 
 
 def _are_numbers(columns: Profiles) -> bool:
@@ -432,8 +431,10 @@ def _compare_categories(name: str, columns: Profiles) -> Iterator[Finding]:
             site = sites[place]
             others = np.delete(counts, place, axis=0)
             rest = total - counts[place]
-            own = _variation(others, np.delete(present, place), rest - others)
-            usual = _usual(own, CATEGORIES_USUAL_OF_FEW)
+            usual = _usual(
+                _variation(others, np.delete(present, place), rest - others),
+                CATEGORIES_USUAL_OF_FEW,
+            )
             size = float(apart[place]) / max(CATEGORIES_APART, USUAL * usual)
             shares = others / np.maximum(np.delete(present, place), 1)[:, None]
             low = np.quantile(shares, 0.1, axis=0) if len(others) >= 4 else shares.min(axis=0)
@@ -513,8 +514,7 @@ def _compare_spellings(name: str, columns: Profiles) -> Iterator[Finding]:
                 )
             )
             if is_one and difflib.get_close_matches(folded[usual], [folded[text]], 1, SIMILAR):
-                sites = tuple(counts[text])
-                yield Finding("spelling", name, sites, words=(text, usual))
+                yield Finding("spelling", name, tuple(counts[text]), words=(text, usual))
                 break
 
 

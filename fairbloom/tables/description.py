@@ -210,8 +210,11 @@ def compare_clients(schema: Schema, tables: Tables) -> Comparison:
         if table.file.rows is None
     }
     findings = compare(fields)
-    sentences = [say_and_propose(each, schema.fields[each.field], files) for each in findings]
-    return Comparison(fields, findings, sentences)
+    return Comparison(
+        fields,
+        findings,
+        [say_and_propose(each, schema.fields[each.field], files) for each in findings],
+    )
 
 
 def tabulate(schema: Schema, tables: Tables) -> list[Row]:

@@ -340,8 +340,9 @@ def rows_of_clients(
     }
     order = {key: place for place, key in enumerate(sorted(names, key=lambda key: names[key]))}
     places = np.array([order[key] for key in folded])[codes]
-    ends = np.cumsum(np.bincount(places, minlength=len(order)))
-    rows = np.split(np.argsort(places, kind="stable"), ends[:-1])
+    rows = np.split(
+        np.argsort(places, kind="stable"), np.cumsum(np.bincount(places, minlength=len(order)))[:-1]
+    )
     return (
         {names[key]: each for key, each in zip(order, rows, strict=True) if len(each)},
         {names[key]: spelled[key] for key in order if len(spelled[key]) > 1},
@@ -454,8 +455,9 @@ def encode_files(paths: Sequence[Path], client: str, text: str) -> EncodedFile:
     try:
         changes = tuple((each.st_mtime_ns, each.st_size) for each in map(Path.stat, paths))
     except OSError as error:
-        problem = f"{error.filename} cannot be read: {error.strerror}"
-        raise DataError(problem, "unreadable") from error
+        raise DataError(
+            f"{error.filename} cannot be read: {error.strerror}", "unreadable"
+        ) from error
     return _encode_files(tuple(paths), changes, client, text)
 
 
@@ -518,8 +520,7 @@ def _read_units(
         rows, _ = rows_of_clients(values, table.decimal, missing)
         units = np.arange(NO_UNIT, NO_UNIT + len(table)) + table.start
         for unit in sorted(filter(None, rows), key=lambda unit: int(rows[unit][0])):
-            key = fold_value(unit, table.decimal)
-            units[rows[unit]] = places.setdefault(key, len(places))
+            units[rows[unit]] = places.setdefault(fold_value(unit, table.decimal), len(places))
         found.append(units)
     return np.concatenate(found), [*places]
 

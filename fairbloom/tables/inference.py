@@ -342,8 +342,7 @@ def _read_variants(path: Path, file: SchemaFile, targets: Set[str]) -> Iterator[
     try:
         table = read(path, file)
     except DataError as error:
-        changes = VARIANTS.get(error.why, [{"sheet": name} for name in error.sheets])
-        for change in changes:
+        for change in VARIANTS.get(error.why, [{"sheet": name} for name in error.sheets]):
             if change.keys().isdisjoint(file.model_fields_set):
                 yield from _read_variants(path, file.model_copy(update=change), targets)
         return

@@ -317,8 +317,11 @@ class Preprocessing:
     def decode(self, outputs: Tensor) -> Predictions:
         """Return the predictions of a model's outputs: classes, or quantities in their own unit."""
         if not self.classes:
-            values = outputs.reshape(len(outputs)).double().numpy()
-            return Predictions(values * self.target_scale + self.target_center, None)
+            return Predictions(
+                outputs.reshape(len(outputs)).double().numpy() * self.target_scale
+                + self.target_center,
+                None,
+            )
         probabilities = outputs.double().softmax(dim=1).numpy()
         return Predictions(
             np.array(self.classes, object)[probabilities.argmax(axis=1)], probabilities

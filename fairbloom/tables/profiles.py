@@ -135,12 +135,15 @@ class Cells:
     @classmethod
     def of(cls, about: Field, values: ColumnValues) -> "Cells":
         """Return the cells of a column that is encoded by a schema; faulty ones count for none."""
-        gone = int(is_missing(values).sum())
-        missing = {"": gone}
+        missing = {"": int(is_missing(values).sum())}
         # What is the same in all rows takes no memory.
         if about.categories:
-            nothing = np.broadcast_to(np.nan, len(values))
-            return cls(nothing, np.maximum(values, -1), about.categories, missing)
+            return cls(
+                np.broadcast_to(np.nan, len(values)),
+                np.maximum(values, -1),
+                about.categories,
+                missing,
+            )
         is_number = np.isfinite(values)
         numbers = values if is_number.all() else np.where(is_number, values, np.nan)
         return cls(numbers, np.broadcast_to(-1, len(values)), (), missing)

@@ -248,10 +248,9 @@ def _check_rows(table: ReadTable) -> ReadTable:
     is_note = to_array(compute.not_equal(texts[name], "")) & (len(others) > 1)
     for other in others:
         is_note &= to_array(compute.equal(texts[other], ""))
-    notes = np.flatnonzero(is_note).tolist()
     found = {
         "repeats the names of the columns, and is left out": repeated,
-        "has only a first value: if it is a note, delete it": notes,
+        "has only a first value: if it is a note, delete it": np.flatnonzero(is_note).tolist(),
     }
     remarks = [
         f"{table.unit} {table.lines[rows[0]]}"
@@ -306,8 +305,9 @@ def _read_text(path: Path, file: SchemaFile) -> ReadTable:
     if above:  # each step over the content takes a part of the time of reading
         content = b"\n".join([b""] * above + content.split(b"\n", above)[above:])
     if file.commentChar:
-        mark = re.escape(file.commentChar.encode())
-        content = re.sub(rb"^%b.*" % mark, b"", content, flags=re.MULTILINE)
+        content = re.sub(
+            rb"^%b.*" % re.escape(file.commentChar.encode()), b"", content, flags=re.MULTILINE
+        )
     end, lines = _find_rows(content)
     if not len(lines):
         raise DataError(f"{path} is empty: its first line must name the columns", "empty")
@@ -341,8 +341,9 @@ def _read_text(path: Path, file: SchemaFile) -> ReadTable:
         remarks.append(
             ("all", "each row begins with a name of its own, as R writes it, which is not read")
         )
-    decimal = file.decimalChar or _infer_decimal(file, columns)
-    file = file.model_copy(update={"decimalChar": decimal})
+    file = file.model_copy(
+        update={"decimalChar": file.decimalChar or _infer_decimal(file, columns)}
+    )
     return ReadTable(
         path, columns_by_name(path, names, columns), lines[1:], file=file, remarks=remarks
     )
@@ -437,8 +438,9 @@ def _check_quotes(path: Path, content: bytes, delimiter: str) -> None:
     ends = re.escape(delimiter.encode())
     # It begins with a mark alone, which is searched for ten times as fast.
     pattern = rb'"(?:(?<![^%b\n]")[^"]*+(?:""[^"]*+)*+"(?![^%b\n])|(?P<wrong>))' % (ends, ends)
-    quoted = re.finditer(pattern, content)
-    wrong = next((found for found in quoted if found["wrong"] is not None), None)
+    wrong = next(
+        (found for found in re.finditer(pattern, content) if found["wrong"] is not None), None
+    )
     if wrong:
         line = content.count(b"\n", 0, wrong.start()) + 1
         raise DataError(

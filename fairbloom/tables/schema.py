@@ -498,8 +498,9 @@ def with_files(text: str, files: Mapping[str, Any], client: str = "") -> str:
         return text
     schema = parse_schema(text)  # its own faults are the run's, and the server may read them
     try:
-        merged = {**written.get("files", {}), **files}
-        parse_schema(tomli_w.dumps({**written, "files": merged}), name)
+        parse_schema(
+            tomli_w.dumps({**written, "files": {**written.get("files", {}), **files}}), name
+        )
     except SchemaError as error:
         raise SchemaError(str(error), OWN_FILES) from error
     own = {key.rpartition("/")[2]: about for key, about in read.items()}

@@ -93,8 +93,7 @@ def has_room(device: torch.device, size: int) -> bool:
 
     if device.type != "cuda":
         return True
-    total = torch.cuda.mem_get_info(device)[1]
-    return torch.cuda.memory_allocated(device) + size <= total / 2
+    return torch.cuda.memory_allocated(device) + size <= torch.cuda.mem_get_info(device)[1] / 2
 
 
 def device_of(inputs: Inputs) -> torch.device:

@@ -217,8 +217,9 @@ def infer_schema(settings: RunSettings) -> str:
         raise FairbloomError(
             f"task {info.name} has no schema: only tasks that read your own files have one"
         )
-    parameters = info.check_parameters(settings.parameters)
-    return info.infer_schema(info.setup(settings), parameters, advise=True)
+    return info.infer_schema(
+        info.setup(settings), info.check_parameters(settings.parameters), advise=True
+    )
 
 
 def describe_data(settings: RunSettings, every: bool = True) -> Described:

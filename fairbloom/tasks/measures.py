@@ -203,8 +203,10 @@ def means_of(values: Tensor, counts: Sequence[int]) -> list[float]:
     import torch
 
     if values.dtype == torch.bool:
-        clients = clients_of(counts)[values.cpu().numpy()]
-        return ratios(np.bincount(clients, minlength=len(counts)), np.array(counts))
+        return ratios(
+            np.bincount(clients_of(counts)[values.cpu().numpy()], minlength=len(counts)),
+            np.array(counts),
+        )
     return torch.stack(
         [part.mean() for part in torch.split(values.cpu().double(), [*counts])]
     ).tolist()

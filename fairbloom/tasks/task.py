@@ -228,8 +228,9 @@ class Splits:
             part.count_units(torch.ones(len(part), dtype=torch.bool)) for part in parts
         )
         if classes:
-            targets = torch.cat([part.all_targets for part in parts])
-            counted["classes"] = torch.bincount(targets, minlength=classes).tolist()
+            counted["classes"] = torch.bincount(
+                torch.cat([part.all_targets for part in parts]), minlength=classes
+            ).tolist()
         if not len(self.test):
             return counted
         if classes:

@@ -285,8 +285,9 @@ class TaskInfo:
         """
         self.check_readable(setup.data_dir)
         infer = imported("task", self.infer)
-        arguments = self._arguments(parameters)
-        return str(infer(setup, **arguments, without=frozenset(without), advise=advise))
+        return str(
+            infer(setup, **self._arguments(parameters), without=frozenset(without), advise=advise)
+        )
 
     def load(self, setup: Setup, parameters: Mapping[str, Value]) -> Task:
         """Return the task, with the defaults of parameters that are missing.

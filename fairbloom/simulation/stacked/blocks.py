@@ -42,8 +42,14 @@ class StackedClient(NamedTuple):
         """Return a client that does this work for these epochs."""
         own = replace(work, epochs=epochs, smallest_batch=local.smallest_batch(work))
         size = len(local.splits.train)
-        batch = max(batch_sizes(size, own))
-        return cls(local, place, own, size, batch, 0 if work.idle else count_steps(size, own))
+        return cls(
+            local,
+            place,
+            own,
+            size,
+            max(batch_sizes(size, own)),
+            0 if work.idle else count_steps(size, own),
+        )
 
 
 @dataclass(frozen=True)
@@ -125,8 +131,7 @@ def divide_into_blocks(
     for member in sorted(by_place, key=attrgetter("steps", "batch"), reverse=True):
         longest = max(longest, member.batch)
         real += member.batch
-        padded = longest * (len(block) + 1)
-        if block and (len(block) >= most or padded > MAX_PADDING * real):
+        if block and (len(block) >= most or longest * (len(block) + 1) > MAX_PADDING * real):
             yield block
             block = []
             longest = member.batch

@@ -490,8 +490,9 @@ class _BlockRound(ClientRound):
         if training.trained.second is not None:
             for rule in self._rules:
                 if rule.replies:
-                    second = rule.second_model() or self._rows
-                    second.write(training.trained.second.matrix, places)
+                    (rule.second_model() or self._rows).write(
+                        training.trained.second.matrix, places
+                    )
         layout = training.layout
         others = {name: layout.arrays[name] for name in (*layout.buffers, *layout.integers)}
         done = [
@@ -559,8 +560,9 @@ class _BlockRound(ClientRound):
 
     def _add_scores(self, measurement: Measurement, measured: Sequence[Measures]) -> None:
         """Add the training metrics that clients report to their scores."""
-        reported = report_all(self._clients, measurement, measured, self._terms)
-        for scores, report in zip(self._scores, reported, strict=True):
+        for scores, report in zip(
+            self._scores, report_all(self._clients, measurement, measured, self._terms), strict=True
+        ):
             scores |= report
 
 
