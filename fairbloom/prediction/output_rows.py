@@ -39,8 +39,7 @@ def table_of_frame(frame: "pandas.DataFrame", file: SchemaFile) -> ReadTable:
 
 def texts_of(table: ReadTable, name: str) -> list[str]:
     """Return the cells of a column as text, unchanged."""
-    cells = table.columns[name]
-    if cells is None:
+    if (cells := table.columns[name]) is None:
         return [""] * len(table)
     return ["" if cell is None else str(cell) for cell in cells.to_pylist()]
 

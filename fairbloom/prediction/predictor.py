@@ -161,8 +161,7 @@ class Predictor:
             fold(each) for name in preprocessing.dictionary.inputs for each in own.names_of(name)
         }
         named = [str(name) for name in frame.index.names if name is not None]
-        index = [name for name in named if fold(name) in columns]
-        if index:
+        if index := [name for name in named if fold(name) in columns]:
             raise FairbloomError(
                 f"the data frame has {join_names(index)} as its index, which is not read: make it a"
                 " column by reset_index(), or drop it by reset_index(drop=True)"
@@ -232,8 +231,7 @@ class Predictor:
     def describe(self, count: int) -> str:
         """Return the number of predictions as text, with the round of a device's model."""
         text = plural(count, "1 prediction", f"{count:,} predictions")
-        kept = read_kept(self.run) if self.model == LAST else {}
-        if kept:
+        if self.model == LAST and (kept := read_kept(self.run)):
             text += (
                 f" by the model of round {kept['round']} of {settings_in(self.run)['num-rounds']}"
             )
@@ -567,8 +565,7 @@ def _personal_arrays(
         if read_kept(folder)
         else ClientStates(Versions(own.parent), client)
     )
-    found = states.find(PERSONAL_MODEL, before=sys.maxsize)
-    if found is None:
+    if (found := states.find(PERSONAL_MODEL, before=sys.maxsize)) is None:
         raise FairbloomError(
             f"{own} has no personal model: clients that have trained have one with a method for"
             " personal models (ditto), or with the setting personal-lambda or personal-parameters,"
@@ -602,8 +599,7 @@ def global_arrays(folder: Path, model: str, settings: Mapping[str, Any]) -> Mapp
 
 def _last_arrays(folder: Path) -> Mapping[str, Any]:
     """Return the global model after the last round."""
-    arrays = read_model(folder)
-    if arrays is None:
+    if (arrays := read_model(folder)) is None:
         raise FairbloomError(f"{folder} has no {MODEL.name} yet: no round is finished")
     if not is_finished(folder):
         log.warning("the run in %s is not finished: its last checkpoint predicts", folder)

@@ -72,12 +72,11 @@ class Choice:
 
         Raise FairbloomError for an unknown engine, as a damaged engine.json may name.
         """
-        clients: LocalClients
         match self.engine:
-            case "stacked":
-                clients = StackedClients(method, settings, block=self.block)
             case "loop":
                 clients = LocalClients(method, settings)
+            case "stacked":
+                clients = StackedClients(method, settings, block=self.block)
             case _:
                 raise FairbloomError(
                     f"engine = {self.engine!r}: there are loop and stacked: name one of them"

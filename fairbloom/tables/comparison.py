@@ -138,12 +138,15 @@ def compare(fields: Mapping[str, Profiles]) -> list[Finding]:
     found: list[Finding] = []
     for name, sites in fields.items():
         used = {site: column for site, column in sites.items() if not column.identifier}
-        found += _compare_missing(name, used)
-        found += _compare_numbers(name, used)
-        found += _compare_categories(name, used)
-        found += _compare_spellings(name, used)
-        found += _ask_about_one_value(name, used)
-        found += _join_found(name, used)
+        for find in (
+            _compare_missing,
+            _compare_numbers,
+            _compare_categories,
+            _compare_spellings,
+            _ask_about_one_value,
+            _join_found,
+        ):
+            found += find(name, used)
     return sorted(found, key=lambda each: -each.size)
 
 
@@ -195,8 +198,7 @@ def _compare_missing(name: str, columns: Profiles) -> Iterator[Finding]:
             error = math.sqrt(variance / max(int(rows[place]), 1))
             rounding = (columns[site].floor - 1) / max(int(rows[place]), 1)
             limit = max(MISSING_APART + rounding, MISSING_ERRORS * error, USUAL * usual)
-            size = abs(share - middle) / limit
-            if size > 1.0:
+            if (size := abs(share - middle) / limit) > 1.0:
                 yield Finding("missing", name, (site,), size, share, middle, int(missing[place]))
 
     yield from _let_leave([site for site in columns if columns[site].rows], judge)
@@ -260,8 +262,7 @@ def quantiles_of(column: ColumnProfile) -> NDArray[np.float64]:
     numbers = _numbers_of(column)
     counts = np.array([*column.values.values()], np.int64)[: len(numbers)]
     step = 1 + int(counts.sum()) // MOST_COUNTED
-    given = measure_quantiles(np.repeat(numbers, -(-counts // step)), 1)
-    return np.array(given, np.float64)
+    return np.array(measure_quantiles(np.repeat(numbers, -(-counts // step)), 1), np.float64)
 
 
 def _has_enough(column: ColumnProfile) -> bool:

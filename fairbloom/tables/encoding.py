@@ -72,15 +72,16 @@ def read_columns(
     for name in schema.fields if names is None else names:
         called = [each for each in table.own_names(name) if unread.pop(fold(each), "")]
         if len(called) > 1:
-            twice = CellError(
-                table,
-                name,
-                f"has the columns {join_first(called)}, each of which is {name!r} here",
-                f"remove one, or put it in ignore and say fields.{name}.name of the other under"
-                f" [files.{this!r}] in the schema",
-                "two-names",
+            of_columns.append(
+                CellError(
+                    table,
+                    name,
+                    f"has the columns {join_first(called)}, each of which is {name!r} here",
+                    f"remove one, or put it in ignore and say fields.{name}.name of the other under"
+                    f" [files.{this!r}] in the schema",
+                    "two-names",
+                )
             )
-            of_columns.append(twice)
         if called:
             columns[name] = read_column(table, name, schema, of_cells)
             continue
@@ -157,8 +158,7 @@ def read_column(
 ) -> ColumnValues:
     """Return a column of a file by the schema, and append its faults to `wrong`."""
     field = schema.fields[name]
-    values = table.find(table.column_name(name))
-    if values is None:
+    if (values := table.find(table.column_name(name))) is None:
         wrong.append(
             CellError(
                 table,
@@ -256,8 +256,7 @@ def _count_fault(
     `explained` has the problem and the remedy.
     """
     problem, remedy = explained
-    more = int(rows.sum()) - 1
-    if more:
+    if more := int(rows.sum()) - 1:
         problem += plural(more, ", as 1 more row does", f", as {more:,} more rows do")
     return CellError(table, name, problem, remedy, why, np.flatnonzero(rows))
 

@@ -170,8 +170,7 @@ def _name_clients(place: str, names: Mapping[Path, str], what: str) -> dict[str,
     folded: dict[str, Path] = {}
     for path, name in names.items():
         client = normalize("NFC", name)
-        other = folded.setdefault(fold_value(client), path)
-        if other != path:
+        if (other := folded.setdefault(fold_value(client), path)) != path:
             raise DataError(
                 f"data-dir = {place!r}: {what}{other.name} and {path.name} would both be client"
                 f" {client}: rename one of them",

@@ -825,8 +825,7 @@ def _category_lines(texts: Counter[str]) -> list[str]:
     are_plain = of_numbers and names == [str(int(name)) for name in names]
     written = names if are_plain else map(quote, names)
     lines = [f'type = "{kind}"', f"categories = [{', '.join(written)}]"]
-    more = sorted(spellings for spellings in alike.values() if spellings[1:])
-    if more:
+    if more := sorted(spellings for spellings in alike.values() if spellings[1:]):
         spelled = (
             f"{write_key(name)} = [{', '.join(map(quote, others))}]" for name, *others in more
         )
@@ -877,8 +876,7 @@ def _file_lines(
         files = [other for other in tables if tables[other].file.key == table.file.key]
         of_all = [line for line in lines_of[path] if all(line in lines_of[each] for each in files)]
         written[table.file.key] = of_all
-        rest = [line for line in lines_of[path] if line not in of_all]
-        if rest:
+        if rest := [line for line in lines_of[path] if line not in of_all]:
             written[f"{clients[path]}/{path.name}"] = rest
     every = next(iter(written.values()))
     if all(lines == every for lines in written.values()):

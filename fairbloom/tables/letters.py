@@ -111,8 +111,7 @@ def decode_letter(content: bytes) -> Letter:
         if len(content) > MAX_BYTES:
             raise ValueError(f"{len(content):,} bytes, and {MAX_BYTES:,} are the most")
         letter = decode_as(Letter, json.loads(content))
-        broken = [law for law, holds in _check(letter).items() if not holds]
-        if broken:
+        if broken := [law for law, holds in _check(letter).items() if not holds]:
             raise ValueError(join_first(broken, 3))
     except (ValueError, KeyError, RecursionError) as error:
         raise FairbloomError(
@@ -194,8 +193,7 @@ class SiteTables:
             rows[(rows >= start) & (rows < end)] - start
             for start, end in itertools.pairwise(starts)
         ]
-        owners = [0] * len(self.tables)
-        sites = Sites([""], self.tables, own, np.array([len(rows)]), owners)
+        sites = Sites([""], self.tables, own, np.array([len(rows)]), [0] * len(self.tables))
         names = {fold(name): name for table in self.tables[::-1] for name in table.columns}
         return {
             name: Column.of(sites, [part.get(folded) for part in self.parts])
@@ -262,17 +260,18 @@ class SiteTables:
 
         They have shape (rows, columns); 0 where a table has no such column.
         """
-        digests = [
-            np.concatenate([_digest_cells(table, name, secret) for table in self.tables])
-            for name in names
-        ]
-        return np.stack(digests, axis=1)[rows]
+        return np.stack(
+            [
+                np.concatenate([_digest_cells(table, name, secret) for table in self.tables])
+                for name in names
+            ],
+            axis=1,
+        )[rows]
 
 
 def _digest_cells(table: ReadTable, name: str, secret: bytes) -> NDArray[np.uint32]:
     """Return a digest of each cell as it is written: how it is read may change with other rows."""
-    values = table.find(name)
-    if values is None:
+    if (values := table.find(name)) is None:
         return np.zeros(len(table), np.uint32)
     texts, codes = different_cells(values)
     digests = [blake3(text.encode(), key=secret).digest(DIGEST_BYTES) for text in texts]
@@ -329,8 +328,7 @@ def is_identifier(name: str, column: Column) -> bool:
     odd = column.odd_counts
     is_number = 2 * odd.total() < column.is_present.sum()
     finding = judge_numbers(name, column) if is_number else judge_texts(column)
-    longest = max(map(len, odd), default=0)
-    return bool(finding.ignored or finding.unused) or longest > MAX_TEXT
+    return bool(finding.ignored or finding.unused) or max(map(len, odd), default=0) > MAX_TEXT
 
 
 # Many sites ---------------------------------------------------------------------------------------
@@ -414,6 +412,7 @@ def _cells_of(column: ColumnProfile, count: int) -> NDArray[np.str_]:
             0.75: 0.75,
         }
         grid = (np.arange(count - len(cells)) + 0.5) / max(count - len(cells), 1)
-        numbers = np.interp(grid, [*known], [*known.values()])
-        cells += [f"{number:.6g}" for number in numbers.tolist()]
+        cells += [
+            f"{number:.6g}" for number in np.interp(grid, [*known], [*known.values()]).tolist()
+        ]
     return np.resize(np.array(cells or [""]), count)

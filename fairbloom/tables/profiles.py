@@ -222,9 +222,7 @@ def _profile_column(cells: Cells, floor: int, found: Sequence[Found]) -> ColumnP
         listed = _list(counts, floor)
     else:
         listed = {}
-        if codes:
-            numbers = numbers[~np.isin(numbers, codes)]
-        quantiles = measure_quantiles(numbers, floor)
+        quantiles = measure_quantiles(numbers[~np.isin(numbers, codes)], floor)
     patterns: Counter[str] = Counter()
     for text, count in counts.items() if quantiles else ():
         patterns[pattern_of(text)] += count
@@ -257,9 +255,8 @@ def measure_quantiles(numbers: NDArray[np.float64], floor: int) -> tuple[float |
     last = len(numbers) - 1
     ranks = PROBABILITIES * last
     is_given = np.minimum(np.floor(ranks), last - np.ceil(ranks)) >= floor
-    starts = np.round(ranks - (floor - 1) / 2.0)
-    starts = np.clip(starts, 0, max(0, last + 1 - floor)).astype(np.int64)
-    windows = starts[is_given][:, None] + np.arange(floor)
+    firsts = np.round(ranks - (floor - 1) / 2.0).clip(0, max(0, last + 1 - floor))
+    windows = firsts[is_given].astype(np.int64)[:, None] + np.arange(floor)
     means = np.partition(numbers, np.unique(windows))[windows].mean(axis=1).tolist()
     if floor > 1:
         means = [float(f"{mean:.3g}") for mean in means]

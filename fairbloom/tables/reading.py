@@ -145,8 +145,7 @@ class ReadTable:
 
     def show_cell(self, name: str, row: int) -> str:
         """Return a cell as an error shows it; `name` is the column's name in the schema."""
-        value = self.find(self.column_name(name))[row].as_py()
-        if value is None:
+        if (value := self.find(self.column_name(name))[row].as_py()) is None:
             return ""
         return shorten(format_number(value) if isinstance(value, float) else str(value))
 
@@ -301,8 +300,9 @@ def columns_by_name(
 def _read_text(path: Path, file: SchemaFile) -> ReadTable:
     content, encoding, remarks = _read_content(path, file)
     # Lines that are not read become blank ones, so that the others keep their numbers.
-    above = file.headerRows[0] - 1
-    if above:  # each step over the content takes a part of the time of reading
+    if (
+        above := file.headerRows[0] - 1
+    ):  # each step over the content takes a part of the time of reading
         content = b"\n".join([b""] * above + content.split(b"\n", above)[above:])
     if file.commentChar:
         content = re.sub(
@@ -602,8 +602,7 @@ def _is_plain(kind: Any) -> bool:
 
 def _to_numbers_or_texts(values: Values, decimal: Decimal) -> Values:
     """Return a column of numbers unchanged, and any other one as the texts of a CSV file."""
-    import pyarrow as pa
-    from pyarrow import compute, types
+    from pyarrow import compute, string, types
 
     if types.is_dictionary(values.type):
         values = values.cast(values.type.value_type)
@@ -613,7 +612,7 @@ def _to_numbers_or_texts(values: Values, decimal: Decimal) -> Values:
     texts = (
         compute.if_else(values, "True", "False")
         if types.is_boolean(kind)
-        else values.cast(pa.string())
+        else values.cast(string())
     )
     if types.is_timestamp(kind):
         texts = compute.replace_substring_regex(texts, r"\.0+(Z?)$", r"\1")

@@ -194,8 +194,11 @@ class Field(_Table):
     def places(self) -> dict[str, int]:
         """The index of the category that each spelling means; -1 for a missing value."""
         places = {normalise(name): place for place, name in enumerate(self.categories)}
-        for place, name in enumerate(self.categories):
-            places |= dict.fromkeys(map(normalise, self.spellings.get(name, ())), place)
+        places |= {
+            normalise(text): place
+            for place, name in enumerate(self.categories)
+            for text in self.spellings.get(name, ())
+        }
         # Last: at one client, a marker may be what others call a category.
         return places | dict.fromkeys(map(normalise, self.missingValues), -1)
 
@@ -521,10 +524,10 @@ def with_files(text: str, files: Mapping[str, Any], client: str = "") -> str:
         if file in own or (client_of(file) == client and not is_of_client(file)):
             tables[f"{EVERY_FILE}/{file.rpartition('/')[2]}"] = about
     tables[EVERY_FILE] = every
-    own_tables = {
+    written["files"] = {
         key: about.model_dump(mode="json", exclude_unset=True) for key, about in tables.items()
     }
-    return tomli_w.dumps({**written, "files": own_tables})
+    return tomli_w.dumps(written)
 
 
 AnyTable = TypeVar("AnyTable", bound=_Table)
@@ -709,8 +712,7 @@ def _find_wrong_spellings(
 def find_wrong_groups(schema: Schema, key: str = "groups") -> Iterator[str]:
     """Yield the faults of a schema's groups, each as `key`, value and remedy."""
     for by in schema.groupings:
-        field = schema.fields.get(by.column)
-        if field is None:
+        if (field := schema.fields.get(by.column)) is None:
             yield (
                 f"{key} = {by.name!r}: {did_you_mean(by.column, schema.fields)}the column must be"
                 " one of the fields"

@@ -172,8 +172,7 @@ def _warn_of_remarks(data: _CheckedData) -> None:
     """Log once that `fairbloom data` has remarks, which a run does not show."""
     if data.task.describe is None or len(data.task.clients) > MAX_COMPARED:
         return
-    remarks = len(data.task.describe(False).get("remarks", ()))
-    if not remarks:
+    if not (remarks := len(data.task.describe(False).get("remarks", ()))):
         return
     defaults = {each.key: each.default for each in find_task(data.task_name).settings}
     command = [

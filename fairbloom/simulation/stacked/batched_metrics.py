@@ -83,9 +83,13 @@ def score_clients(
     task: Task, outputs: Tensor, targets: Tensor, counts: Sequence[int]
 ) -> list[Measures]:
     """Return mean loss and finite scores of consecutive clients with `counts` examples each."""
-    columns = {LOSS: _means(losses_of(task, outputs, targets), counts)}
-    for score, compute in task.scores.items():
-        columns[score.name] = score_all(fit_outputs(task, compute), outputs, targets, counts)
+    columns = {
+        LOSS: _means(losses_of(task, outputs, targets), counts),
+        **{
+            score.name: score_all(fit_outputs(task, compute), outputs, targets, counts)
+            for score, compute in task.scores.items()
+        },
+    }
     return [
         {
             name: value
@@ -104,7 +108,7 @@ def _means(values: Tensor, counts: Sequence[int]) -> list[float]:
     some = sizes > 0
     if some.any():
         means[some] = np.add.reduceat(numbers, starts[some]) / sizes[some]
-    return list(map(float, means))
+    return means.tolist()
 
 
 def split_into_passes(parts: Sequence[Examples]) -> Iterator[tuple[list[Examples], list[int]]]:

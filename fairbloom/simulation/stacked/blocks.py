@@ -90,10 +90,12 @@ class StepBatch:
 
     def of_tensors(self, tensors: Iterator[Tensor]) -> "StepBatch":
         """Return such a step of the next tensors."""
-        inputs = map_inputs(self.inputs, lambda _: next(tensors))
-        targets = next(tensors)
-        counts = None if self.counts is None else next(tensors)
-        return StepBatch(inputs, targets, self.sizes, counts)
+        return StepBatch(
+            map_inputs(self.inputs, lambda _: next(tensors)),
+            next(tensors),
+            self.sizes,
+            None if self.counts is None else next(tensors),
+        )
 
     def own(self, values: Tensor) -> Tensor:
         """Return values of shape (k, b, …) without padding, one client's after the other's."""
@@ -107,12 +109,11 @@ class StepBatch:
         """Return the step of the first `count` clients only."""
         if count == len(self.targets):
             return self
-        counts = None if self.counts is None else self.counts[:count]
         return StepBatch(
             map_inputs(self.inputs, lambda tensor: tensor[:count]),
             self.targets[:count],
             self.sizes[:count],
-            counts,
+            None if self.counts is None else self.counts[:count],
         )
 
 

@@ -180,8 +180,7 @@ class StackedClients(LocalClients):
         self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
     ) -> TrainReplies:
         """Train the model at these clients on the terms, each on its own data."""
-        work = self._plan(terms)
-        if work is None:
+        if (work := self._plan(terms)) is None:
             return super().train(names, model, terms, sent)
         self.evict_idle(names)
         trained = self.empty_replies(names, model, terms, sent)
