@@ -58,16 +58,18 @@ def data(
     every_client
         Print rows for each client.
     """
-    given = {
-        "task": task,
-        "data_dir": folder,
-        "schema": schema,
-        "clients": clients,
-        "partition": partition,
-        "seed": seed,
-    }
     config = merge_settings(
-        as_settings(given), merge_settings(as_settings({"data_dir": data_dir}), settings)
+        as_settings(
+            {
+                "task": task,
+                "data_dir": folder,
+                "schema": schema,
+                "clients": clients,
+                "partition": partition,
+                "seed": seed,
+            }
+        ),
+        merge_settings(as_settings({"data_dir": data_dir}), settings),
     )
     check_used(config, ["fedavg"], task)
     chosen = Settings.of(config)

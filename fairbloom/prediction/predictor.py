@@ -199,11 +199,13 @@ class Predictor:
         def write(value: str | float) -> str:
             if isinstance(value, str):
                 return str(escape_formula(value))
-            written = text_if(not np.isnan(value), format(value, form))
-            return written.replace(".", source.decimal)  # as in the other columns
+            # With the decimal mark of the other columns.
+            return text_if(not np.isnan(value), format(value, form)).replace(".", source.decimal)
 
-        texts = {name: map(write, values.tolist()) for name, values in predictions.items()}
-        columns = {**source.columns, **texts}
+        columns = {
+            **source.columns,
+            **{name: map(write, values.tolist()) for name, values in predictions.items()},
+        }
         lines = StringIO(newline="")
         csv.writer(lines, delimiter=source.delimiter).writerows(
             chain([tuple(columns)], zip(*columns.values(), strict=True))
@@ -255,8 +257,14 @@ class Predictor:
             predictions.append(preprocessing.decode(self.outputs(batch)))
             if preprocessing.form == TABLE:
                 clipped.append(_name_clipped(preprocessing, batch.numpy()))
-                beyond = find_beyond(preprocessing.columns, batch.numpy(), FAR)
-                far.update({name: len(rows) for name, rows in beyond.items()})
+                far.update(
+                    {
+                        name: len(rows)
+                        for name, rows in find_beyond(
+                            preprocessing.columns, batch.numpy(), FAR
+                        ).items()
+                    }
+                )
         target = preprocessing.target or "target"
         columns = {} if source.truth is None else {f"true_{target}": source.truth}
         columns[f"predicted_{target}"] = np.concatenate(
@@ -267,7 +275,7 @@ class Predictor:
             names = [f"probability_{name}" for name in preprocessing.classes]
             probabilities = np.concatenate([prediction.probabilities for prediction in predictions])
             columns |= dict(zip(names, probabilities.T, strict=True))
-        marks = np.concatenate(clipped) if clipped else np.array([])
+        marks = np.concatenate([np.array([], object), *clipped])
         if marks.any():
             columns[CLIPPED] = marks
             count = int((marks != "").sum())
@@ -584,8 +592,8 @@ def global_arrays(folder: Path, model: str, settings: Mapping[str, Any]) -> Mapp
             f"{folder} has no {BEST.name}: no round was evaluated, or a device keeps it; take last"
         )
     arrays = BEST.read(folder) if model == BEST_MODEL else _last_arrays(folder)
-    serves = read_kept(folder).get("serves")
-    if serves is None:  # a device stores it with the model, as it may not have the methods' solver
+    # A device stores it with the model, as it may not have the methods' solver.
+    if (serves := read_kept(folder).get("serves")) is None:
         from fairbloom.strategies.registry import served_model  # imported late
 
         serves = served_model(str(settings.get("method", "")))

@@ -110,8 +110,12 @@ def choose(settings: RunSettings) -> Choice:
         return Choice("loop", reason, recorded=recorded)
 
     def stacked(reason: str) -> Choice:
-        fitting = fitting_clients(settings, task, model, examples, device)
-        return Choice("stacked", reason, block=min(cohort, fitting), recorded=recorded)
+        return Choice(
+            "stacked",
+            reason,
+            block=min(cohort, fitting_clients(settings, task, model, examples, device)),
+            recorded=recorded,
+        )
 
     if settings.engine == "loop":
         return loop("it was asked for")

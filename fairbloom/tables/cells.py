@@ -192,8 +192,11 @@ def parse_numbers(
         pattern = (
             rf"^[+-]?[0-9]{{1,3}}({re.escape(group)}[0-9]{{3}})+({re.escape(decimal)}[0-9]+)?$"
         )
-        plain = compute.replace_substring(texts, group, "")
-        texts = compute.if_else(compute.match_substring_regex(texts, pattern), plain, texts)
+        texts = compute.if_else(
+            compute.match_substring_regex(texts, pattern),
+            compute.replace_substring(texts, group, ""),
+            texts,
+        )
     if decimal == ",":
         texts = compute.replace_substring(compute.replace_substring(texts, ".", "!"), ",", ".")
     is_number = compute.match_substring_regex(texts, f"^{POINT_NUMBER}$")

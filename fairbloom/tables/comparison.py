@@ -229,10 +229,8 @@ class _Numbers:
     def mix(self, left_out: Sequence[int]) -> NDArray[np.float64]:
         """Return the quantiles of all sites together but for those `left_out`."""
         weights = np.repeat(self.rows / POINTS, POINTS)
-        for place in left_out:
-            weights[place * POINTS : (place + 1) * POINTS] = 0.0
-        shares = np.cumsum(weights[self._order])
-        shares -= weights[self._order] / 2.0
+        weights.reshape(-1, POINTS)[[*left_out]] = 0.0
+        shares = np.cumsum(weights[self._order]) - weights[self._order] / 2.0
         quantiles: NDArray[np.float64] = np.interp(
             PROBABILITIES * weights.sum(), shares, self._ordered
         )
@@ -325,8 +323,7 @@ def _compare_numbers(name: str, columns: Profiles) -> Iterator[Finding]:
         for place in np.flatnonzero(distances > NUMBERS_APART).tolist():
             own = distances if len(sites) > FEW_SITES else numbers.distances([place])
             usual = _usual(np.delete(own, place), USUAL_OF_FEW)
-            size = float(distances[place]) / max(NUMBERS_APART, USUAL * usual)
-            if size > 1.0:
+            if (size := float(distances[place]) / max(NUMBERS_APART, USUAL * usual)) > 1.0:
                 quantiles = numbers.quantiles[place]
                 others = numbers.mix([place])
                 yield Finding(

@@ -125,8 +125,9 @@ def read_columns(
     own_names = chain(*map(table.file.names_of, (*schema.fields, schema.unit)))
     known = {fold(name) for name in (*schema.ignore, *schema.fields, schema.client, *own_names)}
     if names is not None:  # new data may have the target, by any client's name of it
-        targets = chain(*(file.names_of(schema.target) for file in schema.files.values()))
-        known.update(map(fold, targets))
+        known.update(
+            fold(name) for file in schema.files.values() for name in file.names_of(schema.target)
+        )
     strange = [name for key, name in unread.items() if key not in known]
     own = lacking[0] if len(lacking) == 1 else "NAME"
     of_columns += [
@@ -415,7 +416,7 @@ class EncodedFile:
         # Only a column's first faults are listed; the values show its other faulty cells.
         faulty = self.has_unknown.copy()
         for fault in self.faults:
-            rows = fault.rows if isinstance(fault, CellError) else None
+            rows = getattr(fault, "rows", None)
             faulty[slice(None) if rows is None else rows] = True
         return faulty
 

@@ -102,8 +102,11 @@ def files_in(
             " for each client",
             "no-file",
         )
-    names = {entry: entry.name if entry.is_dir() else entry.stem for entry in sorted(parts)}
-    found = _name_clients(place, names, "")
+    found = _name_clients(
+        place,
+        {entry: entry.name if entry.is_dir() else entry.stem for entry in sorted(parts)},
+        "",
+    )
     _log_entries(OTHERS, place, [entry for entry in others if entry not in parts])
     return {client: parts[entry] for client, entry in found.items()}
 

@@ -280,7 +280,7 @@ def _find_codes(numbers: NDArray[np.float64]) -> Iterator[Found]:
         if is_repeated and np.abs(others - code).min() > max(2.0 * others.std(), 1.0):
             codes.append(code)
             yield Found("far", len(numbers) - len(others), code)
-    others = numbers[~np.isin(numbers, codes)] if codes else numbers
+    others = numbers[~np.isin(numbers, codes)]
     below, counts = np.unique(others[others < 0.0], return_counts=True)
     are_codes = 1 <= len(below) <= 2 and counts.min() > 1 and (below == np.round(below)).all()
     if are_codes and others.max() > 0.0:

@@ -589,15 +589,17 @@ def _is_plain(kind: Any) -> bool:
 
     if types.is_dictionary(kind):
         kind = kind.value_type
-    kinds = (
-        types.is_primitive,
-        types.is_null,
-        types.is_decimal,
-        types.is_string,
-        types.is_large_string,
-        types.is_string_view,
+    return any(
+        is_kind(kind)
+        for is_kind in (
+            types.is_primitive,
+            types.is_null,
+            types.is_decimal,
+            types.is_string,
+            types.is_large_string,
+            types.is_string_view,
+        )
     )
-    return any(is_kind(kind) for is_kind in kinds)
 
 
 def _to_numbers_or_texts(values: Values, decimal: Decimal) -> Values:

@@ -237,4 +237,4 @@ def _count_numbers(columns: Sequence[FileColumn]) -> int:
     if any(not len(column.texts) for column in columns):
         return SAMPLE
     usable = [column.numbers[~column.is_wrong & ~column.is_missing] for column in columns]
-    return len(np.unique(np.concatenate(usable))) if usable else 0
+    return len(np.unique(np.concatenate([[], *usable])))

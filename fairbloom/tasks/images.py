@@ -55,8 +55,9 @@ def infer(
 
     The folders of the clients in `without` are not read.
     """
-    every = find_folders(setup.data_dir)
-    folders = {name: folder for name, folder in every.items() if name not in without}
+    folders = {
+        name: folder for name, folder in find_folders(setup.data_dir).items() if name not in without
+    }
     found = [_images_by_class(folder) for folder in folders.values()]
     named = split_names(classes) or sort_classes({name for each in found for name in each})
     if len(named) < 2:
@@ -286,8 +287,9 @@ def _open(file: Path, look: Callable[["Image.Image"], T]) -> T:
         ) from error
     try:
         with Image.open(file) as image:
-            frames = getattr(image, "n_frames", 1)
-            if frames > 1 and image.format != "MPO":  # a camera's JPEG with a preview
+            if (
+                frames := getattr(image, "n_frames", 1)
+            ) > 1 and image.format != "MPO":  # a camera's JPEG with a preview
                 raise DataError(
                     f"{file} has {frames} pictures: save each of them in a file of its own",
                     "several-pictures",

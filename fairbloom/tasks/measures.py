@@ -166,8 +166,10 @@ def rmse(
     outputs: Tensor, targets: Tensor, counts: Sequence[int], *, scale: float = 1.0
 ) -> list[float]:
     """Return the root of the mean squared error, times `scale`."""
-    squares = (outputs.reshape(targets.shape).double() - targets.double()).square()
-    return [scale * math.sqrt(mean) for mean in means_of(squares, counts)]
+    return [
+        scale * math.sqrt(mean)
+        for mean in means_of(absolute_error(outputs, targets).square(), counts)
+    ]
 
 
 @of_one_too

@@ -160,7 +160,7 @@ class TaskInfo:
         partition = settings.partition or next(iter(self.partitions), "shards")
         clients = settings.clients
         if self.reads:  # the files decide, unless all are of one client
-            clients = 1 if settings.parameters.get(ONE_CLIENT) else 0
+            clients = int(bool(settings.parameters.get(ONE_CLIENT)))
         elif not clients and partition not in self.natural:
             clients = self.clients
         return Setup.model_construct(

@@ -187,8 +187,14 @@ class StackedClients(LocalClients):
         received = self.on_device(self.received(model, terms))
         if self.method.frozen:  # programs take frozen arrays from the model
             self.task_and_model()[1].load_state_dict(received)
-        vectors = {record: self.on_device(arrays) for record, arrays in sent.items()}
-        training = _RoundTraining(self, received, terms, work, trained, vectors)
+        training = _RoundTraining(
+            self,
+            received,
+            terms,
+            work,
+            trained,
+            {record: self.on_device(arrays) for record, arrays in sent.items()},
+        )
         try:
             for block in self._blocks(names, terms, work, trained.refused):
                 self._train_block(training, block)
@@ -451,13 +457,11 @@ class _BlockRound(ClientRound):
     def take_steps(self) -> None:
         if self._work.idle:
             return
-        training = self._training
-        shift: list[Tensor] = []
-        if self._started:
-            shift = [
-                torch.stack([started.shift[name] for started in self._started])
-                for name in training.layout.trainable
-            ]
+        shift = [
+            torch.stack([started.shift[name] for started in self._started])
+            for name in self._training.layout.trainable
+            if self._started
+        ]
         last = max(member.steps for member in self._block)
 
         def after_step(step: int, copy: Copy) -> None:
@@ -600,11 +604,7 @@ def train_together(
     first_losses = None
     generators = [torch.Generator(rows.arrays[0].device).manual_seed(seed) for seed in seeds]
     for number, step in enumerate(steps, start=1):
-        masks: list[Tensor] = (
-            draw_masks(program.drops, generators[: step.shape[0]], step.sizes)
-            if program.drops
-            else []
-        )
+        masks = draw_masks(program.drops, generators[: step.shape[0]], step.sizes)
         losses = (
             compute(step, masks)
             if recorded is None
