@@ -267,8 +267,10 @@ def find_sign(cell: str) -> str:
     """Return which of SIGNS makes a cell differ from a number, or "size"; "" for another text."""
     text = normalise(cell)
     number = parse_number(text)
-    kinds = (kind for kind, (pattern, _, _) in SIGNS.items() if pattern.fullmatch(text))
-    return next(kinds, text_if(number is not None and abs(number) > MAX_NUMBER, "size"))
+    return next(
+        (kind for kind, (pattern, _, _) in SIGNS.items() if pattern.fullmatch(text)),
+        text_if(number is not None and abs(number) > MAX_NUMBER, "size"),
+    )
 
 
 def explain_number(cell: str, decimal: Decimal, name: str, unit: str, file: str) -> tuple[str, str]:

@@ -226,8 +226,9 @@ class SiteTables:
         """
         for table, part in zip(self.tables, self.parts, strict=True):
             for name in table.columns:
-                cells = part[fold(name)].texts if fold(name) in part else ()
-                is_cell = any(fold(text) == fold(name) for text in cells)
+                is_cell = fold(name) in part and any(
+                    fold(text) == fold(name) for text in part[fold(name)].texts
+                )
                 if (
                     is_cell
                     or DATE.fullmatch(name)
@@ -352,10 +353,12 @@ def compare_letters(letters: Collection[Letter]) -> tuple[dict[str, Profiles], l
     """
     fields: dict[str, Profiles] = {**join_columns(letters)}
     common = {name: sites for name, sites in fields.items() if 2 * len(sites) > len(letters)}
-    own: dict[str, dict[str, ColumnProfile]] = {}
-    for name, sites in fields.items():
-        for site, column in sites.items() if len(sites) == 1 else ():
-            own.setdefault(site, {})[name] = column
+    own = {
+        each.client: {
+            name: sites[each.client] for name, sites in fields.items() if [*sites] == [each.client]
+        }
+        for each in letters
+    }
     absent = [
         Finding("absent", name, (each.client,), 0.0)
         for name, sites in common.items()
@@ -406,11 +409,11 @@ def _cells_of(column: ColumnProfile, count: int) -> NDArray[np.str_]:
     if column.identifier or column.others > column.present / 2:
         cells += [f"rare-{place:06}" for place in range(count - len(cells))]
     elif column.quantiles:
-        pairs = zip(PROBABILITIES.tolist(), column.quantiles, strict=True)
-        known = {share: each for share, each in pairs if each is not None} or {
-            0.25: 0.25,
-            0.75: 0.75,
-        }
+        known = {
+            share: each
+            for share, each in zip(PROBABILITIES.tolist(), column.quantiles, strict=True)
+            if each is not None
+        } or {0.25: 0.25, 0.75: 0.75}
         grid = (np.arange(count - len(cells)) + 0.5) / max(count - len(cells), 1)
         cells += [
             f"{number:.6g}" for number in np.interp(grid, [*known], [*known.values()]).tolist()

@@ -162,8 +162,11 @@ def find_beyond(
         if column.kind == NUMBER
     }
     is_beyond = np.abs(inputs[:, [*numbers.values()]]) >= limit
-    rows = {name: np.flatnonzero(each) for name, each in zip(numbers, is_beyond.T, strict=True)}
-    return {name: places for name, places in rows.items() if len(places)}
+    return {
+        name: np.flatnonzero(each)
+        for name, each in zip(numbers, is_beyond.T, strict=True)
+        if each.any()
+    }
 
 
 class Predictions(NamedTuple):

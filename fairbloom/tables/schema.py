@@ -517,13 +517,17 @@ def with_files(text: str, files: Mapping[str, Any], client: str = "") -> str:
         )
     every = every.changed_by(SchemaFile(fields=every.fields or next(iter(said), {})))
     tables = {
-        key: about.model_copy(update={"fields": {} if every.fields else about.fields})
-        for key, about in schema.files.items()
+        **{
+            key: about.model_copy(update={"fields": {} if every.fields else about.fields})
+            for key, about in schema.files.items()
+        },
+        **{
+            f"{EVERY_FILE}/{file.rpartition('/')[2]}": about
+            for file, about in [*schema.files.items(), *own.items()]
+            if file in own or (client_of(file) == client and not is_of_client(file))
+        },
+        EVERY_FILE: every,
     }
-    for file, about in [*schema.files.items(), *own.items()]:
-        if file in own or (client_of(file) == client and not is_of_client(file)):
-            tables[f"{EVERY_FILE}/{file.rpartition('/')[2]}"] = about
-    tables[EVERY_FILE] = every
     written["files"] = {
         key: about.model_dump(mode="json", exclude_unset=True) for key, about in tables.items()
     }

@@ -234,10 +234,12 @@ def _load_client(folder: Path, client: str, setup: Setup, schema: ImageSchema) -
         " image-folder.size=32 without one, brings all to one size",
     )
     raise_faults(faults)
-    labels = [schema.classes.index(name) for name, each in found.items() for _ in each]
     return splits_of(
         image_inputs(files, schema.shape),
-        as_targets(labels, Target(schema.classes)),
+        as_targets(
+            [schema.classes.index(name) for name, each in found.items() for _ in each],
+            Target(schema.classes),
+        ),
         split(np.arange(len(files)), setup, client),
     )
 

@@ -135,10 +135,9 @@ class TaskInfo:
                 raise FairbloomError(
                     f"task = {name!r}: its parameter {each.argument} needs a default"
                 )
-        summary = (inspect.getdoc(maker) or "").partition("\n\n")[0]
         return cls(
             maker.__name__.lower(),
-            " ".join(summary.split()),
+            " ".join((inspect.getdoc(maker) or "").partition("\n\n")[0].split()),
             name,
             name,
             settings=settings,

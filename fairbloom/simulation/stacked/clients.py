@@ -349,8 +349,7 @@ class StackedClients(LocalClients):
         self, names: Sequence[str], received: StateDict, terms: Terms, participants: Collection[str]
     ) -> dict[str, Metrics]:
         clients = [self.local(name) for name in names]
-        task = clients[0].task
-        model = clients[0].model
+        task, model = self.task_and_model()
         asked = [client for client in clients if client.name in participants]
         reports = {client.name: client.describe_tests() for client in clients}
         for measurement in OF_EVALUATION:
