@@ -60,16 +60,18 @@ def data(
     every_client
         Print rows for each client.
     """
-    given = {
-        "task": task,
-        "data_dir": folder,
-        "schema": schema,
-        "clients": clients,
-        "partition": partition,
-        "seed": seed,
-    }
     config = merge_settings(
-        as_settings(given), merge_settings(as_settings({"data_dir": data_dir}), settings)
+        as_settings(
+            {
+                "task": task,
+                "data_dir": folder,
+                "schema": schema,
+                "clients": clients,
+                "partition": partition,
+                "seed": seed,
+            }
+        ),
+        merge_settings(as_settings({"data_dir": data_dir}), settings),
     )
     check_used(config, ["fedavg"], task)
     chosen = Settings.of(config)
@@ -91,12 +93,13 @@ def data(
     described = describe_data(chosen, every=every_client or as_json)
     if as_json:
         print(json.dumps(described, indent=2))
-    for name, rows in {} if as_json else described.items():
-        if headings := list(dict.fromkeys(heading for row in rows for heading in row)):
-            cells = [[Cell.of(row.get(heading, "")) for heading in headings] for row in rows]
-            show_table(Table(name, name, headings, cells))
-    if chosen.data_dir and not as_json:
-        _print_names_to_change(load_task(chosen).clients)
+    else:
+        for name, rows in described.items():
+            if headings := list(dict.fromkeys(heading for row in rows for heading in row)):
+                cells = [[Cell.of(row.get(heading, "")) for heading in headings] for row in rows]
+                show_table(Table(name, name, headings, cells))
+        if chosen.data_dir:
+            _print_names_to_change(load_task(chosen).clients)
     if any("problem" in row for row in described["clients"]):
         raise typer.Exit(1)
 

@@ -81,10 +81,9 @@ def renew(
     federation: FederationOption = HERE,
 ) -> None:
     """Create a new server certificate. A server takes it within seconds; devices need no change."""
-    names = federation.renew(host)
     print(
-        f"{federation.identity[0]} is new, for {', '.join(names)} and loopback: a server"
-        " that runs takes it within seconds"
+        f"{federation.identity[0]} is new, for {', '.join(federation.renew(host))} and loopback: a"
+        " server that runs takes it within seconds"
     )
 
 

@@ -189,7 +189,6 @@ def _print(markup: str, indent: int = 4) -> None:
 
 def show_recipes(recipes: Sequence["Recipe"], ran: int, printed: int) -> None:
     """Print the recipes: what each is, its data, and of how many printed numbers it `ran`."""
-    headings = ("name", "what", "data", "rows", "runs", "was run")
     cells = [
         [
             Cell(recipe.name),
@@ -205,7 +204,9 @@ def show_recipes(recipes: Sequence["Recipe"], ran: int, printed: int) -> None:
         f"runs: with the recipe's number of seeds. {ran} of {printed} printed numbers were run; no"
         " data: they were not at hand"
     )
-    show_table(Table("recipes", "", headings, cells, note))
+    show_table(
+        Table("recipes", "", ("name", "what", "data", "rows", "runs", "was run"), cells, note)
+    )
 
 
 def show_runs(runs: Sequence[Mapping[str, Any]], folder: Path) -> None:

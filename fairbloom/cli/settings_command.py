@@ -70,10 +70,12 @@ class SettingsCommand(TyperCommand):
             key = key_of(error.option_name.lstrip("-"))
             settings = default_config()
             options = {name.lstrip("-") for param in self.params for name in param.opts}
-            # a run has --method and --seed, a study --methods
-            others = (f"{key}s", key.removesuffix("s"))
-            # which a recipe has
-            for other in (*others, *(["rows"] if key.startswith("method") else [])):
+            # A run has --method and --seed, a study --methods, and a recipe --rows.
+            for other in (
+                f"{key}s",
+                key.removesuffix("s"),
+                *(["rows"] if key.startswith("method") else []),
+            ):
                 if other in options:
                     raise click.NoSuchOption(
                         error.option_name,

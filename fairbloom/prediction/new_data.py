@@ -99,8 +99,7 @@ def _read_arrays(path: Path, preprocessing: Preprocessing) -> NewData:
         inputs = preprocessing.array_inputs(x)
     except ValueError as error:
         raise FairbloomError(f"{path}: x {error}") from error
-    invalid = np.flatnonzero(~np.isfinite(inputs.reshape(len(x), -1)).all(axis=1))
-    if len(invalid):
+    if len(invalid := np.flatnonzero(~np.isfinite(inputs.reshape(len(x), -1)).all(axis=1))):
         problems = [
             (int(row), f"example {row} holds NaN, or a number that float32 cannot hold")
             for row in invalid
@@ -141,19 +140,14 @@ def _find_images(folder: Path) -> dict[str, Path]:
 
     Raise FairbloomError if there are other files.
     """
-    found = {}
-    others = []
-    for file in folder.rglob("*"):
-        path = file.relative_to(folder)
-        if file.is_dir() or not all(map(is_visible, path.parts)):
-            continue
-        if file.suffix.lower() in PICTURES:
-            found[path.as_posix()] = file
-        else:
-            others.append(file)
-    if others:
+    files = {
+        path.as_posix(): file
+        for file in folder.rglob("*")
+        if all(map(is_visible, (path := file.relative_to(folder)).parts)) and not file.is_dir()
+    }
+    if others := [file for file in files.values() if file.suffix.lower() not in PICTURES]:
         raise FairbloomError(
             f"{folder} has files that are no pictures that are read, {count_endings(others)}: save"
             " them as .png, or take them out"
         )
-    return found
+    return files

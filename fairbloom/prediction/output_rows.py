@@ -28,14 +28,18 @@ def table_of_frame(frame: "pandas.DataFrame", file: SchemaFile) -> ReadTable:
         pa.chunked_array([[*map(str, cells.astype(object).where(~cells.isna(), ""))]], pa.string())
         for _, cells in frame.items()
     ]
-    named = columns_by_name(path, [*map(str, frame.columns)], columns)
-    return ReadTable(path, named, np.arange(len(frame)), "row", file)
+    return ReadTable(
+        path,
+        columns_by_name(path, [*map(str, frame.columns)], columns),
+        np.arange(len(frame)),
+        "row",
+        file,
+    )
 
 
 def texts_of(table: ReadTable, name: str) -> list[str]:
     """Return the cells of a column as text, unchanged."""
-    cells = table.columns[name]
-    if cells is None:
+    if (cells := table.columns[name]) is None:
         return [""] * len(table)
     return ["" if cell is None else str(cell) for cell in cells.to_pylist()]
 

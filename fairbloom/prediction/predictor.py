@@ -161,8 +161,7 @@ class Predictor:
             fold(each) for name in preprocessing.dictionary.inputs for each in own.names_of(name)
         }
         named = [str(name) for name in frame.index.names if name is not None]
-        index = [name for name in named if fold(name) in columns]
-        if index:
+        if index := [name for name in named if fold(name) in columns]:
             raise FairbloomError(
                 f"the data frame has {join_names(index)} as its index, which is not read: make it a"
                 " column by reset_index(), or drop it by reset_index(drop=True)"
@@ -200,11 +199,13 @@ class Predictor:
         def write(value: str | float) -> str:
             if isinstance(value, str):
                 return str(escape_formula(value))
-            written = text_if(not np.isnan(value), format(value, form))
-            return written.replace(".", source.decimal)  # as in the other columns
+            # With the decimal mark of the other columns.
+            return text_if(not np.isnan(value), format(value, form)).replace(".", source.decimal)
 
-        texts = {name: map(write, values.tolist()) for name, values in predictions.items()}
-        columns = {**source.columns, **texts}
+        columns = {
+            **source.columns,
+            **{name: map(write, values.tolist()) for name, values in predictions.items()},
+        }
         lines = StringIO(newline="")
         csv.writer(lines, delimiter=source.delimiter).writerows(
             chain([tuple(columns)], zip(*columns.values(), strict=True))
@@ -232,8 +233,7 @@ class Predictor:
     def describe(self, count: int) -> str:
         """Return the number of predictions as text, with the round of a device's model."""
         text = plural(count, "1 prediction", f"{count:,} predictions")
-        kept = read_kept(self.run) if self.model == LAST else {}
-        if kept:
+        if self.model == LAST and (kept := read_kept(self.run)):
             text += (
                 f" by the model of round {kept['round']} of {settings_in(self.run)['num-rounds']}"
             )
@@ -257,8 +257,14 @@ class Predictor:
             predictions.append(preprocessing.decode(self.outputs(batch)))
             if preprocessing.form == TABLE:
                 clipped.append(_name_clipped(preprocessing, batch.numpy()))
-                beyond = find_beyond(preprocessing.columns, batch.numpy(), FAR)
-                far.update({name: len(rows) for name, rows in beyond.items()})
+                far.update(
+                    {
+                        name: len(rows)
+                        for name, rows in find_beyond(
+                            preprocessing.columns, batch.numpy(), FAR
+                        ).items()
+                    }
+                )
         target = preprocessing.target or "target"
         columns = {} if source.truth is None else {f"true_{target}": source.truth}
         columns[f"predicted_{target}"] = np.concatenate(
@@ -269,7 +275,7 @@ class Predictor:
             names = [f"probability_{name}" for name in preprocessing.classes]
             probabilities = np.concatenate([prediction.probabilities for prediction in predictions])
             columns |= dict(zip(names, probabilities.T, strict=True))
-        marks = np.concatenate(clipped) if clipped else np.array([])
+        marks = np.concatenate([np.array([], object), *clipped])
         if marks.any():
             columns[CLIPPED] = marks
             count = int((marks != "").sum())
@@ -567,8 +573,7 @@ def _personal_arrays(
         if read_kept(folder)
         else ClientStates(Versions(own.parent), client)
     )
-    found = states.find(PERSONAL_MODEL, before=sys.maxsize)
-    if found is None:
+    if (found := states.find(PERSONAL_MODEL, before=sys.maxsize)) is None:
         raise FairbloomError(
             f"{own} has no personal model: clients that have trained have one with a method for"
             " personal models (ditto), or with the setting personal-lambda or personal-parameters,"
@@ -587,8 +592,8 @@ def global_arrays(folder: Path, model: str, settings: Mapping[str, Any]) -> Mapp
             f"{folder} has no {BEST.name}: no round was evaluated, or a device keeps it; take last"
         )
     arrays = BEST.read(folder) if model == BEST_MODEL else _last_arrays(folder)
-    serves = read_kept(folder).get("serves")
-    if serves is None:  # a device stores it with the model, as it may not have the methods' solver
+    # A device stores it with the model, as it may not have the methods' solver.
+    if (serves := read_kept(folder).get("serves")) is None:
         from fairbloom.strategies.registry import served_model  # imported late
 
         serves = served_model(str(settings.get("method", "")))
@@ -602,8 +607,7 @@ def global_arrays(folder: Path, model: str, settings: Mapping[str, Any]) -> Mapp
 
 def _last_arrays(folder: Path) -> Mapping[str, Any]:
     """Return the global model after the last round."""
-    arrays = read_model(folder)
-    if arrays is None:
+    if (arrays := read_model(folder)) is None:
         raise FairbloomError(f"{folder} has no {MODEL.name} yet: no round is finished")
     if not is_finished(folder):
         log.warning("the run in %s is not finished: its last checkpoint predicts", folder)

@@ -110,9 +110,7 @@ class Adversaries:
                 LOSS,
                 type(method).__name__,
             )
-        self._seed = settings.seed
-        self._from = settings.attack_from
-        self._name = settings.attack
+        self._settings = settings
         known = settings.attack in ATTACKS
         self._strength = settings.attack_strength or ATTACKS.get(settings.attack) or 1.0
         self._change: Callable[[Sight], Vector] | None = (
@@ -126,7 +124,7 @@ class Adversaries:
         An attack that sees honest updates does nothing in a round without one.
         """
         hostile = [name for name in trained.names if name in self.names]
-        if number < self._from or not hostile:
+        if number < self._settings.attack_from or not hostile:
             return
         if self._sees_honest and len(hostile) == len(trained.names):
             return
@@ -139,8 +137,13 @@ class Adversaries:
                 ]
                 for name in hostile:
                     place = trained.names.index(name)
-                    random = generator(self._seed, "attack", number, name)
-                    seen = Sight(rows[place], honest, self._strength, len(hostile), random)
+                    seen = Sight(
+                        rows[place],
+                        honest,
+                        self._strength,
+                        len(hostile),
+                        generator(self._settings.seed, "attack", number, name),
+                    )
                     updates.replace(place, self._checked(self._change(seen), updates, name))
 
     def lie(self, reports: Reports, number: int, *, evaluated: bool = False) -> None:
@@ -148,10 +151,10 @@ class Adversaries:
 
         In reports of an evaluation, this is only the training loss.
         """
-        if self._name not in (LOSS, LOSS_SCALE) or number < self._from:
+        if self._settings.attack not in (LOSS, LOSS_SCALE) or number < self._settings.attack_from:
             return
-        factor = self._strength if self._name == LOSS_SCALE else 1.0
-        term = self._strength * (self._name == LOSS)
+        factor = self._strength if self._settings.attack == LOSS_SCALE else 1.0
+        term = self._strength * (self._settings.attack == LOSS)
         raised = {TRAIN_LOSS} if evaluated else LOSSES
         for name in self.names.intersection(reports):
             reports[name] = {
@@ -164,8 +167,8 @@ class Adversaries:
         largest = np.finfo(updates.matrix.dtype).max
         if changed.shape != (updates.layout.size,) or not (np.abs(changed) <= largest).all():
             raise FairbloomError(
-                f"attack = {self._name!r} makes of the update of {name} something of shape"
-                f" {changed.shape}, or with numbers beyond {largest:.3g}: return"
+                f"attack = {self._settings.attack!r} makes of the update of {name} something of"
+                f" shape {changed.shape}, or with numbers beyond {largest:.3g}: return"
                 f" {updates.layout.size} finite numbers, or lower attack-strength"
             )
         return changed

@@ -54,11 +54,14 @@ class Expected:
     def __init__(self, config: Mapping[str, Value], needs_validation: bool) -> None:
         _, own = parse_method(str(config["method"]))
         compared = {"method", "seed", *map(short_key, own)}
-        options = collect_options(strategy_of(config))
         self._config = config
         self._needs_validation = needs_validation
         self._folder = Path(str(config["out"]))
-        self._expected = {key: value for key, value in options.items() if key in compared}
+        self._expected = {
+            key: value
+            for key, value in collect_options(strategy_of(config)).items()
+            if key in compared
+        }
 
     def check_settings(self) -> None:
         """Raise FairbloomError if the folder records other settings, or no needed metric."""
@@ -83,8 +86,7 @@ class Expected:
                 ' strategy by RunFolder(context.run_config["out"]).start'
             )
         self.check_settings()
-        done = CONFIG.read(self._folder).num_rounds
-        if done != self._config[rounds]:
+        if (done := CONFIG.read(self._folder).num_rounds) != self._config[rounds]:
             raise FairbloomError(
                 f"the ServerApp ran num_rounds = {done}, and not {rounds} ="
                 f" {self._config[rounds]}: start its strategy with"

@@ -72,12 +72,11 @@ class Choice:
 
         Raise FairbloomError for an unknown engine, as a damaged engine.json may name.
         """
-        clients: LocalClients
         match self.engine:
-            case "stacked":
-                clients = StackedClients(method, settings, block=self.block)
             case "loop":
                 clients = LocalClients(method, settings)
+            case "stacked":
+                clients = StackedClients(method, settings, block=self.block)
             case _:
                 raise FairbloomError(
                     f"engine = {self.engine!r}: there are loop and stacked: name one of them"
@@ -111,8 +110,12 @@ def choose(settings: RunSettings) -> Choice:
         return Choice("loop", reason, recorded=recorded)
 
     def stacked(reason: str) -> Choice:
-        fitting = fitting_clients(settings, task, model, examples, device)
-        return Choice("stacked", reason, block=min(cohort, fitting), recorded=recorded)
+        return Choice(
+            "stacked",
+            reason,
+            block=min(cohort, fitting_clients(settings, task, model, examples, device)),
+            recorded=recorded,
+        )
 
     if settings.engine == "loop":
         return loop("it was asked for")
@@ -229,8 +232,9 @@ def try_first_step(settings: RunSettings, task: Task, model: nn.Module) -> AnyEx
     for name in task.clients:
         try:
             splits = task.splits(name)
-            random = batch_order(settings.seed, 1, name)
-            train(tried, task, splits.train, replace(work, random=random))
+            train(
+                tried, task, splits.train, replace(work, random=batch_order(settings.seed, 1, name))
+            )
             if len(splits.test):
                 measure(tried, task, splits.test)
             if settings.model not in MODELS:  # ours with a softmax repeat published numbers

@@ -326,8 +326,10 @@ class LocalClients:
                 self._accounts[name].train(client, received, terms.of_client(name), vectors),
             )
 
-        answers = {name: self._answer(train, row, name) for row, name in enumerate(names)}
-        replies = refuse_failed(answers, trained.refused)
+        replies = refuse_failed(
+            {name: self._answer(train, row, name) for row, name in enumerate(names)},
+            trained.refused,
+        )
         self.collect(trained, replies, terms)
         return replace(trained, accounts=self._statuses(replies, terms.server_round))
 
@@ -349,8 +351,7 @@ class LocalClients:
             client = self.local(name)
             return self._accounts[name].evaluate(client, received, own)
 
-        answers = {name: self._answer(evaluate, name) for name in names}
-        reports = refuse_failed(answers, refused)
+        reports = refuse_failed({name: self._answer(evaluate, name) for name in names}, refused)
         return replace(
             self.evaluated(reports, refused, names, model, terms),
             accounts=self._statuses(reports, terms.server_round, spent=0.0),

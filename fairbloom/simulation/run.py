@@ -129,13 +129,11 @@ def _read_choice(folder: Path) -> Choice | None:
 
 def _note_end_of_recording(folder: Path, choice: Choice, clients: LocalClients) -> None:
     """Write and log once why local steps are not recorded any more; a continued run keeps to it."""
-    capture = clients.capture
-    if not capture.why_not:
-        return
-    log.warning("local steps run without CUDA graphs: %s", capture.why_not)
-    ENGINE.write(folder, asdict(replace(choice, recorded=capture.why_not)))
-    capture.release()
-    clients.capture = NO_CAPTURE
+    if why_not := clients.capture.why_not:
+        log.warning("local steps run without CUDA graphs: %s", why_not)
+        ENGINE.write(folder, asdict(replace(choice, recorded=why_not)))
+        clients.capture.release()
+        clients.capture = NO_CAPTURE
 
 
 @contextmanager

@@ -83,8 +83,10 @@ def propose(finding: Finding, about: Field, file: str) -> list[tuple[str, str]]:
             usual = [each for each in about.categories if each not in own]
             return [(of_site, f"fields.{name}.spellings = {spell(usual or ['USUAL'])}")]
         case "numbers" | "categories" if file:
-            ways = finding.explained_by[:SHOWN]
-            return [(of_site, f"fields.{name}{_convert(finding, about, way)}") for way in ways]
+            return [
+                (of_site, f"fields.{name}{_convert(finding, about, way)}")
+                for way in finding.explained_by[:SHOWN]
+            ]
         case "spelling":
             text, other = finding.words
             return [(of_field, f"spellings = {{{write_key(other)} = [{quote(text)}]}}")]

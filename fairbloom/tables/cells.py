@@ -192,8 +192,11 @@ def parse_numbers(
         pattern = (
             rf"^[+-]?[0-9]{{1,3}}({re.escape(group)}[0-9]{{3}})+({re.escape(decimal)}[0-9]+)?$"
         )
-        plain = compute.replace_substring(texts, group, "")
-        texts = compute.if_else(compute.match_substring_regex(texts, pattern), plain, texts)
+        texts = compute.if_else(
+            compute.match_substring_regex(texts, pattern),
+            compute.replace_substring(texts, group, ""),
+            texts,
+        )
     if decimal == ",":
         texts = compute.replace_substring(compute.replace_substring(texts, ".", "!"), ",", ".")
     is_number = compute.match_substring_regex(texts, f"^{POINT_NUMBER}$")
@@ -264,8 +267,10 @@ def find_sign(cell: str) -> str:
     """Return which of SIGNS makes a cell differ from a number, or "size"; "" for another text."""
     text = normalise(cell)
     number = parse_number(text)
-    kinds = (kind for kind, (pattern, _, _) in SIGNS.items() if pattern.fullmatch(text))
-    return next(kinds, text_if(number is not None and abs(number) > MAX_NUMBER, "size"))
+    return next(
+        (kind for kind, (pattern, _, _) in SIGNS.items() if pattern.fullmatch(text)),
+        text_if(number is not None and abs(number) > MAX_NUMBER, "size"),
+    )
 
 
 def explain_number(cell: str, decimal: Decimal, name: str, unit: str, file: str) -> tuple[str, str]:

@@ -63,8 +63,7 @@ def find_likeliest(content: bytes) -> list[tuple[str, str, Sequence[str]]]:
             continue
         words = [*dict.fromkeys(WORD.findall(sample.decode(encoding)))]
         wrong = min(sum(not _is_word(word, letters) for word in words) for letters in alphabets)
-        share = wrong / max(1, len(words))
-        if share < least:
+        if (share := wrong / max(1, len(words))) < least:
             found.clear()
             least = share
         if share <= least:

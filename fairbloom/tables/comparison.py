@@ -138,12 +138,15 @@ def compare(fields: Mapping[str, Profiles]) -> list[Finding]:
     found: list[Finding] = []
     for name, sites in fields.items():
         used = {site: column for site, column in sites.items() if not column.identifier}
-        found += _compare_missing(name, used)
-        found += _compare_numbers(name, used)
-        found += _compare_categories(name, used)
-        found += _compare_spellings(name, used)
-        found += _ask_about_one_value(name, used)
-        found += _join_found(name, used)
+        for find in (
+            _compare_missing,
+            _compare_numbers,
+            _compare_categories,
+            _compare_spellings,
+            _ask_about_one_value,
+            _join_found,
+        ):
+            found += find(name, used)
     return sorted(found, key=lambda each: -each.size)
 
 
@@ -195,8 +198,7 @@ def _compare_missing(name: str, columns: Profiles) -> Iterator[Finding]:
             error = math.sqrt(variance / max(int(rows[place]), 1))
             rounding = (columns[site].floor - 1) / max(int(rows[place]), 1)
             limit = max(MISSING_APART + rounding, MISSING_ERRORS * error, USUAL * usual)
-            size = abs(share - middle) / limit
-            if size > 1.0:
+            if (size := abs(share - middle) / limit) > 1.0:
                 yield Finding("missing", name, (site,), size, share, middle, int(missing[place]))
 
     yield from _let_leave([site for site in columns if columns[site].rows], judge)
@@ -227,10 +229,8 @@ class _Numbers:
     def mix(self, left_out: Sequence[int]) -> NDArray[np.float64]:
         """Return the quantiles of all sites together but for those `left_out`."""
         weights = np.repeat(self.rows / POINTS, POINTS)
-        for place in left_out:
-            weights[place * POINTS : (place + 1) * POINTS] = 0.0
-        shares = np.cumsum(weights[self._order])
-        shares -= weights[self._order] / 2.0
+        weights.reshape(-1, POINTS)[[*left_out]] = 0.0
+        shares = np.cumsum(weights[self._order]) - weights[self._order] / 2.0
         quantiles: NDArray[np.float64] = np.interp(
             PROBABILITIES * weights.sum(), shares, self._ordered
         )
@@ -260,8 +260,7 @@ def quantiles_of(column: ColumnProfile) -> NDArray[np.float64]:
     numbers = _numbers_of(column)
     counts = np.array([*column.values.values()], np.int64)[: len(numbers)]
     step = 1 + int(counts.sum()) // MOST_COUNTED
-    given = measure_quantiles(np.repeat(numbers, -(-counts // step)), 1)
-    return np.array(given, np.float64)
+    return np.array(measure_quantiles(np.repeat(numbers, -(-counts // step)), 1), np.float64)
 
 
 def _has_enough(column: ColumnProfile) -> bool:
@@ -289,8 +288,7 @@ def distance(site: NDArray[np.float64], others: NDArray[np.float64]) -> float:
     if others_range <= 0.0:
         return math.nan
     site_range = max(site[last] - site[first], SMALLEST_RANGE * others_range)
-    apart = np.abs(site[given] - others[given]).mean()
-    return float(apart / min(others_range, site_range))
+    return float(np.abs(site[given] - others[given]).mean() / min(others_range, site_range))
 
 
 def _are_numbers(columns: Profiles) -> bool:
@@ -325,8 +323,7 @@ def _compare_numbers(name: str, columns: Profiles) -> Iterator[Finding]:
         for place in np.flatnonzero(distances > NUMBERS_APART).tolist():
             own = distances if len(sites) > FEW_SITES else numbers.distances([place])
             usual = _usual(np.delete(own, place), USUAL_OF_FEW)
-            size = float(distances[place]) / max(NUMBERS_APART, USUAL * usual)
-            if size > 1.0:
+            if (size := float(distances[place]) / max(NUMBERS_APART, USUAL * usual)) > 1.0:
                 quantiles = numbers.quantiles[place]
                 others = numbers.mix([place])
                 yield Finding(
@@ -432,8 +429,10 @@ def _compare_categories(name: str, columns: Profiles) -> Iterator[Finding]:
             site = sites[place]
             others = np.delete(counts, place, axis=0)
             rest = total - counts[place]
-            own = _variation(others, np.delete(present, place), rest - others)
-            usual = _usual(own, CATEGORIES_USUAL_OF_FEW)
+            usual = _usual(
+                _variation(others, np.delete(present, place), rest - others),
+                CATEGORIES_USUAL_OF_FEW,
+            )
             size = float(apart[place]) / max(CATEGORIES_APART, USUAL * usual)
             shares = others / np.maximum(np.delete(present, place), 1)[:, None]
             low = np.quantile(shares, 0.1, axis=0) if len(others) >= 4 else shares.min(axis=0)
@@ -513,8 +512,7 @@ def _compare_spellings(name: str, columns: Profiles) -> Iterator[Finding]:
                 )
             )
             if is_one and difflib.get_close_matches(folded[usual], [folded[text]], 1, SIMILAR):
-                sites = tuple(counts[text])
-                yield Finding("spelling", name, sites, words=(text, usual))
+                yield Finding("spelling", name, tuple(counts[text]), words=(text, usual))
                 break
 
 

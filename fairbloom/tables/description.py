@@ -199,10 +199,10 @@ def compare_clients(schema: Schema, tables: Tables) -> Comparison:
     """Return what stands out in the clients' columns, by their profiles."""
     fields: dict[str, dict[str, ColumnProfile]] = {name: {} for name in schema.fields}
     for client, table in _read_tables(tables).items():
-        cells = {
-            name: Cells.of(schema.fields[name], values) for name, values in table.values.items()
-        }
-        for name, column in profile(cells).items():
+        found = profile(
+            {name: Cells.of(schema.fields[name], values) for name, values in table.values.items()}
+        )
+        for name, column in found.items():
             fields[name][client] = column
     files = {
         name: key_of_client(name, table.file.paths[0].name)
@@ -210,8 +210,11 @@ def compare_clients(schema: Schema, tables: Tables) -> Comparison:
         if table.file.rows is None
     }
     findings = compare(fields)
-    sentences = [say_and_propose(each, schema.fields[each.field], files) for each in findings]
-    return Comparison(fields, findings, sentences)
+    return Comparison(
+        fields,
+        findings,
+        [say_and_propose(each, schema.fields[each.field], files) for each in findings],
+    )
 
 
 def tabulate(schema: Schema, tables: Tables) -> list[Row]:

@@ -1,7 +1,6 @@
 """Count the rows that clients have in common."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,13 +29,6 @@ FEWEST = 5
 MAX_SETS = 500
 
 
-class _Rows(NamedTuple):
-    """The hashes of a client's rows."""
-
-    name: str
-    hashes: Hashes
-
-
 def find_duplicates(tables: Mapping[str, ClientTable]) -> Iterator[tuple[str, str]]:
     """Yield (sites, remark) pairs on rows that are equal in every column, most rows first.
 
@@ -44,28 +36,28 @@ def find_duplicates(tables: Mapping[str, ClientTable]) -> Iterator[tuple[str, st
     chance: they are not reported. Rows that are left out, or have a cell that cannot be read, do
     not count.
     """
-    encoded = {id(table.file): table.file for table in tables.values()}
     hashes_of = {
-        key: hash_rows([*file.columns.values(), *file.name_units()])
-        for key, file in encoded.items()
+        file: hash_rows([*file.columns.values(), *file.name_units()])
+        for file in {table.file for table in tables.values()}
     }
-    clients: list[_Rows] = []
-    for name, table in tables.items():
-        rows = table.rows[(table.file.usable & ~table.file.has_unknown)[table.rows]]
-        clients.append(_Rows(name, hashes_of[id(table.file)][rows]))
-    if not any(len(client.hashes) for client in clients):
+    clients = {
+        name: hashes_of[file][rows[(file.usable & ~file.has_unknown)[rows]]]
+        for name, (file, rows) in tables.items()
+    }
+    if not any(map(len, clients.values())):
         return
-    hashes = np.concatenate([client.hashes for client in clients])
-    sites = np.repeat(np.arange(len(clients)), [len(client.hashes) for client in clients])
+    hashes = np.concatenate([*clients.values()])
+    sites = np.repeat(np.arange(len(clients)), [*map(len, clients.values())])
+    names = [*clients]
     found = _count_common(hashes, sites, len(clients))
     for count, places in sorted(found, key=lambda pair: -pair[0]):
         if count < FEWEST:
             return
-        holders = [clients[place] for place in places]
-        expected = _expect_equal(holders)
+        holders = [names[place] for place in places]
+        expected = _expect_equal([clients[name] for name in holders])
         if count > FREQUENT * (expected + np.sqrt(expected)):
             yield (
-                join_names([holder.name for holder in holders]),
+                join_names(holders),
                 f"{count:,} rows are the same at each in every column: if they are copies, keep"
                 " them at one",
             )
@@ -122,15 +114,15 @@ def _count_common(
         yield sum(int(each) for others, each in held.items() if some <= others), sorted(some)
 
 
-def _expect_equal(clients: Sequence[_Rows]) -> float:
-    """Return how many pairs of rows of the first two clients are equal by chance.
+def _expect_equal(clients: Sequence[Hashes]) -> float:
+    """Return how many pairs of rows of the first two clients are equal by chance, by their hashes.
 
     Two rows of one client are as often: its rows repeat only by chance.
     """
     equal = 0
     pairs = 0
-    for client in clients[:2]:
-        counts = np.unique(client.hashes, return_counts=True)[1]
+    for hashes in clients[:2]:
+        counts = np.unique(hashes, return_counts=True)[1]
         equal += int((counts * (counts - 1)).sum())
-        pairs += len(client.hashes) * (len(client.hashes) - 1)
-    return len(clients[0].hashes) * len(clients[1].hashes) * equal / max(pairs, 1)
+        pairs += len(hashes) * (len(hashes) - 1)
+    return len(clients[0]) * len(clients[1]) * equal / max(pairs, 1)

@@ -72,15 +72,16 @@ def read_columns(
     for name in schema.fields if names is None else names:
         called = [each for each in table.own_names(name) if unread.pop(fold(each), "")]
         if len(called) > 1:
-            twice = CellError(
-                table,
-                name,
-                f"has the columns {join_first(called)}, each of which is {name!r} here",
-                f"remove one, or put it in ignore and say fields.{name}.name of the other under"
-                f" [files.{this!r}] in the schema",
-                "two-names",
+            of_columns.append(
+                CellError(
+                    table,
+                    name,
+                    f"has the columns {join_first(called)}, each of which is {name!r} here",
+                    f"remove one, or put it in ignore and say fields.{name}.name of the other under"
+                    f" [files.{this!r}] in the schema",
+                    "two-names",
+                )
             )
-            of_columns.append(twice)
         if called:
             columns[name] = read_column(table, name, schema, of_cells)
             continue
@@ -124,8 +125,9 @@ def read_columns(
     own_names = chain(*map(table.file.names_of, (*schema.fields, schema.unit)))
     known = {fold(name) for name in (*schema.ignore, *schema.fields, schema.client, *own_names)}
     if names is not None:  # new data may have the target, by any client's name of it
-        targets = chain(*(file.names_of(schema.target) for file in schema.files.values()))
-        known.update(map(fold, targets))
+        known.update(
+            fold(name) for file in schema.files.values() for name in file.names_of(schema.target)
+        )
     strange = [name for key, name in unread.items() if key not in known]
     own = lacking[0] if len(lacking) == 1 else "NAME"
     of_columns += [
@@ -157,8 +159,7 @@ def read_column(
 ) -> ColumnValues:
     """Return a column of a file by the schema, and append its faults to `wrong`."""
     field = schema.fields[name]
-    values = table.find(table.column_name(name))
-    if values is None:
+    if (values := table.find(table.column_name(name))) is None:
         wrong.append(
             CellError(
                 table,
@@ -256,8 +257,7 @@ def _count_fault(
     `explained` has the problem and the remedy.
     """
     problem, remedy = explained
-    more = int(rows.sum()) - 1
-    if more:
+    if more := int(rows.sum()) - 1:
         problem += plural(more, ", as 1 more row does", f", as {more:,} more rows do")
     return CellError(table, name, problem, remedy, why, np.flatnonzero(rows))
 
@@ -340,8 +340,9 @@ def rows_of_clients(
     }
     order = {key: place for place, key in enumerate(sorted(names, key=lambda key: names[key]))}
     places = np.array([order[key] for key in folded])[codes]
-    ends = np.cumsum(np.bincount(places, minlength=len(order)))
-    rows = np.split(np.argsort(places, kind="stable"), ends[:-1])
+    rows = np.split(
+        np.argsort(places, kind="stable"), np.cumsum(np.bincount(places, minlength=len(order)))[:-1]
+    )
     return (
         {names[key]: each for key, each in zip(order, rows, strict=True) if len(each)},
         {names[key]: spelled[key] for key in order if len(spelled[key]) > 1},
@@ -415,7 +416,7 @@ class EncodedFile:
         # Only a column's first faults are listed; the values show its other faulty cells.
         faulty = self.has_unknown.copy()
         for fault in self.faults:
-            rows = fault.rows if isinstance(fault, CellError) else None
+            rows = getattr(fault, "rows", None)
             faulty[slice(None) if rows is None else rows] = True
         return faulty
 
@@ -454,8 +455,9 @@ def encode_files(paths: Sequence[Path], client: str, text: str) -> EncodedFile:
     try:
         changes = tuple((each.st_ctime_ns, each.st_size) for each in map(Path.stat, paths))
     except OSError as error:
-        problem = f"{error.filename} cannot be read: {error.strerror}"
-        raise DataError(problem, "unreadable") from error
+        raise DataError(
+            f"{error.filename} cannot be read: {error.strerror}", "unreadable"
+        ) from error
     return _encode_files(tuple(paths), changes, client, text)
 
 
@@ -518,8 +520,7 @@ def _read_units(
         rows, _ = rows_of_clients(values, table.decimal, missing)
         units = np.arange(NO_UNIT, NO_UNIT + len(table)) + table.start
         for unit in sorted(filter(None, rows), key=lambda unit: int(rows[unit][0])):
-            key = fold_value(unit, table.decimal)
-            units[rows[unit]] = places.setdefault(key, len(places))
+            units[rows[unit]] = places.setdefault(fold_value(unit, table.decimal), len(places))
         found.append(units)
     return np.concatenate(found), [*places]
 

@@ -102,8 +102,11 @@ def files_in(
             " for each client",
             "no-file",
         )
-    names = {entry: entry.name if entry.is_dir() else entry.stem for entry in sorted(parts)}
-    found = _name_clients(place, names, "")
+    found = _name_clients(
+        place,
+        {entry: entry.name if entry.is_dir() else entry.stem for entry in sorted(parts)},
+        "",
+    )
     _log_entries(OTHERS, place, [entry for entry in others if entry not in parts])
     return {client: parts[entry] for client, entry in found.items()}
 
@@ -170,8 +173,7 @@ def _name_clients(place: str, names: Mapping[Path, str], what: str) -> dict[str,
     folded: dict[str, Path] = {}
     for path, name in names.items():
         client = normalize("NFC", name)
-        other = folded.setdefault(fold_value(client), path)
-        if other != path:
+        if (other := folded.setdefault(fold_value(client), path)) != path:
             raise DataError(
                 f"data-dir = {place!r}: {what}{other.name} and {path.name} would both be client"
                 f" {client}: rename one of them",

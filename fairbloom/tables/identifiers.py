@@ -122,10 +122,9 @@ def are_dates(name: str, cells: NDArray[np.float64]) -> bool:
     """Return whether nearly all numbers are calendar days, or count time by the column's name."""
     numbers = cells[~np.isnan(cells)]
     # If 95 % are dates, at least a fifth of any sixteenth are: most columns are judged by one.
-    some = numbers[: -(-len(numbers) // 16)]
     return (
         bool(len(numbers))
-        and _share_of_dates(name, some) >= 0.2
+        and _share_of_dates(name, numbers[: -(-len(numbers) // 16)]) >= 0.2
         and _share_of_dates(name, numbers) >= NEARLY_ALL
     )
 

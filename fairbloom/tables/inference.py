@@ -255,11 +255,13 @@ def draft(
     names.pop(fold(unit), None)
     drafted = Draft()
     for name in names.values():
-        parts = [
-            columns.get(fold(table.column_name(name)))
-            for table, columns in zip(tables.values(), raw, strict=True)
-        ]
-        drafted.columns[name] = Column.of(sites, parts)
+        drafted.columns[name] = Column.of(
+            sites,
+            [
+                columns.get(fold(table.column_name(name)))
+                for table, columns in zip(tables.values(), raw, strict=True)
+            ],
+        )
         _draft_column(drafted, name, name == target, kind)
     if not unit:
         _propose_units(drafted, target)
@@ -272,8 +274,10 @@ def draft(
         for each in drafted.fields.values():  # better than nothing to learn from
             each.lines = [line for line in each.lines if line != NO_INPUT]
     if advise:
-        keys = {clients[path]: table.file.key for path, table in tables.items()}
-        _comment(drafted, {} if client else keys)
+        _comment(
+            drafted,
+            {clients[path]: table.file.key for path, table in tables.items() if not client},
+        )
     determining: list[str] = []
     for name, each in drafted.fields.items():
         if name != target and determines(each.values, drafted.fields[target].values):
@@ -342,8 +346,7 @@ def _read_variants(path: Path, file: SchemaFile, targets: Set[str]) -> Iterator[
     try:
         table = read(path, file)
     except DataError as error:
-        changes = VARIANTS.get(error.why, [{"sheet": name} for name in error.sheets])
-        for change in changes:
+        for change in VARIANTS.get(error.why, [{"sheet": name} for name in error.sheets]):
             if change.keys().isdisjoint(file.model_fields_set):
                 yield from _read_variants(path, file.model_copy(update=change), targets)
         return
@@ -432,8 +435,9 @@ def _match_names(tables: dict[Path, ReadTable], target: str) -> dict[str, str]:
             holders.setdefault(fold(name), []).append(site)
     renamed: dict[str, str] = {}
     for table, after in pairwise(tables.values()):
-        pairs = zip(table.by_name, after.by_name, strict=False)
-        differing = [(new, old) for old, new in pairs if old != new]
+        differing = [
+            (new, old) for old, new in zip(table.by_name, after.by_name, strict=False) if old != new
+        ]
         if table.file.key == after.file.key and len(differing) == 1:
             renamed |= dict(differing)
     alike: dict[str, list[str]] = {}
@@ -747,7 +751,7 @@ def _draft_target(
         all_numbers = column.numbers[column.codes]
         center, scale = measure_moments(all_numbers[~np.isnan(all_numbers)]) or (0.0, 1.0)
         return [*_number_lines(column), f"center = {center!r}", f"scale = {scale or 1.0!r}"]
-    faulty = {*column.odd_counts} if kind == "auto" and is_number else set()
+    faulty = {text for text in column.odd_counts if kind == "auto" and is_number}
     sites = {
         site: Counter({text: count for text, count in texts.items() if text not in faulty})
         for site, texts in zip(column.sites.names, column.texts_of_sites(), strict=True)
@@ -826,8 +830,7 @@ def _category_lines(texts: Counter[str]) -> list[str]:
     are_plain = of_numbers and names == [str(int(name)) for name in names]
     written = names if are_plain else map(quote, names)
     lines = [f'type = "{kind}"', f"categories = [{', '.join(written)}]"]
-    more = sorted(spellings for spellings in alike.values() if spellings[1:])
-    if more:
+    if more := sorted(spellings for spellings in alike.values() if spellings[1:]):
         spelled = (
             f"{write_key(name)} = [{', '.join(map(quote, others))}]" for name, *others in more
         )
@@ -878,8 +881,7 @@ def _file_lines(
         files = [other for other in tables if tables[other].file.key == table.file.key]
         of_all = [line for line in lines_of[path] if all(line in lines_of[each] for each in files)]
         written[table.file.key] = of_all
-        rest = [line for line in lines_of[path] if line not in of_all]
-        if rest:
+        if rest := [line for line in lines_of[path] if line not in of_all]:
             written[f"{clients[path]}/{path.name}"] = rest
     every = next(iter(written.values()))
     if all(lines == every for lines in written.values()):

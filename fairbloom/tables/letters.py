@@ -111,8 +111,7 @@ def decode_letter(content: bytes) -> Letter:
         if len(content) > MAX_BYTES:
             raise ValueError(f"{len(content):,} bytes, and {MAX_BYTES:,} are the most")
         letter = decode_as(Letter, json.loads(content))
-        broken = [law for law, holds in _check(letter).items() if not holds]
-        if broken:
+        if broken := [law for law, holds in _check(letter).items() if not holds]:
             raise ValueError(join_first(broken, 3))
     except (ValueError, KeyError, RecursionError) as error:
         raise FairbloomError(
@@ -194,8 +193,7 @@ class SiteTables:
             rows[(rows >= start) & (rows < end)] - start
             for start, end in itertools.pairwise(starts)
         ]
-        owners = [0] * len(self.tables)
-        sites = Sites([""], self.tables, own, np.array([len(rows)]), owners)
+        sites = Sites([""], self.tables, own, np.array([len(rows)]), [0] * len(self.tables))
         names = {fold(name): name for table in self.tables[::-1] for name in table.columns}
         return {
             name: Column.of(sites, [part.get(folded) for part in self.parts])
@@ -228,8 +226,9 @@ class SiteTables:
         """
         for table, part in zip(self.tables, self.parts, strict=True):
             for name in table.columns:
-                cells = part[fold(name)].texts if fold(name) in part else ()
-                is_cell = any(fold(text) == fold(name) for text in cells)
+                is_cell = fold(name) in part and any(
+                    fold(text) == fold(name) for text in part[fold(name)].texts
+                )
                 if (
                     is_cell
                     or DATE.fullmatch(name)
@@ -262,17 +261,18 @@ class SiteTables:
 
         They have shape (rows, columns); 0 where a table has no such column.
         """
-        digests = [
-            np.concatenate([_digest_cells(table, name, secret) for table in self.tables])
-            for name in names
-        ]
-        return np.stack(digests, axis=1)[rows]
+        return np.stack(
+            [
+                np.concatenate([_digest_cells(table, name, secret) for table in self.tables])
+                for name in names
+            ],
+            axis=1,
+        )[rows]
 
 
 def _digest_cells(table: ReadTable, name: str, secret: bytes) -> NDArray[np.uint32]:
     """Return a digest of each cell as it is written: how it is read may change with other rows."""
-    values = table.find(name)
-    if values is None:
+    if (values := table.find(name)) is None:
         return np.zeros(len(table), np.uint32)
     texts, codes = different_cells(values)
     digests = [blake3(text.encode(), key=secret).digest(DIGEST_BYTES) for text in texts]
@@ -329,8 +329,7 @@ def is_identifier(name: str, column: Column) -> bool:
     odd = column.odd_counts
     is_number = 2 * odd.total() < column.is_present.sum()
     finding = judge_numbers(name, column) if is_number else judge_texts(column)
-    longest = max(map(len, odd), default=0)
-    return bool(finding.ignored or finding.unused) or longest > MAX_TEXT
+    return bool(finding.ignored or finding.unused) or max(map(len, odd), default=0) > MAX_TEXT
 
 
 # Many sites ---------------------------------------------------------------------------------------
@@ -354,10 +353,12 @@ def compare_letters(letters: Collection[Letter]) -> tuple[dict[str, Profiles], l
     """
     fields: dict[str, Profiles] = {**join_columns(letters)}
     common = {name: sites for name, sites in fields.items() if 2 * len(sites) > len(letters)}
-    own: dict[str, dict[str, ColumnProfile]] = {}
-    for name, sites in fields.items():
-        for site, column in sites.items() if len(sites) == 1 else ():
-            own.setdefault(site, {})[name] = column
+    own = {
+        each.client: {
+            name: sites[each.client] for name, sites in fields.items() if [*sites] == [each.client]
+        }
+        for each in letters
+    }
     absent = [
         Finding("absent", name, (each.client,), 0.0)
         for name, sites in common.items()
@@ -408,12 +409,13 @@ def _cells_of(column: ColumnProfile, count: int) -> NDArray[np.str_]:
     if column.identifier or column.others > column.present / 2:
         cells += [f"rare-{place:06}" for place in range(count - len(cells))]
     elif column.quantiles:
-        pairs = zip(PROBABILITIES.tolist(), column.quantiles, strict=True)
-        known = {share: each for share, each in pairs if each is not None} or {
-            0.25: 0.25,
-            0.75: 0.75,
-        }
+        known = {
+            share: each
+            for share, each in zip(PROBABILITIES.tolist(), column.quantiles, strict=True)
+            if each is not None
+        } or {0.25: 0.25, 0.75: 0.75}
         grid = (np.arange(count - len(cells)) + 0.5) / max(count - len(cells), 1)
-        numbers = np.interp(grid, [*known], [*known.values()])
-        cells += [f"{number:.6g}" for number in numbers.tolist()]
+        cells += [
+            f"{number:.6g}" for number in np.interp(grid, [*known], [*known.values()]).tolist()
+        ]
     return np.resize(np.array(cells or [""]), count)

@@ -76,7 +76,7 @@ def infer_marks(columns: Iterable[Iterable[str]]) -> Marks:
         return Marks()
     point = examples.get("either point", "")
     comma = examples.get("either comma", "")
-    group = spaced[0] if spaced else ""
+    group: GroupMark = next(iter(spaced), "")
     if has_points or by_commas:
         return Marks(".", "," if by_commas or (comma and not group) else group)
     if has_commas or by_points:

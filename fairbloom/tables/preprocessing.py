@@ -162,8 +162,11 @@ def find_beyond(
         if column.kind == NUMBER
     }
     is_beyond = np.abs(inputs[:, [*numbers.values()]]) >= limit
-    rows = {name: np.flatnonzero(each) for name, each in zip(numbers, is_beyond.T, strict=True)}
-    return {name: places for name, places in rows.items() if len(places)}
+    return {
+        name: np.flatnonzero(each)
+        for name, each in zip(numbers, is_beyond.T, strict=True)
+        if each.any()
+    }
 
 
 class Predictions(NamedTuple):
@@ -317,8 +320,11 @@ class Preprocessing:
     def decode(self, outputs: Tensor) -> Predictions:
         """Return the predictions of a model's outputs: classes, or quantities in their own unit."""
         if not self.classes:
-            values = outputs.reshape(len(outputs)).double().numpy()
-            return Predictions(values * self.target_scale + self.target_center, None)
+            return Predictions(
+                outputs.reshape(len(outputs)).double().numpy() * self.target_scale
+                + self.target_center,
+                None,
+            )
         probabilities = outputs.double().softmax(dim=1).numpy()
         return Predictions(
             np.array(self.classes, object)[probabilities.argmax(axis=1)], probabilities

@@ -135,12 +135,15 @@ class Cells:
     @classmethod
     def of(cls, about: Field, values: ColumnValues) -> "Cells":
         """Return the cells of a column that is encoded by a schema; faulty ones count for none."""
-        gone = int(is_missing(values).sum())
-        missing = {"": gone}
+        missing = {"": int(is_missing(values).sum())}
         # What is the same in all rows takes no memory.
         if about.categories:
-            nothing = np.broadcast_to(np.nan, len(values))
-            return cls(nothing, np.maximum(values, -1), about.categories, missing)
+            return cls(
+                np.broadcast_to(np.nan, len(values)),
+                np.maximum(values, -1),
+                about.categories,
+                missing,
+            )
         is_number = np.isfinite(values)
         numbers = values if is_number.all() else np.where(is_number, values, np.nan)
         return cls(numbers, np.broadcast_to(-1, len(values)), (), missing)
@@ -219,9 +222,7 @@ def _profile_column(cells: Cells, floor: int, found: Sequence[Found]) -> ColumnP
         listed = _list(counts, floor)
     else:
         listed = {}
-        if codes:
-            numbers = numbers[~np.isin(numbers, codes)]
-        quantiles = measure_quantiles(numbers, floor)
+        quantiles = measure_quantiles(numbers[~np.isin(numbers, codes)], floor)
     patterns: Counter[str] = Counter()
     for text, count in counts.items() if quantiles else ():
         patterns[pattern_of(text)] += count
@@ -254,9 +255,8 @@ def measure_quantiles(numbers: NDArray[np.float64], floor: int) -> tuple[float |
     last = len(numbers) - 1
     ranks = PROBABILITIES * last
     is_given = np.minimum(np.floor(ranks), last - np.ceil(ranks)) >= floor
-    starts = np.round(ranks - (floor - 1) / 2.0)
-    starts = np.clip(starts, 0, max(0, last + 1 - floor)).astype(np.int64)
-    windows = starts[is_given][:, None] + np.arange(floor)
+    firsts = np.round(ranks - (floor - 1) / 2.0).clip(0, max(0, last + 1 - floor))
+    windows = firsts[is_given].astype(np.int64)[:, None] + np.arange(floor)
     means = np.partition(numbers, np.unique(windows))[windows].mean(axis=1).tolist()
     if floor > 1:
         means = [float(f"{mean:.3g}") for mean in means]
@@ -280,7 +280,7 @@ def _find_codes(numbers: NDArray[np.float64]) -> Iterator[Found]:
         if is_repeated and np.abs(others - code).min() > max(2.0 * others.std(), 1.0):
             codes.append(code)
             yield Found("far", len(numbers) - len(others), code)
-    others = numbers[~np.isin(numbers, codes)] if codes else numbers
+    others = numbers[~np.isin(numbers, codes)]
     below, counts = np.unique(others[others < 0.0], return_counts=True)
     are_codes = 1 <= len(below) <= 2 and counts.min() > 1 and (below == np.round(below)).all()
     if are_codes and others.max() > 0.0:

@@ -145,8 +145,7 @@ class ReadTable:
 
     def show_cell(self, name: str, row: int) -> str:
         """Return a cell as an error shows it; `name` is the column's name in the schema."""
-        value = self.find(self.column_name(name))[row].as_py()
-        if value is None:
+        if (value := self.find(self.column_name(name))[row].as_py()) is None:
             return ""
         return shorten(format_number(value) if isinstance(value, float) else str(value))
 
@@ -248,10 +247,9 @@ def _check_rows(table: ReadTable) -> ReadTable:
     is_note = to_array(compute.not_equal(texts[name], "")) & (len(others) > 1)
     for other in others:
         is_note &= to_array(compute.equal(texts[other], ""))
-    notes = np.flatnonzero(is_note).tolist()
     found = {
         "repeats the names of the columns, and is left out": repeated,
-        "has only a first value: if it is a note, delete it": notes,
+        "has only a first value: if it is a note, delete it": np.flatnonzero(is_note).tolist(),
     }
     remarks = [
         f"{table.unit} {table.lines[rows[0]]}"
@@ -302,12 +300,14 @@ def columns_by_name(
 def _read_text(path: Path, file: SchemaFile) -> ReadTable:
     content, encoding, remarks = _read_content(path, file)
     # Lines that are not read become blank ones, so that the others keep their numbers.
-    above = file.headerRows[0] - 1
-    if above:  # each step over the content takes a part of the time of reading
+    if (
+        above := file.headerRows[0] - 1
+    ):  # each step over the content takes a part of the time of reading
         content = b"\n".join([b""] * above + content.split(b"\n", above)[above:])
     if file.commentChar:
-        mark = re.escape(file.commentChar.encode())
-        content = re.sub(rb"^%b.*" % mark, b"", content, flags=re.MULTILINE)
+        content = re.sub(
+            rb"^%b.*" % re.escape(file.commentChar.encode()), b"", content, flags=re.MULTILINE
+        )
     end, lines = _find_rows(content)
     if not len(lines):
         raise DataError(f"{path} is empty: its first line must name the columns", "empty")
@@ -341,8 +341,9 @@ def _read_text(path: Path, file: SchemaFile) -> ReadTable:
         remarks.append(
             ("all", "each row begins with a name of its own, as R writes it, which is not read")
         )
-    decimal = file.decimalChar or _infer_decimal(file, columns)
-    file = file.model_copy(update={"decimalChar": decimal})
+    file = file.model_copy(
+        update={"decimalChar": file.decimalChar or _infer_decimal(file, columns)}
+    )
     return ReadTable(
         path, columns_by_name(path, names, columns), lines[1:], file=file, remarks=remarks
     )
@@ -437,8 +438,9 @@ def _check_quotes(path: Path, content: bytes, delimiter: str) -> None:
     ends = re.escape(delimiter.encode())
     # It begins with a mark alone, which is searched for ten times as fast.
     pattern = rb'"(?:(?<![^%b\n]")[^"]*+(?:""[^"]*+)*+"(?![^%b\n])|(?P<wrong>))' % (ends, ends)
-    quoted = re.finditer(pattern, content)
-    wrong = next((found for found in quoted if found["wrong"] is not None), None)
+    wrong = next(
+        (found for found in re.finditer(pattern, content) if found["wrong"] is not None), None
+    )
     if wrong:
         line = content.count(b"\n", 0, wrong.start()) + 1
         raise DataError(
@@ -587,21 +589,22 @@ def _is_plain(kind: Any) -> bool:
 
     if types.is_dictionary(kind):
         kind = kind.value_type
-    kinds = (
-        types.is_primitive,
-        types.is_null,
-        types.is_decimal,
-        types.is_string,
-        types.is_large_string,
-        types.is_string_view,
+    return any(
+        is_kind(kind)
+        for is_kind in (
+            types.is_primitive,
+            types.is_null,
+            types.is_decimal,
+            types.is_string,
+            types.is_large_string,
+            types.is_string_view,
+        )
     )
-    return any(is_kind(kind) for is_kind in kinds)
 
 
 def _to_numbers_or_texts(values: Values, decimal: Decimal) -> Values:
     """Return a column of numbers unchanged, and any other one as the texts of a CSV file."""
-    import pyarrow as pa
-    from pyarrow import compute, types
+    from pyarrow import compute, string, types
 
     if types.is_dictionary(values.type):
         values = values.cast(values.type.value_type)
@@ -611,7 +614,7 @@ def _to_numbers_or_texts(values: Values, decimal: Decimal) -> Values:
     texts = (
         compute.if_else(values, "True", "False")
         if types.is_boolean(kind)
-        else values.cast(pa.string())
+        else values.cast(string())
     )
     if types.is_timestamp(kind):
         texts = compute.replace_substring_regex(texts, r"\.0+(Z?)$", r"\1")

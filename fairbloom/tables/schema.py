@@ -194,8 +194,11 @@ class Field(_Table):
     def places(self) -> dict[str, int]:
         """The index of the category that each spelling means; -1 for a missing value."""
         places = {normalise(name): place for place, name in enumerate(self.categories)}
-        for place, name in enumerate(self.categories):
-            places |= dict.fromkeys(map(normalise, self.spellings.get(name, ())), place)
+        places |= {
+            normalise(text): place
+            for place, name in enumerate(self.categories)
+            for text in self.spellings.get(name, ())
+        }
         # Last: at one client, a marker may be what others call a category.
         return places | dict.fromkeys(map(normalise, self.missingValues), -1)
 
@@ -498,8 +501,9 @@ def with_files(text: str, files: Mapping[str, Any], client: str = "") -> str:
         return text
     schema = parse_schema(text)  # its own faults are the run's, and the server may read them
     try:
-        merged = {**written.get("files", {}), **files}
-        parse_schema(tomli_w.dumps({**written, "files": merged}), name)
+        parse_schema(
+            tomli_w.dumps({**written, "files": {**written.get("files", {}), **files}}), name
+        )
     except SchemaError as error:
         raise SchemaError(str(error), OWN_FILES) from error
     own = {key.rpartition("/")[2]: about for key, about in read.items()}
@@ -513,17 +517,21 @@ def with_files(text: str, files: Mapping[str, Any], client: str = "") -> str:
         )
     every = every.changed_by(SchemaFile(fields=every.fields or next(iter(said), {})))
     tables = {
-        key: about.model_copy(update={"fields": {} if every.fields else about.fields})
-        for key, about in schema.files.items()
+        **{
+            key: about.model_copy(update={"fields": {} if every.fields else about.fields})
+            for key, about in schema.files.items()
+        },
+        **{
+            f"{EVERY_FILE}/{file.rpartition('/')[2]}": about
+            for file, about in [*schema.files.items(), *own.items()]
+            if file in own or (client_of(file) == client and not is_of_client(file))
+        },
+        EVERY_FILE: every,
     }
-    for file, about in [*schema.files.items(), *own.items()]:
-        if file in own or (client_of(file) == client and not is_of_client(file)):
-            tables[f"{EVERY_FILE}/{file.rpartition('/')[2]}"] = about
-    tables[EVERY_FILE] = every
-    own_tables = {
+    written["files"] = {
         key: about.model_dump(mode="json", exclude_unset=True) for key, about in tables.items()
     }
-    return tomli_w.dumps({**written, "files": own_tables})
+    return tomli_w.dumps(written)
 
 
 AnyTable = TypeVar("AnyTable", bound=_Table)
@@ -708,8 +716,7 @@ def _find_wrong_spellings(
 def find_wrong_groups(schema: Schema, key: str = "groups") -> Iterator[str]:
     """Yield the faults of a schema's groups, each as `key`, value and remedy."""
     for by in schema.groupings:
-        field = schema.fields.get(by.column)
-        if field is None:
+        if (field := schema.fields.get(by.column)) is None:
             yield (
                 f"{key} = {by.name!r}: {did_you_mean(by.column, schema.fields)}the column must be"
                 " one of the fields"

@@ -63,11 +63,6 @@ class Sites:
         """The site of each row, as an index."""
         return np.repeat(np.arange(len(self.names)), self.ends - self.starts)
 
-    def split(self, values: ColumnValues) -> dict[str, ColumnValues]:
-        """Return the values of each site that has rows."""
-        ends = zip(self.names, self.starts.tolist(), self.ends.tolist(), strict=True)
-        return {name: values[start:end] for name, start, end in ends if end > start}
-
     def count(self, rows: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Return how many of these rows each site has."""
         return np.bincount(self.of_row[rows], minlength=len(self.names))
@@ -144,8 +139,9 @@ class Column:
             start += len(column.numbers)
         joined = np.concatenate(codes)
         joined[joined < 0] = start
-        owners = zip(sites.owners, columns, strict=True)
-        having = [owner for owner, each in owners if each is not None]
+        having = [
+            owner for owner, each in zip(sites.owners, columns, strict=True) if each is not None
+        ]
         is_there = np.isin(np.arange(len(sites.names)), having) | (len(sites.tables) == 1)
         return cls(
             sites,
@@ -237,4 +233,4 @@ def _count_numbers(columns: Sequence[FileColumn]) -> int:
     if any(not len(column.texts) for column in columns):
         return SAMPLE
     usable = [column.numbers[~column.is_wrong & ~column.is_missing] for column in columns]
-    return len(np.unique(np.concatenate(usable))) if usable else 0
+    return len(np.unique(np.concatenate([[], *usable])))

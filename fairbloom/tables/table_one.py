@@ -49,8 +49,8 @@ def table_one(schema: Schema, columns: Mapping[str, Mapping[str, ColumnValues]])
                 }
                 for place, category in enumerate(field.categories)
             ),
+            *([] if field.categories else [_of_numbers(name, field, present)]),
         ]
-        rows += [] if field.categories else [_of_numbers(name, field, present)]
     return rows
 
 
@@ -67,8 +67,7 @@ def _of_numbers(name: str, field: Field, present: Mapping[str, ColumnValues]) ->
         low, middle, high = np.percentile(values, [25, 50, 75]).tolist()
         cells[at] = f"{three_digits(middle)} [{three_digits(low)}, {three_digits(high)}]"
         others = [each for site, each in present.items() if site not in (at, ALL)]
-        rest = np.concatenate([values[:0], *others])
-        if len(rest):
+        if len(rest := np.concatenate([values[:0], *others])):
             low, other, high = np.percentile(rest, [25, 50, 75]).tolist()
             apart = max(apart, abs(middle - other) / (high - low) if high > low else 0.0)
     return {**cells, "largest difference, in IQR": f"{apart:.2f}"}

@@ -68,8 +68,7 @@ def find_two_units(
     apart = float(np.median(clusters[1]) - np.median(clusters[0]))
     if error > LARGEST_ERROR or np.abs(np.log(RATIOS) - apart).min() > ERRORS * error:
         return None
-    is_high = logs > ordered[last]
-    if any(_tell_apart(codes[positive], is_high) for codes in categories):
+    if any(_tell_apart(codes[positive], logs > ordered[last]) for codes in categories):
         return None
     return TwoUnits(float(np.exp(apart)), round(times * min(map(len, clusters))))
 

@@ -100,8 +100,7 @@ class FileClients:
         schema = self.encoded.schema
         rows = self._usable[client]
         target = self.encoded.columns[schema.target][rows]
-        classes = schema.predicted.categories
-        if classes:
+        if classes := schema.predicted.categories:
             counts = np.bincount(target, minlength=len(classes))
             held = join_first(
                 [f"{name}: {count}" for name, count in zip(classes, counts, strict=True)]

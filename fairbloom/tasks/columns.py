@@ -146,8 +146,7 @@ class CsvFiles:
         self.clients = tuple(self._paths)
         self.left_out: tuple[str, ...] = ()
         if self._schema.client and self._paths:
-            count = sum(map(len, self._paths.values()))
-            _check_single(setup.data_dir, self._schema.client, count)
+            _check_single(setup.data_dir, self._schema.client, sum(map(len, self._paths.values())))
             single = self._of_file(*self._paths)
             self.clients = single.names
             self.left_out = single.left_out
@@ -183,10 +182,9 @@ class CsvFiles:
             files = [path.name for path in self._paths.get(client, ())]
             is_there = bool(files) if is_of_client(name) else name.rpartition("/")[2] in files
             if client != EVERY_FILE and not is_there:
-                near = did_you_mean(name, keys)
                 raise SchemaError(
-                    f"files.{name}: {self._setup.data_dir} has no such file: {near}correct its"
-                    " name, or leave it out"
+                    f"files.{name}: {self._setup.data_dir} has no such file:"
+                    f" {did_you_mean(name, keys)}correct its name, or leave it out"
                 )
         return tables.describe(
             self._schema,

@@ -55,8 +55,9 @@ def infer(
 
     The folders of the clients in `without` are not read.
     """
-    every = find_folders(setup.data_dir)
-    folders = {name: folder for name, folder in every.items() if name not in without}
+    folders = {
+        name: folder for name, folder in find_folders(setup.data_dir).items() if name not in without
+    }
     found = [_images_by_class(folder) for folder in folders.values()]
     named = split_names(classes) or sort_classes({name for each in found for name in each})
     if len(named) < 2:
@@ -233,10 +234,12 @@ def _load_client(folder: Path, client: str, setup: Setup, schema: ImageSchema) -
         " image-folder.size=32 without one, brings all to one size",
     )
     raise_faults(faults)
-    labels = [schema.classes.index(name) for name, each in found.items() for _ in each]
     return splits_of(
         image_inputs(files, schema.shape),
-        as_targets(labels, Target(schema.classes)),
+        as_targets(
+            [schema.classes.index(name) for name, each in found.items() for _ in each],
+            Target(schema.classes),
+        ),
         split(np.arange(len(files)), setup, client),
     )
 
@@ -286,8 +289,9 @@ def _open(file: Path, look: Callable[["Image.Image"], T]) -> T:
         ) from error
     try:
         with Image.open(file) as image:
-            frames = getattr(image, "n_frames", 1)
-            if frames > 1 and image.format != "MPO":  # a camera's JPEG with a preview
+            if (
+                frames := getattr(image, "n_frames", 1)
+            ) > 1 and image.format != "MPO":  # a camera's JPEG with a preview
                 raise DataError(
                     f"{file} has {frames} pictures: save each of them in a file of its own",
                     "several-pictures",

@@ -58,8 +58,9 @@ def combine_inputs(parts: Sequence[Inputs], combine: Callable[[list[Tensor]], Te
                 f"inputs differ in their names: some have {names_of(one)}, others"
                 f" {names_of(other)}; give all clients' examples the same"
             )
-    tensors = zip(*map(tensors_of, parts), strict=True)
-    return _in_form_of(first, [combine([*each]) for each in tensors])
+    return _in_form_of(
+        first, [combine([*each]) for each in zip(*map(tensors_of, parts), strict=True)]
+    )
 
 
 def split_inputs(inputs: Inputs, lengths: list[int] | int) -> Sequence[Inputs]:
@@ -93,8 +94,7 @@ def has_room(device: torch.device, size: int) -> bool:
 
     if device.type != "cuda":
         return True
-    total = torch.cuda.mem_get_info(device)[1]
-    return torch.cuda.memory_allocated(device) + size <= total / 2
+    return torch.cuda.memory_allocated(device) + size <= torch.cuda.mem_get_info(device)[1] / 2
 
 
 def device_of(inputs: Inputs) -> torch.device:

@@ -64,8 +64,7 @@ def score_all(
 
     As for one client, a Python number has the precision of PyTorch's default dtype.
     """
-    function = _unwrap(compute)
-    if function in JOINT:
+    if (function := _unwrap(compute)) in JOINT:
         return torch.as_tensor(compute(outputs, targets, counts)).double().tolist()
     if function in BY_EXAMPLE:
         return means_of(torch.as_tensor(compute(outputs, targets)), counts)

@@ -172,8 +172,7 @@ def _warn_of_remarks(data: _CheckedData) -> None:
     """Log once that `fairbloom data` has remarks, which a run does not show."""
     if data.task.describe is None or len(data.task.clients) > MAX_COMPARED:
         return
-    remarks = len(data.task.describe(False).get("remarks", ()))
-    if not remarks:
+    if not (remarks := len(data.task.describe(False).get("remarks", ()))):
         return
     defaults = {each.key: each.default for each in find_task(data.task_name).settings}
     command = [
@@ -217,10 +216,9 @@ def infer_schema(settings: RunSettings) -> str:
         raise FairbloomError(
             f"task {info.name} has no schema: only tasks that read your own files have one"
         )
-    parameters = info.check_parameters(settings.parameters)
     setup = info.setup(settings)
     check_permit(info.find_files(setup.data_dir))
-    return info.infer_schema(setup, parameters, advise=True)
+    return info.infer_schema(setup, info.check_parameters(settings.parameters), advise=True)
 
 
 def describe_data(settings: RunSettings, every: bool = True) -> Described:

@@ -166,8 +166,10 @@ def rmse(
     outputs: Tensor, targets: Tensor, counts: Sequence[int], *, scale: float = 1.0
 ) -> list[float]:
     """Return the root of the mean squared error, times `scale`."""
-    squares = (outputs.reshape(targets.shape).double() - targets.double()).square()
-    return [scale * math.sqrt(mean) for mean in means_of(squares, counts)]
+    return [
+        scale * math.sqrt(mean)
+        for mean in means_of(absolute_error(outputs, targets).square(), counts)
+    ]
 
 
 @of_one_too
@@ -203,8 +205,10 @@ def means_of(values: Tensor, counts: Sequence[int]) -> list[float]:
     import torch
 
     if values.dtype == torch.bool:
-        clients = clients_of(counts)[values.cpu().numpy()]
-        return ratios(np.bincount(clients, minlength=len(counts)), np.array(counts))
+        return ratios(
+            np.bincount(clients_of(counts)[values.cpu().numpy()], minlength=len(counts)),
+            np.array(counts),
+        )
     return torch.stack(
         [part.mean() for part in torch.split(values.cpu().double(), [*counts])]
     ).tolist()

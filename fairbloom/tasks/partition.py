@@ -65,8 +65,7 @@ def draw_held_out(setup: Setup, clients: Sequence[str]) -> tuple[str, ...]:
     out. Raise FairbloomError if no client would be left.
     """
     share = setup.held_out_clients
-    number = _count_share(share, len(clients))
-    if number == len(clients):
+    if (number := _count_share(share, len(clients))) == len(clients):
         raise FairbloomError(
             f"held-out-clients = {share:g}: the task has only the client {clients[0]}, which would"
             " not train: leave it out, or take more clients"
@@ -95,8 +94,7 @@ def shards(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
 
     Each set is split alike. Source: McMahan et al., AISTATS 2017, section 3.
     """
-    number = setup.clients * setup.shards_per_client
-    if number > len(sets[0]):
+    if (number := setup.clients * setup.shards_per_client) > len(sets[0]):
         raise FairbloomError(
             f"clients = {setup.clients} times shards-per-client = {setup.shards_per_client} is"
             f" {number} shards, more than the {len(sets[0])} examples: lower one of them"
@@ -240,8 +238,7 @@ def _find_fault(arrays: Sequence[NDArray[Any]], clients: int, examples: int) -> 
     places, counts = np.unique(
         np.concatenate([array.astype(np.int64) for array in arrays]), return_counts=True
     )
-    wrong = places[(places < 0) | (places >= examples) | (counts > 1)]
-    if len(wrong):
+    if len(wrong := places[(places < 0) | (places >= examples) | (counts > 1)]):
         return f", from 0 to {examples - 1}, each for one client; it deals {wrong[0]}"
     return ""
 

@@ -91,8 +91,11 @@ class Target:
         """Return the scores of groups; `positive` is the index of the positive class of two."""
         if self.classes:
             return group_scores_of_classes(len(self.classes), positive, self.classes[positive])
-        score = GroupScore(MAE.name, higher_is_better=MAE.higher_is_better, measured_in=self.unit)
-        return {score: partial(absolute_error, scale=self.scale)}
+        return {
+            GroupScore(
+                MAE.name, higher_is_better=MAE.higher_is_better, measured_in=self.unit
+            ): partial(absolute_error, scale=self.scale)
+        }
 
     @classmethod
     def of(cls, schema: Schema) -> Target:

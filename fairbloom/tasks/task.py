@@ -223,21 +223,27 @@ class Splits:
         import torch
 
         parts = [part for part in (self.train, self.validation, self.test) if part is not None]
-        counted: dict[str, Any] = {"train": len(self.train), "examples": sum(map(len, parts))}
-        counted["units"] = sum(
-            part.count_units(torch.ones(len(part), dtype=torch.bool)) for part in parts
-        )
+        counted: dict[str, Any] = {
+            "train": len(self.train),
+            "examples": sum(map(len, parts)),
+            "units": sum(
+                part.count_units(torch.ones(len(part), dtype=torch.bool)) for part in parts
+            ),
+        }
         if classes:
-            targets = torch.cat([part.all_targets for part in parts])
-            counted["classes"] = torch.bincount(targets, minlength=classes).tolist()
+            counted["classes"] = torch.bincount(
+                torch.cat([part.all_targets for part in parts]), minlength=classes
+            ).tolist()
         if not len(self.test):
             return counted
         if classes:
             tested = torch.bincount(self.test.all_targets)
             return counted | {"accuracy": 100.0 * float(tested.max() / tested.sum())}
         errors = self.test.all_targets.double() - self.train.all_targets.double().mean()
-        errors_of_mean = {"mae": errors.abs().mean(), "rmse": errors.square().mean().sqrt()}
-        return counted | {name: float(error) for name, error in errors_of_mean.items()}
+        return counted | {
+            "mae": float(errors.abs().mean()),
+            "rmse": float(errors.square().mean().sqrt()),
+        }
 
     def map(self, change: Callable[[AnyExamples], AnyExamples]) -> Splits:
         """Return the splits with `change` applied to each of them."""

@@ -135,10 +135,9 @@ class TaskInfo:
                 raise FairbloomError(
                     f"task = {name!r}: its parameter {each.argument} needs a default"
                 )
-        summary = (inspect.getdoc(maker) or "").partition("\n\n")[0]
         return cls(
             maker.__name__.lower(),
-            " ".join(summary.split()),
+            " ".join((inspect.getdoc(maker) or "").partition("\n\n")[0].split()),
             name,
             name,
             settings=settings,
@@ -160,7 +159,7 @@ class TaskInfo:
         partition = settings.partition or next(iter(self.partitions), "shards")
         clients = settings.clients
         if self.reads:  # the files decide, unless all are of one client
-            clients = 1 if settings.parameters.get(ONE_CLIENT) else 0
+            clients = int(bool(settings.parameters.get(ONE_CLIENT)))
         elif not clients and partition not in self.natural:
             clients = self.clients
         return Setup.model_construct(
@@ -285,8 +284,9 @@ class TaskInfo:
         """
         self.check_readable(setup.data_dir)
         infer = imported("task", self.infer)
-        arguments = self._arguments(parameters)
-        return str(infer(setup, **arguments, without=frozenset(without), advise=advise))
+        return str(
+            infer(setup, **self._arguments(parameters), without=frozenset(without), advise=advise)
+        )
 
     def load(self, setup: Setup, parameters: Mapping[str, Value]) -> Task:
         """Return the task, with the defaults of parameters that are missing.

@@ -227,7 +227,7 @@ def test_a_method_of_ones_own_is_checked_from_the_command_line(
         captured(capsys, "check", "my_method:WorstHalf", "--set", "worsthalf.share=0.3").out.count(
             "✓"
         )
-        == 7
+        == 4
     )
     error = captured(
         capsys, "check", "my_method:WorstHalf", "--set", "worsthalf.size=0.3", code=2

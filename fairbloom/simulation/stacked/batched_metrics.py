@@ -7,7 +7,6 @@ from inspect import unwrap
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -16,6 +15,7 @@ from fairbloom.client.training import EVALUATION_BATCH, measure, outputs_of
 from fairbloom.protocol.names import LOSS
 from fairbloom.tasks import Examples, Task
 from fairbloom.tasks.joint_scores import fit_outputs, score_all, values_of_all
+from fairbloom.tasks.measures import clients_of, ratios
 from fairbloom.tasks.pooled import join_tensors
 
 Measures = dict[str, float]
@@ -83,9 +83,15 @@ def score_clients(
     task: Task, outputs: Tensor, targets: Tensor, counts: Sequence[int]
 ) -> list[Measures]:
     """Return mean loss and finite scores of consecutive clients with `counts` examples each."""
-    columns = {LOSS: _means(losses_of(task, outputs, targets), counts)}
-    for score, compute in task.scores.items():
-        columns[score.name] = score_all(fit_outputs(task, compute), outputs, targets, counts)
+    losses = losses_of(task, outputs, targets).cpu().double().numpy()
+    sums = np.bincount(clients_of(counts), weights=losses, minlength=len(counts))
+    columns = {
+        LOSS: ratios(sums, np.array(counts)),
+        **{
+            score.name: score_all(fit_outputs(task, compute), outputs, targets, counts)
+            for score, compute in task.scores.items()
+        },
+    }
     return [
         {
             name: value
@@ -94,17 +100,6 @@ def score_clients(
         }
         for row in zip(*columns.values(), strict=True)
     ]
-
-
-def _means(values: Tensor, counts: Sequence[int]) -> list[float]:
-    numbers: NDArray[np.float64] = values.cpu().double().numpy()
-    sizes = np.array(counts)
-    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    means = np.full(len(sizes), np.nan)
-    some = sizes > 0
-    if some.any():
-        means[some] = np.add.reduceat(numbers, starts[some]) / sizes[some]
-    return list(map(float, means))
 
 
 def split_into_passes(parts: Sequence[Examples]) -> Iterator[tuple[list[Examples], list[int]]]:

@@ -42,8 +42,14 @@ class StackedClient(NamedTuple):
         """Return a client that does this work for these epochs."""
         own = replace(work, epochs=epochs, smallest_batch=local.smallest_batch(work))
         size = len(local.splits.train)
-        batch = max(batch_sizes(size, own))
-        return cls(local, place, own, size, batch, 0 if work.idle else count_steps(size, own))
+        return cls(
+            local,
+            place,
+            own,
+            size,
+            max(batch_sizes(size, own)),
+            0 if work.idle else count_steps(size, own),
+        )
 
 
 @dataclass(frozen=True)
@@ -84,10 +90,12 @@ class StepBatch:
 
     def of_tensors(self, tensors: Iterator[Tensor]) -> "StepBatch":
         """Return such a step of the next tensors."""
-        inputs = map_inputs(self.inputs, lambda _: next(tensors))
-        targets = next(tensors)
-        counts = None if self.counts is None else next(tensors)
-        return StepBatch(inputs, targets, self.sizes, counts)
+        return StepBatch(
+            map_inputs(self.inputs, lambda _: next(tensors)),
+            next(tensors),
+            self.sizes,
+            None if self.counts is None else next(tensors),
+        )
 
     def own(self, values: Tensor) -> Tensor:
         """Return values of shape (k, b, …) without padding, one client's after the other's."""
@@ -101,12 +109,11 @@ class StepBatch:
         """Return the step of the first `count` clients only."""
         if count == len(self.targets):
             return self
-        counts = None if self.counts is None else self.counts[:count]
         return StepBatch(
             map_inputs(self.inputs, lambda tensor: tensor[:count]),
             self.targets[:count],
             self.sizes[:count],
-            counts,
+            None if self.counts is None else self.counts[:count],
         )
 
 
@@ -125,8 +132,7 @@ def divide_into_blocks(
     for member in sorted(by_place, key=attrgetter("steps", "batch"), reverse=True):
         longest = max(longest, member.batch)
         real += member.batch
-        padded = longest * (len(block) + 1)
-        if block and (len(block) >= most or padded > MAX_PADDING * real):
+        if block and (len(block) >= most or longest * (len(block) + 1) > MAX_PADDING * real):
             yield block
             block = []
             longest = member.batch

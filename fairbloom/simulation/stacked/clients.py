@@ -180,16 +180,21 @@ class StackedClients(LocalClients):
         self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
     ) -> TrainReplies:
         """Train the model at these clients on the terms, each on its own data."""
-        work = self._plan(terms)
-        if work is None:
+        if (work := self._plan(terms)) is None:
             return super().train(names, model, terms, sent)
         self.evict_idle(names)
         trained = self.empty_replies(names, model, terms, sent)
         received = self.on_device(self.received(model, terms))
         if self.method.frozen:  # programs take frozen arrays from the model
             self.task_and_model()[1].load_state_dict(received)
-        vectors = {record: self.on_device(arrays) for record, arrays in sent.items()}
-        training = _RoundTraining(self, received, terms, work, trained, vectors)
+        training = _RoundTraining(
+            self,
+            received,
+            terms,
+            work,
+            trained,
+            {record: self.on_device(arrays) for record, arrays in sent.items()},
+        )
         try:
             for block in self._blocks(names, terms, work, trained.refused):
                 self._train_block(training, block)
@@ -344,8 +349,7 @@ class StackedClients(LocalClients):
         self, names: Sequence[str], received: StateDict, terms: Terms, participants: Collection[str]
     ) -> dict[str, Metrics]:
         clients = [self.local(name) for name in names]
-        task = clients[0].task
-        model = clients[0].model
+        task, model = self.task_and_model()
         asked = [client for client in clients if client.name in participants]
         reports = {client.name: client.describe_tests() for client in clients}
         for measurement in OF_EVALUATION:
@@ -452,13 +456,11 @@ class _BlockRound(ClientRound):
     def take_steps(self) -> None:
         if self._work.idle:
             return
-        training = self._training
-        shift: list[Tensor] = []
-        if self._started:
-            shift = [
-                torch.stack([started.shift[name] for started in self._started])
-                for name in training.layout.trainable
-            ]
+        shift = [
+            torch.stack([started.shift[name] for started in self._started])
+            for name in self._training.layout.trainable
+            if self._started
+        ]
         last = max(member.steps for member in self._block)
 
         def after_step(step: int, copy: Copy) -> None:
@@ -490,8 +492,9 @@ class _BlockRound(ClientRound):
         if training.trained.second is not None:
             for rule in self._rules:
                 if rule.replies:
-                    second = rule.second_model() or self._rows
-                    second.write(training.trained.second.matrix, places)
+                    (rule.second_model() or self._rows).write(
+                        training.trained.second.matrix, places
+                    )
         layout = training.layout
         others = {name: layout.arrays[name] for name in (*layout.buffers, *layout.integers)}
         done = [
@@ -559,8 +562,9 @@ class _BlockRound(ClientRound):
 
     def _add_scores(self, measurement: Measurement, measured: Sequence[Measures]) -> None:
         """Add the training metrics that clients report to their scores."""
-        reported = report_all(self._clients, measurement, measured, self._terms)
-        for scores, report in zip(self._scores, reported, strict=True):
+        for scores, report in zip(
+            self._scores, report_all(self._clients, measurement, measured, self._terms), strict=True
+        ):
             scores |= report
 
 
@@ -599,11 +603,7 @@ def train_together(
     first_losses = None
     generators = [torch.Generator(rows.arrays[0].device).manual_seed(seed) for seed in seeds]
     for number, step in enumerate(steps, start=1):
-        masks: list[Tensor] = (
-            draw_masks(program.drops, generators[: step.shape[0]], step.sizes)
-            if program.drops
-            else []
-        )
+        masks = draw_masks(program.drops, generators[: step.shape[0]], step.sizes)
         losses = (
             compute(step, masks)
             if recorded is None

@@ -27,16 +27,18 @@ class RowOptimizer:
         The other clients are done.
         """
         if count not in self._by_count:
-            before = min(each for each in self._by_count if each > count)
-            leaves_before, optimizer_before = self._by_count[before]
+            leaves_before, optimizer_before = self._by_count[
+                min(each for each in self._by_count if each > count)
+            ]
             leaves, optimizer = self._make(leaves_before, count)
             for fewer, leaf in zip(leaves, leaves_before, strict=True):
                 # The state has arrays of the leaf's shape, and others, such as a step count.
-                shortened = dict(optimizer_before.state[leaf])
-                for name, value in shortened.items():
-                    if isinstance(value, Tensor) and value.shape == leaf.shape:
-                        shortened[name] = value[:count]
-                optimizer.state[fewer] = shortened
+                optimizer.state[fewer] = {
+                    name: value[:count]
+                    if isinstance(value, Tensor) and value.shape == leaf.shape
+                    else value
+                    for name, value in optimizer_before.state[leaf].items()
+                }
             self._by_count[count] = (leaves, optimizer)
         return self._by_count[count]
 

@@ -95,6 +95,7 @@ class Program(Protocol):
 
         `shifted` is True if a rule adds offsets to the gradients.
         """
+        return partial(step_by_autograd, self, work)
 
 
 class Mapped(Program):
@@ -127,13 +128,9 @@ class Mapped(Program):
         outputs: Tensor = self._all(tuple(weights), inputs, tuple(masks))
         return outputs
 
-    def make_step(self, work: LocalWork, *, shifted: bool) -> TakeStep:
-        """Return a function that takes a step in place; see Program."""
-        return partial(step_by_autograd, self, work)
-
 
 def step_by_autograd(
-    program: "Program", work: LocalWork, arrays: StepArrays, inputs: Inputs, summed: Summed
+    program: Program, work: LocalWork, arrays: StepArrays, inputs: Inputs, summed: Summed
 ) -> Tensor:
     """Take a step in place, for any work; return the losses, shape (k, b)."""
     if arrays.optimizer is None:
@@ -311,10 +308,12 @@ def make_program(model: nn.Module, task: Task, examples: AnyExamples) -> Program
         drops = _find_drops(model, task, examples[slice(0, min(3, len(examples)))][0])
         held.restore()
         program: Program = Mapped(model, [*trainable], task.output, drops)
-        if isinstance(examples.inputs, Tensor) and len(trainable) == len(list(model.parameters())):
-            layers = chain_layers(model)
-            if layers is not None:
-                program = Chain(layers)
+        if (
+            isinstance(examples.inputs, Tensor)
+            and len(trainable) == len(list(model.parameters()))
+            and (layers := chain_layers(model)) is not None
+        ):
+            program = Chain(layers)
         _check_same(program, model, task, examples)
         if any(held.other_attributes()):
             _check_kept(program, model, task, examples)
@@ -345,8 +344,7 @@ def _find_drops(model: nn.Module, task: Task, inputs: Inputs) -> list[Drop]:
     drops: list[Drop] = []
     with seeded(0, device_of(inputs)), record_drops(drops):
         outputs_of(model.train(), inputs, task.output)
-    count = len(tensors_of(inputs)[0])
-    if any(drop.shape[0] != count for drop in drops):
+    if any(drop.shape[0] != len(tensors_of(inputs)[0]) for drop in drops):
         raise UnstackableError("its dropout is not of one example after the other")
     return drops
 

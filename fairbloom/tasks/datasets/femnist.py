@@ -70,8 +70,11 @@ def load(setup: Setup) -> Task:
                 "writers",
                 lambda count: count >= MIN_EXAMPLES,
             )
-        dealt = [part.examples for part in deal(characters().labels, setup)]
-        return dict(zip(number_clients(setup.clients), dealt, strict=True))
+        parts = deal(characters().labels, setup)
+        return {
+            name: part.examples
+            for name, part in zip(number_clients(setup.clients), parts, strict=True)
+        }
 
     @cache
     def pixels(client: str) -> NDArray[np.uint8]:

@@ -36,8 +36,9 @@ def read_batches(path: Path, *names: str) -> Iterator[Any]:
 
 
 def _unreadable(path: Path, error: Exception) -> FairbloomError:
-    reason = " ".join(str(error).split())
-    return FairbloomError(f"{path} cannot be read ({reason}): put the original in its place")
+    return FairbloomError(
+        f"{path} cannot be read ({' '.join(str(error).split())}): put the original in its place"
+    )
 
 
 def to_labels(path: Path, labels: NDArray[Any], classes: int) -> NDArray[np.int64]:

@@ -181,13 +181,11 @@ def load(
             return splits_of(all_dealt.inputs, all_dealt.targets, parts)
         rows = np.concatenate(parts)
         images = torch.rot90(_to_unit(all_dealt.images[rows], info.white), dims=(2, 3)).contiguous()
-        train, test, validation = [
-            np.arange(start, end) for start, end in pairwise(np.cumsum([0, *map(len, parts)]))
-        ]
+        ends = np.cumsum([0, *map(len, parts)])
         return splits_of(
             all_dealt.scale(images),
             all_dealt.targets[torch.from_numpy(rows)],
-            Parts(train, test, validation),
+            Parts(*(np.arange(start, end) for start, end in pairwise(ends))),
         )
 
     def rows_of(client: str) -> list[tuple[Indices, Labels]]:

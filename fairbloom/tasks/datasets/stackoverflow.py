@@ -86,8 +86,7 @@ def read_sentences(path: Path) -> Iterator[pandas.DataFrame]:
 def count_by_user(sentences: pandas.DataFrame) -> pandas.DataFrame:
     """Return the numbers of sentences and of examples of each user."""
     examples = sentences["tokens"].str.count(" ") + 2
-    by_user = examples.groupby(sentences["client_id"])
-    return by_user.agg(sentences="size", examples="sum")
+    return examples.groupby(sentences["client_id"]).agg(sentences="size", examples="sum")
 
 
 def windows(sentences: Iterable[Sequence[str]], numbers: dict[str, int]) -> tuple[Tensor, Tensor]:

@@ -44,9 +44,14 @@ def read_columns(path: Path, columns: Sequence[str], schema: Schema) -> Mapping[
         raise FairbloomError(f"{path}: {error}: put the original in its place") from error
     if not len(table):
         raise FairbloomError(f"{path} has no rows: put the original in its place")
-    texts = {name: table.column(name) for name in columns}
     found, faults = encode_columns(
-        ReadTable(path, texts, np.arange(1, len(table) + 1), "row"), schema
+        ReadTable(
+            path,
+            {name: table.column(name) for name in columns},
+            np.arange(1, len(table) + 1),
+            "row",
+        ),
+        schema,
     )
     raise_faults(faults)
     return found

@@ -112,14 +112,13 @@ def _check_size(network: nn.Module, model: str, shape: Shape) -> None:
     channels, *sides = shape
     if _takes(network, channels, *sides):
         return
-    possible = [f"{side}" for side in SIDES if _takes(network, channels, side, side)]
-    if not possible:  # a layer may have no form on the meta device: the trial step tells
-        return
-    raise FairbloomError(
-        f"model = {model!r} cannot take images of {' × '.join(map(str, sides))} pixels, but of"
-        f" {join_names(possible)} on a side: choose such a size, for your images by"
-        " image-folder.size, or another model"
-    )
+    # Without any, a layer may have no form on the meta device: the trial step tells.
+    if possible := [f"{side}" for side in SIDES if _takes(network, channels, side, side)]:
+        raise FairbloomError(
+            f"model = {model!r} cannot take images of {' × '.join(map(str, sides))} pixels, but of"
+            f" {join_names(possible)} on a side: choose such a size, for your images by"
+            " image-folder.size, or another model"
+        )
 
 
 @torch.no_grad()
