@@ -9,15 +9,17 @@ docs/data/private-clients.csv. FAIRBLOOM_DATA names the folder of the federation
 """
 
 import csv
+import itertools
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas
+import tomli_w
 import torch
 from sklearn.datasets import load_digits
 
@@ -30,7 +32,7 @@ from fairbloom.client.private.noise import draw_noise
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.settings import Settings
 
-from .federations.prepare import HERE, draw, folder_of_tables, states_of
+from .federations.prepare import COLUMNS, folder_of_tables, states_of
 
 METHODS = (
     *("fedavg", "fedprox", "fedavgn", "fedmgda", "fedmgdaplus", "mgdaprox", "scaffold", "feddyn"),
@@ -41,14 +43,12 @@ EPSILONS = ("", "8", "3", "1")
 RATES = (0.3, 1.0, 3.0)
 ROUNDS = 30
 TUNED = (100, 101)
-SEEDS = range(3)
+SEEDS = range(2)
 FOLDER = Path("runs/private")
-
-# The fewest rows of a client.
-FEWEST = 20
 
 # A plausible center and scale of each number, by federation: from no row of a client.
 STATED: Mapping[str, Mapping[str, tuple[float, float]]] = {
+    "digits": {f"pixel{place}": (8.0, 5.0) for place in range(64)},
     "acs-income": {"AGEP": (45.0, 15.0), "SCHL": (18.0, 4.0), "WKHP": (40.0, 12.0)},
     "contraception": {"age": (0.0, 10.0)},
     "chem97": {"age": (0.0, 4.0), "gcsescore": (6.0, 1.0)},
@@ -81,62 +81,44 @@ def cost(model: str, repeats: int = 5) -> tuple[float, float]:
 # Federations --------------------------------------------------------------------------------------
 
 
-def digits(folder: Path) -> Path:
-    """Write 20 clients' tables of digits, three of them turned by 90 degrees; return the schema."""
+def digits() -> Mapping[str, pandas.DataFrame]:
+    """Return 20 clients' tables of digits, three of them turned by 90 degrees."""
     images, targets = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(targets))
+    found = {}
     for number, rows in enumerate(np.array_split(order, 20)):
         turned = np.rot90(images[rows].reshape(-1, 8, 8), axes=(1, 2)).reshape(-1, 64)
         table = pandas.DataFrame(turned if number < 3 else images[rows], dtype=int)
-        table.columns = [f"pixel{place}" for place in range(64)]
+        table.columns = [*STATED["digits"]]
         table["digit"] = [f"d{target}" for target in targets[rows]]
-        table.to_csv(folder / "clients" / f"client-{number:02d}.csv", index=False)
-    lines = ['target = "digit"', "[fields.digit]", 'type = "string"']
-    lines.append(f"categories = {[f'd{number}' for number in range(10)]}")
-    for place in range(64):
-        lines += [f"[fields.pixel{place}]", 'type = "number"', "center = 8.0", "scale = 5.0"]
-    return write_schema(folder, lines)
+        found[f"client-{number:02d}"] = table
+    return found
 
 
-def acs_income(folder: Path, states: int = 20, rows: int = 300) -> Path:
-    """Write a sample of the first states of acs-income; return the schema."""
-    schema = folder / "drawn.toml"
-    draw(states_of(folder_of_tables())[:states], folder / "clients", schema)
-    for path in (folder / "clients").iterdir():
-        pandas.read_parquet(path).head(rows).to_parquet(path)
-    return write_schema(folder, state(schema, "acs-income"))
+def acs_income() -> Mapping[str, pandas.DataFrame]:
+    """Return 300 rows of each of the first 20 states."""
+    columns = [*COLUMNS, "PINCP"]
+    return {
+        path.stem: pandas.read_parquet(path)[columns][:300]
+        for path in states_of(folder_of_tables())[:20]
+    }
 
 
-def districts(folder: Path, name: str, clients: int) -> Path:
-    """Write the tables of a federation's first clients; return the schema."""
+def districts(name: str) -> Mapping[str, pandas.DataFrame]:
+    """Return the tables of the first 30 districts with at least 20 rows."""
     table = pandas.read_csv(folder_of_tables() / f"{name}.csv", dtype=str, keep_default_na=False)
-    by_client = [each for each in table.groupby("district") if len(each[1]) >= FEWEST]
-    for client, rows in by_client[:clients]:
-        ours = rows.drop(columns=["district", "school", "score"], errors="ignore")
-        ours.to_csv(folder / "clients" / f"{client}.csv", index=False)
-    return write_schema(folder, state(HERE / f"{name}.toml", name))
+    by_client = [each for each in table.groupby("district") if len(each[1]) >= 20]
+    others = ["district", "school", "score"]
+    return {name: rows.drop(columns=others, errors="ignore") for name, rows in by_client[:30]}
 
 
-def state(schema: Path, name: str) -> Iterator[str]:
-    """Yield a schema's lines with centers and scales, and without what an account refuses."""
-    field = ""
-    for line in schema.read_text().splitlines():
-        if line.startswith(("groups", "client", "ignore")):
-            continue
-        yield line
-        if line.startswith("[fields."):
-            field = line.removeprefix("[fields.").removesuffix("]")
-        if line == 'type = "number"':
-            center, scale = STATED[name][field]
-            yield f"center = {center}"
-            yield f"scale = {scale}"
-
-
-def write_schema(folder: Path, lines: Iterator[str] | Sequence[str]) -> Path:
-    """Write a schema's lines; return its path."""
-    path = folder / "schema.toml"
-    path.write_text("\n".join(lines) + "\n")
-    return path
+FEDERATIONS: Mapping[str, Callable[[], Mapping[str, pandas.DataFrame]]] = {
+    "digits": digits,
+    "acs-income": acs_income,
+    "contraception": lambda: districts("contraception"),
+    "chem97": lambda: districts("chem97"),
+}
+TARGETS = {"digits": "digit", "acs-income": "PINCP", "contraception": "use", "chem97": "high"}
 
 
 def federation(name: str) -> dict[str, Any]:
@@ -145,15 +127,17 @@ def federation(name: str) -> dict[str, Any]:
     schema = folder / "schema.toml"
     if not schema.exists():
         (folder / "clients").mkdir(parents=True, exist_ok=True)
-        make = {"digits": digits, "acs-income": acs_income}.get(name)
-        if make is None:
-            districts(folder, name, 30)
-        else:
-            make(folder)
+        tables = FEDERATIONS[name]()
+        for client, table in tables.items():
+            table.to_csv(folder / "clients" / f"{client}.csv", index=False)
+        every = pandas.concat(tables.values()).astype(str)
+        fields: dict[str, Any] = {}
+        for column in every:
+            fields[column] = {"type": "string", "categories": sorted(every[column].unique())}
+        for column, (center, scale) in STATED[name].items():
+            fields[column] = {"type": "number", "center": center, "scale": scale}
+        schema.write_text(tomli_w.dumps({"target": TARGETS[name], "fields": fields}))
     return {"task": "csv", "data-dir": str(folder / "clients"), "schema": str(schema)}
-
-
-FEDERATIONS = ("digits", "acs-income", "contraception", "chem97")
 
 
 # Runs ---------------------------------------------------------------------------------------------
@@ -218,42 +202,29 @@ def serve(names: Sequence[str]) -> None:
         write_table(f"private-{name}", ["method", "none", "ε = 8", "ε = 3", "ε = 1"], rows)
 
 
-def spend() -> None:
+def compare_prices() -> None:
     """Compare the lowest price with that of all units, for a method with losses and one without."""
     rows = list[list[str]]()
-    for name in FEDERATIONS:
-        for method in ("fedavg", "term"):
-            for epsilon in ("3", "1"):
-                rate = tune(name, epsilon)
-                cells = [
-                    mean_of(
-                        *(
-                            train(name, method, epsilon, rate, seed, **{"privacy.spend": spent})
-                            for seed in SEEDS
-                        )
-                    )
-                    for spent in ("", "all")
-                ]
-                rows.append([name, method, epsilon, *cells])
-                print(*rows[-1], flush=True)
-    write_table(
-        "private-spend", ["federation", "method", "ε", "the lowest price", "all units"], rows
-    )
+    for name, method, epsilon in itertools.product(FEDERATIONS, ("fedavg", "term"), ("3", "1")):
+        rate = tune(name, epsilon)
+        row = [name, method, epsilon]
+        for spent in ("lowest", "all"):
+            asked = {"privacy.spend": spent}
+            found = [train(name, method, epsilon, rate, seed, **asked) for seed in SEEDS]
+            row.append(mean_of(*found))
+        rows.append(row)
+    write_table("private-spend", ["federation", "method", "ε", "lowest price", "all units"], rows)
 
 
-def compare_clients(epsilon: str = "3") -> None:
-    """Write each client's accuracy alone, and with the others: without noise and at an ε."""
+def compare_clients() -> None:
+    """Write each client's accuracy alone, and with the others: without noise and at ε = 3."""
     rows = list[list[str]]()
-    for name in ("digits", "acs-income"):
-        ways = {
-            "alone": ("local", "", tune(name, "")),
-            "fedavg, no noise": ("fedavg", "", tune(name, "")),
-            f"fedavg, ε = {epsilon}": ("fedavg", epsilon, tune(name, epsilon)),
-            f"term, ε = {epsilon}": ("term", epsilon, tune(name, epsilon)),
-        }
-        for way, (method, at, rate) in ways.items():
-            found = pandas.DataFrame([train(name, method, at, rate, seed) for seed in SEEDS])
-            rows += [[name, client, way, f"{mean:.1f}"] for client, mean in found.mean().items()]
+    ways = (("local", ""), ("fedavg", ""), ("fedavg", "3"), ("term", "3"))
+    for name, (method, epsilon) in itertools.product(("digits", "acs-income"), ways):
+        rate = tune(name, epsilon)
+        found = pandas.DataFrame([train(name, method, epsilon, rate, seed) for seed in SEEDS])
+        way = f"{method}, ε = {epsilon}" if epsilon else method
+        rows += [[name, str(client), way, f"{mean:.1f}"] for client, mean in found.mean().items()]
     write_table("private-clients", ["federation", "client", "trained", "accuracy"], rows)
 
 
@@ -273,8 +244,8 @@ if __name__ == "__main__":
                     f"{model}: {plain:.3f} ms, private {private:.3f}: {private / plain:.1f} times"
                 )
         case ["spent"]:
-            spend()
+            compare_prices()
         case ["clients"]:
             compare_clients()
         case ["served", *names]:
-            serve(names or FEDERATIONS)
+            serve(names or [*FEDERATIONS])
