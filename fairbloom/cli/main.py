@@ -74,7 +74,7 @@ COMMANDS = {
     ),
     "check": CommandPlace(
         f"{OURS}.check:check",
-        "Test a method or client-side rule of your own, and report what is wrong with it.",
+        "Test a method of your own, and report what is wrong with it.",
         "fairbloom check my_module:Mine --set mine.share=0.3",
     ),
     "report": CommandPlace(
