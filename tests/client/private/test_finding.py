@@ -205,6 +205,23 @@ def test_a_closed_account_leaves_the_earlier_one(device: Device) -> None:
     assert device.account.number == first.number
 
 
+@pytest.mark.parametrize("has_earlier", [True, False])
+def test_an_account_is_closed_where_its_data_are(device: Device, has_earlier: bool) -> None:
+    """They have moved, and others with an account lie in their place, or none."""
+    other = opened(device.folder / "other", ledger=device.limits["ledger"], rows=50)
+    schema = SCHEMA.replace("50.0", "51.0")
+    if has_earlier:
+        opening.open_account(device.node, device.limits, schema, test_share=0.25, seed=0)
+    old = device.data
+    device.data = old.rename(device.folder / "moved")
+    if not has_earlier:
+        other.data.rename(old)
+    close_account(device.node)
+    assert (device.data / MARKER).exists() is has_earlier
+    assert (old / MARKER).exists() is not has_earlier
+    assert Known.of(device.node, str(device.data)).lost == []
+
+
 def test_exact_replies_before_leave_no_epsilon(tmp_path: Path) -> None:
     device = Device(tmp_path)
     device.own = {"state-dir": str(device.state), "limit-privacy": ""}

@@ -426,4 +426,7 @@ def test_what_the_owner_is_shown(device: Device) -> None:
     assert "noise of a step 14.75 times" in text
     assert "6.71 if it is replaced" in text
     assert "training alone, without federation, may serve better" in text
+    assert "1 test report: noise of the next one 1.4 rows" in text
     assert "left: 450 of 450 units" in text
+    device.ask("evaluate")
+    assert "\n1 test report\n" in "\n".join(opening.describe_account(device.account))
