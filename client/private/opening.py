@@ -82,7 +82,7 @@ def open_account(
             number=number,
             opened=datetime.now(UTC).isoformat(),
             client=client,
-            folder=str(folder_of(data_dir)),
+            folder=str(folder_of(node, data_dir)),
             data=known.digests,
             schema=schema,
             salt=secrets.token_hex(16),
@@ -181,7 +181,7 @@ def close_account(node: Mapping[str, Any]) -> Account:
     data_dir = str(node["data-dir"])
     earlier = {each.number: each for each in Known.of(node, data_dir).accounts}
     # the data may have moved, and others with an account of their own may lie in their place
-    markers = [place / ACCOUNT_FILE for place in {Path(account.folder), folder_of(data_dir)}]
+    markers = [place / ACCOUNT_FILE for place in {Path(account.folder), folder_of(node, data_dir)}]
     named = [
         each for each in markers if each.exists() and Account.read(each).number == account.number
     ]
