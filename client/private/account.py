@@ -309,6 +309,11 @@ def find_account(node: Mapping[str, Any], data_dir: str) -> Account | None:
             "the files of these data are not those that their privacy account was opened for: put"
             " them back, or open an account for them (fairbloom client account open)"
         )
+    if limits and known is not None and not known.digests:
+        raise AccountError(
+            "this device's owner has set a privacy budget (limits.privacy), and there is no table"
+            " in its data-dir: bring the data back there, or correct data-dir"
+        )
     if limits:
         raise AccountError(
             "this device's owner has set a privacy budget (limits.privacy), and no account is open"

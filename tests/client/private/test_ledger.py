@@ -361,6 +361,13 @@ def test_a_read_only_account_does_no_work(device: Device) -> None:
     place.chmod(0o700)
 
 
+def test_data_that_are_gone_ask_for_no_new_account(device: Device) -> None:
+    moved = device.data.rename(device.folder / "moved")
+    assert "there is no table in its data-dir: bring the data back" in str(device.ask())
+    moved.rename(device.data)
+    assert "arrays" in device.ask()
+
+
 def test_a_budget_without_an_account_refuses(tmp_path: Path) -> None:
     assert "no account is open" in str(Device(tmp_path).ask())
 
