@@ -23,10 +23,10 @@ def summarize_row(row: Mapping[str, object], score: Score, model: str = "global"
     also = ""
     if personal is not None:
         also = f"; personal models {score.written(personal[0])} and {score.written(personal[1])}"
-    return (
-        f": test {score.name} {score.written(mean)}{over}, of the worst 10 % of clients"
-        f" {score.written(worst)}{also}"
-    )
+    ends = f", of the worst 10 % of clients {score.written(worst)}"
+    if score.noisy:  # the lowest of noises is among the worst
+        ends = ", perhaps with the noise of privacy accounts"
+    return f": test {score.name} {score.written(mean)}{over}{ends}{also}"
 
 
 def _mean_and_worst(

@@ -30,7 +30,7 @@ from fairbloom.logs import log, log_once
 from fairbloom.protocol.accounts import AccountStatus
 from fairbloom.protocol.names import ACCOUNT_FILE, PRIVACY_LIMIT
 from fairbloom.tables import DataError
-from fairbloom.tables.folders import files_in
+from fairbloom.tables.folders import files_in, place_of
 from fairbloom.tasks import TASKS
 from fairbloom.tasks.permit import ABOUT, account_folders, digest_tables, find_markers
 
@@ -239,8 +239,8 @@ class Known:
         An account that cannot be read is reported, and has no part in the others. Raise
         AccountError if the file among the data cannot be read.
         """
-        files = _files_in(data_dir)
-        markers = find_markers([folder_of(data_dir) / ACCOUNT_FILE, *files])
+        files = _files_in(place_of(data_dir, str(node.get("name", ""))))
+        markers = find_markers([folder_of(node, data_dir) / ACCOUNT_FILE, *files])
         named = [Account.read(marker) for marker in markers]
         found = dict[str, Account]()
         for place in [*account_folders(limits_in(node)), *(each.place for each in named)]:
@@ -261,7 +261,7 @@ class Known:
     def of_folder(self) -> list[Account]:
         """The accounts that were opened for this folder, or are named in it."""
         named = {marker.number for marker in self.markers}
-        folder = str(folder_of(self.data_dir))
+        folder = str(folder_of(self.node, self.data_dir))
         return [each for each in self.accounts if each.number in named or each.folder == folder]
 
     @property
@@ -309,6 +309,11 @@ def find_account(node: Mapping[str, Any], data_dir: str) -> Account | None:
             "the files of these data are not those that their privacy account was opened for: put"
             " them back, or open an account for them (fairbloom client account open)"
         )
+    if limits and known is not None and not known.digests:
+        raise AccountError(
+            "this device's owner has set a privacy budget (limits.privacy), and there is no table"
+            " in its data-dir: bring the data back there, or correct data-dir"
+        )
     if limits:
         raise AccountError(
             "this device's owner has set a privacy budget (limits.privacy), and no account is open"
@@ -323,9 +328,12 @@ def limits_in(node: Mapping[str, Any]) -> dict[str, Any]:
     return limits
 
 
-def folder_of(data_dir: str) -> Path:
-    """Return the folder of data, which may be a single file."""
-    path = Path(data_dir).expanduser().resolve()
+def folder_of(node: Mapping[str, Any], data_dir: str) -> Path:
+    """Return the folder of a client's own data, which may be a single file, among those of others.
+
+    A folder of several clients has one of each by name.
+    """
+    path = Path(place_of(data_dir, str(node.get("name", "")))).expanduser().resolve()
     return path if path.is_dir() else path.parent
 
 

@@ -18,7 +18,7 @@ from fairbloom.system.versions import write_sealed
 from fairbloom.tables.schema import parse_schema
 from fairbloom.tasks.clients import own_columns
 from fairbloom.tasks.permit import ABOUT, accounts_folder
-from fairbloom.text import plural
+from fairbloom.text import plural, text_if
 
 from ..guard.log_files import read_entries
 from .account import Account, Known, find_account, folder_of
@@ -82,7 +82,7 @@ def open_account(
             number=number,
             opened=datetime.now(UTC).isoformat(),
             client=client,
-            folder=str(folder_of(data_dir)),
+            folder=str(folder_of(node, data_dir)),
             data=known.digests,
             schema=schema,
             salt=secrets.token_hex(16),
@@ -178,7 +178,13 @@ def write_account(account: Account, sides: bytes) -> None:
 def close_account(node: Mapping[str, Any]) -> Account:
     """Remove an account of which nothing is spent, and return it; else raise FairbloomError."""
     account = known_account(node)
-    earlier = {each.number: each for each in Known.of(node, str(node["data-dir"])).accounts}
+    data_dir = str(node["data-dir"])
+    earlier = {each.number: each for each in Known.of(node, data_dir).accounts}
+    # the data may have moved, and others with an account of their own may lie in their place
+    markers = [place / ACCOUNT_FILE for place in {Path(account.folder), folder_of(node, data_dir)}]
+    named = [
+        each for each in markers if each.exists() and Account.read(each).number == account.number
+    ]
     with account.ledger.lock():
         is_charged = (account.place / LEDGER).stat().st_size or [
             *account.place.glob(f"{REPLIES}/*")
@@ -190,11 +196,11 @@ def close_account(node: Mapping[str, Any]) -> Account:
             )
         shutil.rmtree(account.place)
         # the file among the data is the last to go; with earlier accounts, it names the last one
-        marker = Path(account.folder, ACCOUNT_FILE)
-        if account.earlier:
-            write_public(marker, earlier[[*account.earlier][-1]].encode())
-        else:
-            marker.unlink(missing_ok=True)
+        for marker in named:
+            if account.earlier:
+                write_public(marker, earlier[[*account.earlier][-1]].encode())
+            else:
+                marker.unlink()
     return account
 
 
@@ -211,6 +217,10 @@ def describe_account(account: Account) -> list[str]:
     left = account.left()
     limits = account.limits
     rows = account.train
+    next_report = text_if(
+        left[REPORTS],
+        f": noise of the next one {TEST_SENSITIVITY * account.test_sigma:.2g} rows",
+    )
     lines = [
         f"account {account.number} of {account.folder}, opened {account.opened[:10]}:"
         f" {rows} training rows, {account.test} test rows, split by seed {account.seed}",
@@ -219,8 +229,7 @@ def describe_account(account: Account) -> list[str]:
         f"{account.steps} training steps with as many losses: noise of a step {account.sigma:.4g}"
         f" times a row's largest gradient; of a reported loss"
         f" {account.sigma_of(LOSS_UNITS) * LOSS_BOUND / rows:.2g} times that of guessing",
-        f"{account.tests} test report{'s' * (account.tests != 1)}: noise of the next one"
-        f" {TEST_SENSITIVITY * account.test_sigma:.2g} rows",
+        f"{account.tests} test report{'s' * (account.tests != 1)}{next_report}",
         f"left: {left[UNITS]} of {limits[UNITS]} units (a step has {STEP_UNITS}, a loss"
         f" {LOSS_UNITS}), {left[REPORTS]} of {account.tests} test reports; epsilon of what is"
         f" spent: {account.epsilon_spent:.3g}",

@@ -35,6 +35,7 @@ from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.fleet import client as loop
 from fairbloom.deploy.processes import load_app
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol.names import ACCOUNT_FILE
 from tests.client.hospital import SCHEMA as HOSPITAL
 from tests.tables.helpers import SCHEMA
 
@@ -126,6 +127,16 @@ def test_an_invalid_setting_is_named_with_value_and_remedy(
 ) -> None:
     with pytest.raises(FairbloomError, match=re.escape(words)):
         ClientSettings.of(given, bundle / "client.toml")
+
+
+@pytest.mark.parametrize("place", [".", "site-a"])
+def test_an_account_of_the_data_is_seen_in_the_clients_folder(bundle: Path, place: str) -> None:
+    folder = bundle / "data" / place
+    folder.mkdir(parents=True, exist_ok=True)
+    client = ClientSettings.of({"data-dir": str(bundle / "data")}, bundle / "client.toml")
+    assert not client.has_account
+    (folder / ACCOUNT_FILE).touch()
+    assert client.has_account
 
 
 def test_owner_toml_is_compared_with_the_accepted_schemas(bundle: Path) -> None:

@@ -161,7 +161,8 @@ def about_reference(score: Score, references: Mapping[str, float], clients: Iter
     lacking = sorted({*clients} - references.keys())
     return text_if(
         lacking,
-        f"No reference: {join_first(lacking, MAX_LISTED)}, with one class among the test examples.",
+        f"No reference: {join_first(lacking, MAX_LISTED)}, with one class among the test examples,"
+        " or on a device that does not report classes.",
     )
 
 

@@ -19,6 +19,7 @@ from fairbloom.errors import (
     join_names,
     raise_first,
 )
+from fairbloom.protocol.names import ACCURACY, LOSS
 from fairbloom.protocol.private import SIMULATED
 from fairbloom.protocol.scores import LOSS_SCORE, WHY_UNDEFINED, Score, put_first
 from fairbloom.protocol.settings import Mark, RunSettings, Value, key_of
@@ -762,11 +763,6 @@ def scores_of(run: Run) -> list[Scored]:
     """
     found = []
     tested = run.tested
-    spent = {
-        client
-        for client, account in run.privacy.get("clients", {}).items()
-        if account["reports"] < 1.0
-    }
     for score in run.scores:
         undefined = WHY_UNDEFINED.get(score.name, "it has no finite value there")
         if KNOWN.exists_in(run.folder):
@@ -778,11 +774,8 @@ def scores_of(run: Run) -> list[Scored]:
             # Clients that were refused, missing or offline have no test examples either.
             lacking = dict.fromkeys(run.without(score, model), "not tested in the last round")
             lacking |= {name: undefined for name in lacking if name in tested}
-            lacking |= {
-                name: "held back, as no test report is left in the privacy account"
-                for name in lacking
-                if name in spent
-            }
+            held_back = _held_back(run, score)
+            lacking |= {name: held_back[name] for name in lacking if name in held_back}
             found.append(Scored(score, model, values, lacking, run.unasked, run.noise(score)))
         why = f"not tested, or {undefined}"
         found += [
@@ -792,6 +785,20 @@ def scores_of(run: Run) -> list[Scored]:
             for values in [run.held_out(kind, score)]
         ]
     return found
+
+
+def _held_back(run: Run, score: Score) -> dict[str, str]:
+    """Return why clients with privacy accounts do not report a score; a simulation is exact."""
+    if run.privacy.get("simulated"):
+        return {}
+    accounts = run.privacy.get("clients", {})
+    if score.name not in (ACCURACY, LOSS):
+        return dict.fromkeys(accounts, "privacy accounts report accuracy and loss alone")
+    return {
+        client: "held back, as no test report is left in the privacy account"
+        for client, account in accounts.items()
+        if account["reports"] < 1.0
+    }
 
 
 def sentences_of(found: Sequence[Scored]) -> list[str]:

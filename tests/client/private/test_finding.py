@@ -205,6 +205,43 @@ def test_a_closed_account_leaves_the_earlier_one(device: Device) -> None:
     assert device.account.number == first.number
 
 
+@pytest.mark.parametrize("has_earlier", [True, False])
+def test_an_account_is_closed_where_its_data_are(device: Device, has_earlier: bool) -> None:
+    """They have moved, and others with an account lie in their place, or none."""
+    other = opened(device.folder / "other", ledger=device.limits["ledger"], rows=50)
+    schema = SCHEMA.replace("50.0", "51.0")
+    if has_earlier:
+        opening.open_account(device.node, device.limits, schema, test_share=0.25, seed=0)
+    old = device.data
+    device.data = old.rename(device.folder / "moved")
+    if not has_earlier:
+        other.data.rename(old)
+    close_account(device.node)
+    assert (device.data / MARKER).exists() is has_earlier
+    assert (old / MARKER).exists() is not has_earlier
+    assert Known.of(device.node, str(device.data)).lost == []
+
+
+@pytest.mark.parametrize("file", ["{}/rows.csv", "{}.csv"])
+def test_clients_of_one_folder_have_accounts_of_their_own(tmp_path: Path, file: str) -> None:
+    """A client does not answer by the rows, or the kept reply, of another one."""
+    north, south = Device(tmp_path / "north"), Device(tmp_path / "south")
+    for rows, device in ((40, north), (50, south)):
+        device.own = {"name": device.folder.name, "state-dir": str(device.state)}
+        device.limits["ledger"] = str(tmp_path / "accounts")
+        device.data = tmp_path / "data"
+        path = device.data / file.format(device.folder.name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_table(path, rows)
+    first = north.open()
+    assert "arrays" in north.ask()
+    assert isinstance(south.ask(), str)
+    second = south.open()
+    assert (first.train, second.train) == (30, 38)
+    assert "arrays" in south.ask()
+    assert (north.left, south.left) == ((446, 1), (446, 1))
+
+
 def test_exact_replies_before_leave_no_epsilon(tmp_path: Path) -> None:
     device = Device(tmp_path)
     device.own = {"state-dir": str(device.state), "limit-privacy": ""}

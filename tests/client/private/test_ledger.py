@@ -361,6 +361,13 @@ def test_a_read_only_account_does_no_work(device: Device) -> None:
     place.chmod(0o700)
 
 
+def test_data_that_are_gone_ask_for_no_new_account(device: Device) -> None:
+    moved = device.data.rename(device.folder / "moved")
+    assert "there is no table in its data-dir: bring the data back" in str(device.ask())
+    moved.rename(device.data)
+    assert "arrays" in device.ask()
+
+
 def test_a_budget_without_an_account_refuses(tmp_path: Path) -> None:
     assert "no account is open" in str(Device(tmp_path).ask())
 
@@ -426,4 +433,7 @@ def test_what_the_owner_is_shown(device: Device) -> None:
     assert "noise of a step 14.75 times" in text
     assert "6.71 if it is replaced" in text
     assert "training alone, without federation, may serve better" in text
+    assert "1 test report: noise of the next one 1.4 rows" in text
     assert "left: 450 of 450 units" in text
+    device.ask("evaluate")
+    assert "\n1 test report\n" in "\n".join(opening.describe_account(device.account))

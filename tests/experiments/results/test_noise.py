@@ -24,9 +24,10 @@ from fairbloom.experiments.results.noise import Estimate, estimates, extreme, is
 from fairbloom.experiments.results.run import Run, load, scores_of
 from fairbloom.protocol.scores import ACCURACY, LOSS_SCORE, Score
 from fairbloom.server.fairness import summarize
-from fairbloom.server.run_folder.files import CLIENTS, CONFIG
+from fairbloom.server.run_folder.files import CLIENTS, CONFIG, SCORES
 from fairbloom.server.run_folder.tables import format_csv
 from fairbloom.server.run_folder.values import RecordedSettings
+from fairbloom.text import text_if
 
 from ..made_up import make_comparison, make_run
 
@@ -288,6 +289,23 @@ def test_a_report_held_back_is_no_small_client(tmp_path: Path) -> None:
     assert scored.lacking["AZ"] == "it has no finite value there"
     (scored,) = scores_of(with_accounts(run, reports=1.0))
     assert scored.lacking["AL"] == scored.lacking["AZ"]
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_accounts_report_no_other_scores(tmp_path: Path, simulated: bool) -> None:
+    """Of a simulation, which is exact, another reason holds; so it does without an account."""
+    run = with_accounts(deployed(tmp_path / "run", TRUE), simulated=simulated)
+    path = CLIENTS.path_in(run.folder)
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    for row in rows:
+        row["test_auc_of_global_model"] = text_if(row["client"] == "DE", "0.5")
+        row["test_auc_of_personal_model"] = ""
+    path.write_text(format_csv(tuple(rows[0]), rows))
+    SCORES.write(run.folder, [ACCURACY, Score("auc")])
+    _, auc = scores_of(load(run.folder))
+    undefined = "one class in its test examples"
+    accounts = undefined if simulated else "privacy accounts report accuracy and loss alone"
+    assert (auc.lacking["AL"], auc.lacking["AZ"]) == (accounts, undefined)
 
 
 def test_a_list_of_runs_has_no_worst_tenth_of_noise(tmp_path: Path) -> None:

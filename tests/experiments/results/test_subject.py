@@ -183,7 +183,7 @@ def test_one_class_among_the_tests_has_no_reference(tmp_path: Path) -> None:
     named = [f"north {few}"] * (few < 5) + ["south 0"]
     assert rare == [f"Few test examples of the rarer class: {', '.join(named)}."]
     text = write_report(run, tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "No reference: south, with one class among the test examples." in text
+    assert "No reference: south, with one class among the test examples, or on a device" in text
     rows = {row[0]: row for row in Parsed.of(text).tables["clients"]}
     place = rows["client"].index("guessing, %")
     assert (rows["north"][place], rows["south"][place]) == ("50.0", "–")

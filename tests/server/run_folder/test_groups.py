@@ -324,3 +324,6 @@ def test_a_rounds_log_line_has_personal_models_beside_the_global_one() -> None:
         " 57.2 %"
     )
     assert "personal models" not in summarize_row(row, ACCURACY, "personal")
+    noisy = summarize_row(row, replace(ACCURACY, noisy=True))
+    assert noisy.startswith(": test accuracy 80.9 %, perhaps with the noise of privacy accounts")
+    assert "52.2" not in noisy
