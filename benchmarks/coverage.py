@@ -47,9 +47,8 @@ def made_federation(measure: Callable[[Floats], Floats]) -> Draw:
 
     def draw(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
         chance = np.linspace(0.55, 0.95, CLIENTS) + rng.normal(0.0, 0.05, (*shape, CLIENTS))
-        gained = np.linspace(0.08, 0.0, CLIENTS)
         base = draw_scores(rng, chance)
-        fair = draw_scores(rng, chance + gained)
+        fair = draw_scores(rng, chance + np.linspace(0.08, 0.0, CLIENTS))
         return measure(fair) - measure(base)
 
     return draw
@@ -99,8 +98,7 @@ def rows_of_shapes(trials: int) -> Iterator[Row]:
     for name, draw in SHAPES.items():
         truth = truth_of(draw, rng)
         for count in SEEDS:
-            differences = draw(rng, (trials, count))
-            share = coverage_of_t(differences, truth)
+            share = coverage_of_t(draw(rng, (trials, count)), truth)
             yield {"differences": name, "seeds": count, **in_percent({"t": share})}
 
 
@@ -296,12 +294,12 @@ def main() -> None:
         "--verdicts", type=int, default=2000, help="trials of comparisons of five methods"
     )
     chosen = parser.parse_args()
-    shared = "Coverage of 95 % intervals where seeds share data, %"
-    print_table("Coverage of 95 % intervals, %", rows_of_shapes(chosen.trials), as_csv=chosen.csv)
-    print_table(shared, rows_of_shared(chosen.shared), as_csv=chosen.csv)
-    print_table(
-        "The verdict on five methods, %", rows_of_verdicts(chosen.verdicts), as_csv=chosen.csv
-    )
+    for title, rows in {
+        "Coverage of 95 % intervals, %": rows_of_shapes(chosen.trials),
+        "Coverage of 95 % intervals where seeds share data, %": rows_of_shared(chosen.shared),
+        "The verdict on five methods, %": rows_of_verdicts(chosen.verdicts),
+    }.items():
+        print_table(title, rows, as_csv=chosen.csv)
 
 
 if __name__ == "__main__":

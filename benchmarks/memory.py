@@ -78,13 +78,13 @@ def promised(workload: Workload) -> float:
 
 def data_bytes(task: Task) -> int:
     """Return the bytes of all clients' examples; shared memory is counted once."""
-    sizes: dict[int, int] = {}
-    for name in task.clients:
-        for part in task.splits(name):
-            for tensor in (part.inputs, part.targets):
-                storage = tensor.untyped_storage()
-                sizes[storage.data_ptr()] = storage.nbytes()
-    return sum(sizes.values())
+    storages = [
+        tensor.untyped_storage()
+        for name in task.clients
+        for part in task.splits(name)
+        for tensor in (part.inputs, part.targets)
+    ]
+    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
 
 
 class Peak(NamedTuple):
@@ -97,9 +97,8 @@ class Peak(NamedTuple):
 def peak_of_run(config: Mapping[str, Value], device: torch.device) -> Peak | None:
     """Return the peak memory of `fairbloom run` with this run config; None if it fails."""
     with tempfile.TemporaryDirectory() as scratch:
-        command = [str(SCRIPTS / "fairbloom"), "run", "--out", f"{scratch}/run"]
-        for key, value in config.items():
-            command += ("--set", f"{key}={value}")
+        assignments = [f"--set={key}={value}" for key, value in config.items()]
+        command = [str(SCRIPTS / "fairbloom"), "run", f"--out={scratch}/run", *assignments]
         log = Path(scratch, "log")
         before = card_megabytes(device)
         with log.open("wb") as file:

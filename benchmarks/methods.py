@@ -306,15 +306,14 @@ def search_workload(workload: Workload, out: Path, jobs: int) -> Search:
 def arms_of(workload: Workload, method: str, rate: float) -> list[str]:
     """Return the texts of a method's arms at FedAvg's learning rate."""
     rates = (rate, float(f"{rate / 3.0:.2g}")) if method in OWN_RATE else (rate,)
-    tried = TRIED.get(method, METHODS[method].tries)
-    axes = {**tried, "learning-rate": rates}
-    texts = []
-    for point in itertools.product(*axes.values()):
-        values = ",".join(f"{name}={value}" for name, value in zip(axes, point, strict=True))
-        texts.append(f"{method}({values})")
-    if len(texts) <= workload.most_arms:
-        return texts
-    return [texts[0], texts[-1]]
+    axes = {**TRIED.get(method, METHODS[method].tries), "learning-rate": rates}
+    points = [
+        ",".join(f"{name}={value}" for name, value in zip(axes, point, strict=True))
+        for point in itertools.product(*axes.values())
+    ]
+    if len(points) > workload.most_arms:
+        points = [points[0], points[-1]]
+    return [f"{method}({point})" for point in points]
 
 
 def seeds_of(found: Search) -> Iterator[Row]:

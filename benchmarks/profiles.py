@@ -152,9 +152,12 @@ def empty(cells: Cells, random: Generator) -> Cells:
     """Return a column of which half of the rows are emptied."""
     gone = random.random(len(cells.codes)) < 0.52
     filled = int((cells.is_filled & ~gone).sum())
-    numbers = np.where(gone, np.nan, cells.numbers)
-    codes = np.where(gone, -1, cells.codes)
-    return Cells(numbers, codes, cells.texts, {"": len(codes) - filled})
+    return Cells(
+        np.where(gone, np.nan, cells.numbers),
+        np.where(gone, -1, cells.codes),
+        cells.texts,
+        {"": len(gone) - filled},
+    )
 
 
 def lose(cells: Cells, _: Generator) -> Cells | None:

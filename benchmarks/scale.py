@@ -77,19 +77,19 @@ def measure(registered: int, rounds: int, engine: str) -> Row:
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch, "run")
         log = Path(scratch, "log")
-        options = {
-            "--task": "benchmarks.scale:strangers",
-            "--clients": str(registered),
-            "--fraction": share,
-            "--rounds": str(rounds),
-            "--engine": engine,
-            "--device": "cpu",
-            "--out": str(out),
-        }
-        command = [str(Path(sys.executable).with_name("fairbloom")), "run"]
-        for option, value in options.items():
-            command += (option, value)
-        command += ("--set", f"fraction-evaluate={share}", "--set", "batch-size=0")
+        command = [
+            str(Path(sys.executable).with_name("fairbloom")),
+            "run",
+            "--task=benchmarks.scale:strangers",
+            f"--clients={registered}",
+            f"--fraction={share}",
+            f"--rounds={rounds}",
+            f"--engine={engine}",
+            "--device=cpu",
+            f"--out={out}",
+            f"--set=fraction-evaluate={share}",
+            "--set=batch-size=0",
+        ]
         started = time.perf_counter()
         with log.open("w") as file:
             process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file)

@@ -91,6 +91,12 @@ def write_csv(file: TextIO, rows: Sequence[Row]) -> None:
     writer.writerows(rows)
 
 
+def write_lines(path: Path, lines: Iterable[Sequence[str]]) -> None:
+    """Write lines of cells, the headings first, as a CSV file."""
+    with path.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(lines)
+
+
 def headings_of(rows: Iterable[Row]) -> list[str]:
     """Return the columns of all rows, in the order in which they first occur."""
     return list(dict.fromkeys(heading for row in rows for heading in row))

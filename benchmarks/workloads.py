@@ -72,9 +72,8 @@ def made(setup: Setup, shape: Shape, classes: int, examples: int, drawn: Drawn) 
     @cache
     def splits(client: str) -> Splits:
         start = places[client]
-        end = places[client] + rows
         train = slice(start, start + examples)
-        test = slice(start + examples, end)
+        test = slice(start + examples, start + rows)
         return Splits(Examples(inputs[train], labels[train]), Examples(inputs[test], labels[test]))
 
     model = partial(build, setup.model or "logistic", shape, classes, setup.seed, inputs.dtype)

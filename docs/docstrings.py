@@ -73,12 +73,8 @@ def _with_server_optimizer(method: type[FairStrategy]) -> str:
 
 
 def _paragraph(text: str, label: str) -> str:
-    """Return the text after a label, up to an empty line or the next label."""
+    """Return the text after a label in one line, up to an empty line or the next label."""
     found = re.search(
         rf"^{label}: (.+?)(?:\n\n|\n(?:{'|'.join(LABELS)}): |\Z)", text, re.MULTILINE | re.DOTALL
     )
-    return _one_line(found[1]) if found else ""
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return " ".join(found[1].split()) if found else ""

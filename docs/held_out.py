@@ -8,6 +8,7 @@ before, with all clients.
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from statistics import fmean, median
 
 from .outcomes import bound_of, hodges_lehmann, p_different
@@ -80,12 +81,12 @@ class HeldOut:
         """A row a federation: FedAvg's worst tenths, and the gains of the median fair method."""
         found = [["", *(f"{what}, {clients}" for clients in WORST for what in ("FedAvg", "gain"))]]
         for place, name in enumerate(self.names):
-            row = [f"`{name}`"]
             form = "{:.2f}" if name in self.errors else "{:.1f} %"
-            for clients, column in WORST.items():
-                row.append(form.format(self.worst(name, BASELINE, column)))
-                row.append(f"{self.gains[clients][place]:+.2f}")
-            found.append(row)
+            cells = [
+                (form.format(self.worst(name, BASELINE, column)), f"{gains[place]:+.2f}")
+                for column, gains in zip(WORST.values(), self.gains.values(), strict=True)
+            ]
+            found.append([f"`{name}`", *chain.from_iterable(cells)])
         return found
 
     @property

@@ -5,7 +5,6 @@ the table of the page on measurements into docs/data and the picture of the firs
 docs/images.
 """
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from benchmarks.tables import write_lines
 from fairbloom import Reproduction, Run, reproduce
 from fairbloom.experiments.results.differences import Difference, difference_of
 from fairbloom.server.run_folder.files import CLIENTS
@@ -138,11 +138,9 @@ def table(methods: Sequence[Served]) -> list[tuple[str, ...]]:
 
 
 def _cells(method: Served, base: Served) -> tuple[str, ...]:
-    score = ("–", "–")
+    score = ("–", "–") if method is base else _cells_against(method.worst, base.worst, 1)
     loss = ("–", "–")
     highest = "–"
-    if method is not base:
-        score = _cells_against(method.worst, base.worst, 1)
     if method.highest is not None:
         highest = _number(method.highest, 3)
         if method is not base and base.highest is not None:
@@ -207,7 +205,6 @@ def picture(methods: Sequence[Served]) -> Figure:
 
 if __name__ == "__main__":
     found = served(reproduce("heart-disease"))
-    with TABLE.open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(table(found))
+    write_lines(TABLE, table(found))
     with themed():
         PICTURE.write_bytes(svg_of(picture(found)))

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from torchjd import aggregation
@@ -234,8 +234,8 @@ def write(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     methods = [describe(name) for name in METHODS]
     files = {f"{method.name}.md": page(method).encode() for method in methods}
-    files |= {f"{method.name}.svg": toy.drawn(method.name, method.title) for method in methods}
     files |= {
+        **{f"{method.name}.svg": toy.drawn(method.name, method.title) for method in methods},
         "index.md": index(methods).encode(),
         "torchjd.svg": toy.drawn("torchjd:upgrad", "UPGrad"),
     }
@@ -264,11 +264,12 @@ def page(method: MethodDoc) -> str:
     )
 
 
-def index(methods: Iterable[MethodDoc]) -> str:
+def index(methods: Sequence[MethodDoc]) -> str:
     """Return the page that compares all methods."""
-    methods = list(methods)
-    rows = [(f"[{method.title}]({method.name}.md)", *compared(method)) for method in methods]
-    rows.append(("[torchjd:NAME](#torchjds-weightings)", *compared(describe("torchjd"))))
+    rows = [
+        *((f"[{method.title}]({method.name}.md)", *compared(method)) for method in methods),
+        ("[torchjd:NAME](#torchjds-weightings)", *compared(describe("torchjd"))),
+    ]
     return INDEX.format(
         count=len(methods),
         pages="\n".join(method.name for method in methods),
@@ -352,25 +353,20 @@ def example(method: MethodDoc) -> dict[Parameter, Value]:
     Names of variants are left out.
     """
     in_figure = toy.ARGUMENTS.get(method.name, {})
-    values = {}
-    for parameter in method.parameters:
-        if parameter.default is None:
-            values[parameter] = in_figure.get(parameter.argument, parameter.example)
-        elif not isinstance(parameter.default, str):
-            values[parameter] = parameter.default
-    return values
+    return {
+        each: in_figure.get(each.argument, each.example) if each.default is None else each.default
+        for each in method.parameters
+        if not isinstance(each.default, str)
+    }
 
 
 def signature(method: type[FairStrategy]) -> str:
     """Return the signature of a strategy class, for the index and for links to it."""
-    arguments = []
-    for parameter in inspect.signature(method).parameters.values():
-        if parameter.kind is not parameter.KEYWORD_ONLY:
-            continue
-        if parameter.default is parameter.empty:
-            arguments.append(parameter.name)
-        else:
-            arguments.append(f"{parameter.name}={parameter.default!r}")
+    arguments = [
+        each.name if each.default is each.empty else f"{each.name}={each.default!r}"
+        for each in inspect.signature(method).parameters.values()
+        if each.kind is each.KEYWORD_ONLY
+    ]
     return f"fairbloom.strategies.{method.__name__}({', '.join([*arguments, '**options'])})"
 
 
@@ -385,8 +381,7 @@ def command(method: MethodDoc) -> str:
     parts = [f"fairbloom run --method {method.name}"]
     if BETWEEN_GROUPS.intersection(method.needs):
         parts.append("--task adult --set adult.group=sex")
-    for parameter, value in example(method).items():
-        parts.append(f"--set {parameter.key}={format_value(value)}")
+    parts += [f"--set {each.key}={format_value(value)}" for each, value in example(method).items()]
     separator = " " if len(parts) <= 3 else " \\\n    "
     return separator.join(parts)
 
@@ -396,13 +391,17 @@ def parameters(method: MethodDoc) -> str:
     prior = f"The default of `weighting` is `{method.weighting}`."
     if method.weighting == "no prior":
         prior = "It has no prior and refuses a `weighting`."
-    rows = []
-    for parameter in method.parameters:
-        default = REQUIRED if parameter.default is None else format_value(parameter.default)
-        rows.append((f"`{parameter.key}`", parameter.range, f"`{default}`", parameter.description))
-    own = "It has none of its own."
-    if rows:
-        own = table(("Key in a run", "Range", "Default", "Meaning"), rows)
+    rows = [
+        (
+            f"`{each.key}`",
+            each.range,
+            f"`{REQUIRED if each.default is None else format_value(each.default)}`",
+            each.description,
+        )
+        for each in method.parameters
+    ]
+    heads = ("Key in a run", "Range", "Default", "Meaning")
+    own = table(heads, rows) if rows else "It has none of its own."
     return f"{own}\n\nThe [common options](../api/methods.md) of all methods come on top. {prior}"
 
 
@@ -420,8 +419,8 @@ def needs(method: MethodDoc) -> str:
             "A trained model and `num-examples`, no more: clients written for Flower's own FedAvg"
             " will do."
         )
-    lines = [f"- {NEEDS[key][1]}" for key in keys]
-    return "\n".join(["Beyond its model and `num-examples`, a client", "", *lines])
+    lines = "\n".join(f"- {NEEDS[key][1]}" for key in keys)
+    return f"Beyond its model and `num-examples`, a client\n\n{lines}"
 
 
 def compared(method: MethodDoc) -> tuple[str, ...]:
@@ -445,9 +444,8 @@ def figure(name: str, title: str, file: str) -> str:
 
 def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     """Return a table in Markdown."""
-    lines = [heads, ("---",) * len(heads)]
-    for row in rows:
-        lines.append(tuple(cell.replace("|", r"\|") for cell in row))
+    cells = (tuple(cell.replace("|", r"\|") for cell in row) for row in rows)
+    lines = (heads, ("---",) * len(heads), *cells)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pandas
 
+from benchmarks.tables import write_lines
 from fairbloom.experiments.recipe import Printed, Recipe, load_recipe
 from fairbloom.experiments.results.differences import mean_and_deviation
 from fairbloom.experiments.results.measures import ClientScores, find_measure
@@ -111,19 +112,15 @@ def write(name: str) -> None:
     lines = table(recipe, scores_of(name))
     path = TABLES / f"{name}.csv"
     judged = recipe.judged or recipe.measures
-    heads = ["row", *judged]
-    if any(row.published for row in recipe.rows):
-        pairs = [cell for measure in judged for cell in (f"{measure}, printed", "measured")]
-        heads = ["row", *pairs, "agrees"]
+    pairs = [cell for measure in judged for cell in (f"{measure}, printed", "measured")]
+    is_printed = any(row.published for row in recipe.rows)
+    heads = ["row", *pairs, "agrees"] if is_printed else ["row", *judged]
     before: Sequence[Sequence[str]] = []
     if path.exists():
         with path.open(newline="") as file:
             before = [*csv.reader(file)][1:]
     lines = {line[0]: [*line] for line in before} | lines
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(heads)
-        writer.writerows(lines.values())
+    write_lines(path, [heads, *lines.values()])
 
 
 def main() -> None:

@@ -1,8 +1,7 @@
 """Run every method on two clients with quadratic losses, and draw the course of the model."""
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -27,7 +26,7 @@ from fairbloom.server.settings import Settings
 from fairbloom.simulation.clients import LocalClients
 from fairbloom.strategies import METHODS, FairStrategy
 from fairbloom.strategies.torchjd import by_name
-from fairbloom.tasks import TASKS, Examples, Setup, Splits, Task, TaskInfo
+from fairbloom.tasks import Examples, Setup, Splits, Task
 
 from .figures import INK, PAPER, svg_of, themed
 
@@ -173,9 +172,10 @@ class Quadratic:
         root = np.linalg.cholesky(self.curvature).T
         second = torch.arange(LOCAL_STEPS) >= self.first_group
         signs = torch.where(second, 1.0, -1.0).double()
-        roots = torch.from_numpy(root)
-        aims = torch.from_numpy(root @ self.target)
-        inputs = (signs[:, None, None] * roots, signs[:, None] * aims)
+        inputs = (
+            signs[:, None, None] * torch.from_numpy(root),
+            signs[:, None] * torch.from_numpy(root @ self.target),
+        )
         return Examples(
             inputs, torch.ones(LOCAL_STEPS, dtype=torch.int64), groups=second.long()[:, None]
         )
@@ -234,39 +234,20 @@ def closeness(outputs: Tensor, targets: Tensor) -> Tensor:
 def load(setup: Setup) -> Task:
     """Return the task of the two clients."""
     if setup.clients != len(CLIENTS):
-        raise FairbloomError(f"clients = {setup.clients}: task {TASK.name} has {len(CLIENTS)}")
+        raise FairbloomError(f"clients = {setup.clients}: the task has {len(CLIENTS)}")
 
     def splits(client: str) -> Splits:
         examples = CLIENTS[client].examples
         return Splits(train=examples, test=examples)
 
-    groupings = {"sign": ("minus", "plus")}
     return Task(
         tuple(CLIENTS),
         Point,
         half_squared_error,
         splits,
         scores={ACCURACY: closeness},
-        groupings=groupings,
+        groupings={"sign": ("minus", "plus")},
     )
-
-
-TASK = TaskInfo(
-    "quadratics",
-    summary="Two clients with quadratic losses of a model of two numbers",
-    source="made up for the documentation",
-    loader=f"{__name__}:load",
-)
-
-
-@contextmanager
-def registered() -> Iterator[None]:
-    """Register the task inside the context; tasks of Fairbloom are in tasks/catalogue.toml."""
-    TASKS[TASK.name] = TASK
-    try:
-        yield
-    finally:
-        del TASKS[TASK.name]
 
 
 # Runs ---------------------------------------------------------------------------------------------
@@ -292,18 +273,20 @@ def run(name: str, start: tuple[float, float], epochs: int = 1) -> Course:
     first = np.array(start)
     course = [first]
     personal = {client: [first] for client in CLIENTS}
-    work = {
-        "batch-size": 1,
-        "local-epochs": epochs,
-        "learning-rate": LEARNING_RATE,
-        "smallest-group": 1,
-    }
-    with registered(), log_from(logging.ERROR):
-        config = Settings.of(
-            {"task": TASK.name, "clients": len(CLIENTS), "device": "cpu", **work}
-        ).run_config()
+    settings = Settings.of(
+        {
+            "task": f"{__name__}:load",
+            "clients": len(CLIENTS),
+            "device": "cpu",
+            "batch-size": 1,
+            "local-epochs": epochs,
+            "learning-rate": LEARNING_RATE,
+            "smallest-group": 1,
+        }
+    )
+    with log_from(logging.ERROR):
         method = strategy(name)
-        clients = LocalClients(method, RunSettings.of(config))
+        clients = LocalClients(method, RunSettings.of(settings.run_config()))
         rounds = Rounds(method, clients, ROUNDS).run(
             {"w": first}, measure=lambda number: (), measure_after=()
         )
@@ -386,15 +369,24 @@ def _draw_course(axes: Axes, points: FloatArray, colour: str) -> None:
 def _draw_losses(axes: Axes, name: str) -> None:
     for client, quadratic in CLIENTS.items():
         if name != "fedavg":
-            losses = run("fedavg", STARTS[0], epochs_of(name)).losses(client)
-            axes.plot(losses, color=quadratic.colour, linewidth=1.2, linestyle=DASHES)
+            axes.plot(
+                run("fedavg", STARTS[0], epochs_of(name)).losses(client),
+                color=quadratic.colour,
+                linewidth=1.2,
+                linestyle=DASHES,
+            )
         axes.plot(
             run(name, STARTS[0], epochs_of(name)).losses(client),
             color=quadratic.colour,
             linewidth=2.2,
         )
-    axes.set(xlim=(0, ROUNDS), yscale="log", ylim=(0.01, 7.0), xlabel="round")
-    axes.set_title("The clients' losses, from the filled circle")
+    axes.set(
+        xlim=(0, ROUNDS),
+        yscale="log",
+        ylim=(0.01, 7.0),
+        xlabel="round",
+        title="The clients' losses, from the filled circle",
+    )
     axes.yaxis.set_major_locator(FixedLocator([0.01, 0.03, 0.1, 0.3, 1.0, 3.0]))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_locator(NullLocator())
@@ -417,9 +409,8 @@ def _legend(name: str, title: str) -> list[Line2D]:
     ]
     handles.append(Line2D([], [], color=GREEN, linewidth=8, alpha=0.5, label="Pareto set"))
     if name != "local":
-        label = title
-        if run(name, STARTS[0], epochs_of(name)).personally:
-            label = f"{title}, global model"
+        personally = run(name, STARTS[0], epochs_of(name)).personally
+        label = f"{title}, global model" if personally else title
         handles.append(
             Line2D([], [], color=INK, linewidth=1.1, marker="*", markersize=9, label=label)
         )

@@ -5,7 +5,6 @@
 about each federation. Federations without both are named as not run.
 """
 
-import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +20,7 @@ from scipy import stats
 from benchmarks.federations.describe import COLUMNS
 from benchmarks.federations.prepare import FLIGHTS
 from benchmarks.methods import BASELINE, LATER, SEARCHED, WORKLOADS, gain
-from benchmarks.tables import read_csv
+from benchmarks.tables import read_csv, write_lines
 from fairbloom.experiments.results.differences import Difference, differences_of
 from fairbloom.experiments.studies.search import VALIDATION_SHARE
 from fairbloom.protocol.scores import ERRORS
@@ -151,6 +150,14 @@ class Federation:
         """The decimal places of its scores."""
         return 2 if self.is_error else 1
 
+    def cell(self, method: str, measure: str) -> str:
+        """Return FedAvg's score, or another method's gain over it; – if the method did not run."""
+        if method == BASELINE:
+            unit = "" if self.is_error else " %"
+            return f"{self.mean(method, measure):.{self.digits}f}{unit}"
+        found = self.differences.get((method, measure))
+        return unbroken(gain(found, self.digits)) if found else "–"
+
 
 INKS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#666666")
 """The colours of federations; with four markers, each federation has its own pair."""
@@ -174,9 +181,8 @@ def read_federations(folder: Path) -> list[Federation]:
     """Return the federations that a folder has everything of."""
     found = []
     for row in read_csv(folder / "federations.csv", optional=True):
-        path = folder / f"{row['workload']}-seeds.csv"
         values: dict[str, dict[int, dict[str, float]]] = {}
-        for each in read_csv(path, optional=True):
+        for each in read_csv(folder / f"{row['workload']}-seeds.csv", optional=True):
             measured = {measure: float(each[measure]) for measure in MEASURES}
             values.setdefault(each["method"], {})[int(each["seed"])] = measured
         if BASELINE in values:
@@ -230,8 +236,11 @@ class Ranks:
     @cached_property
     def gains(self) -> dict[str, list[float]]:
         """The gain of each other method over FedAvg on each data set, in units of its bound."""
-        others = [method for method in self.methods if method != BASELINE]
-        return {method: [each.gain(method) for each in self.federations] for method in others}
+        return {
+            method: [each.gain(method) for each in self.federations]
+            for method in self.methods
+            if method != BASELINE
+        }
 
     @cached_property
     def outcomes(self) -> dict[str, Outcome]:
@@ -273,20 +282,11 @@ Table = Sequence[Sequence[str]]
 
 def gains_table(federations: Sequence[Federation], measure: str) -> Table:
     """Return a row a method: its gain over FedAvg on each federation; FedAvg's row has scores."""
-    rows = [["method", *(each.name for each in federations)]]
-    for method in METHODS:
-        if not any(method in each.values for each in federations):
-            continue
-        cells = []
-        for each in federations:
-            if method == BASELINE:
-                unit = "" if each.is_error else " %"
-                cells.append(f"{each.mean(method, measure):.{each.digits}f}{unit}")
-            else:
-                found = each.differences.get((method, measure))
-                cells.append(unbroken(gain(found, each.digits)) if found else "–")
-        rows.append([title(method), *cells])
-    return rows
+    ran = [method for method in METHODS if any(method in each.values for each in federations)]
+    return [
+        ["method", *(each.name for each in federations)],
+        *([title(method), *(each.cell(method, measure) for each in federations)] for method in ran),
+    ]
 
 
 def federations_table(federations: Sequence[Federation]) -> Table:
@@ -294,14 +294,21 @@ def federations_table(federations: Sequence[Federation]) -> Table:
     rows = [["", "clients", "rows", "largest, smallest", "model", "score", "cosine", "spread"]]
     for each in federations:
         low, mean, high = (f"{float(each.row[name]):.2f}".replace("-", "−") for name in COLUMNS[:3])
-        sizes = f"{each.row['largest']}, {each.row['smallest']}"
-        about = [each.row[name] for name in ("clients", "rows")]
-        spread = f"{float(each.row['spread']):.{each.digits}f}"
         score = {"mae": "MAE"}.get(each.row["score"], each.row["score"].replace("-", " "))
         quantity = each.is_error and each.row["model"] == "logistic"
         model = "linear" if quantity else each.row["model"]
-        cosine = unbroken(f"{mean} ({low} to {high})")
-        rows.append([f"`{each.name}`", *about, sizes, model, score, cosine, spread])
+        rows.append(
+            [
+                f"`{each.name}`",
+                each.row["clients"],
+                each.row["rows"],
+                f"{each.row['largest']}, {each.row['smallest']}",
+                model,
+                score,
+                unbroken(f"{mean} ({low} to {high})"),
+                f"{float(each.row['spread']):.{each.digits}f}",
+            ]
+        )
     return rows
 
 
@@ -378,19 +385,18 @@ def outcome_sentence(ranks: Ranks) -> str:
 def fair_sentence(federations: Sequence[Federation]) -> str:
     """Return where some fair method with a common model helps the worst tenth."""
     helped = [
-        max(clear, key=each.gain)
+        (each, max(clear, key=each.gain))
         for each in federations
         if (clear := [m for m in FAIR if is_clear(each, m, 1)])
     ]
-    names = [each for each in federations if any(is_clear(each, m, 1) for m in FAIR)]
     sentence = (
-        f"**Look at your own clients first:** on {len(names)} of {len(federations)} federations a"
+        f"**Look at your own clients first:** on {len(helped)} of {len(federations)} federations a"
         " fair method raises the worst 10 %, with an interval without 0"
     )
-    if not names:
+    if not helped:
         return f"{sentence}."
-    held = [f"`{each.name}`" for each in names if any(is_significant(each, m) for m in FAIR)]
-    best = "; ".join(each.describe(m) for each, m in zip(names, helped, strict=True))
+    held = [f"`{each.name}`" for each, _ in helped if any(is_significant(each, m) for m in FAIR)]
+    best = "; ".join(each.describe(method) for each, method in helped)
     ran = [len(FAIR & each.values.keys()) for each in federations]
     return (
         f"{sentence} (in times what would matter, {best}). With Holm's correction over a"
@@ -434,9 +440,9 @@ def rule_sentence(ranks: Ranks) -> str:
     corrected = min(1.0, p * len(found))
     claim = "goes with" if corrected < LEVEL else "cannot be shown to go with"
     signed = f"{rho:+.2f}".replace("-", "−")
-    properties = [each.properties for each in ranks.federations]
     labels = ranks.labels
-    right = [a == b for a, b in zip(leave_one_out(properties, labels), labels, strict=True)]
+    said = leave_one_out([each.properties for each in ranks.federations], labels)
+    right = [a == b for a, b in zip(said, labels, strict=True)]
     low, high = wilson(sum(right), n)
     constants = {
         words: [label == name for label in labels]
@@ -516,8 +522,7 @@ def to_try(ranks: Ranks) -> str:
     """Return the methods to begin with, as the page on comparisons lists them."""
     if not ranks.enough:
         return "Begin with `fedavg`, one method of each family, and `local`."
-    begin = dict.fromkeys((BASELINE, *ranks.best, "local"))
-    names = ",".join(begin)
+    names = ",".join(dict.fromkeys((BASELINE, *ranks.best, "local")))
     return (
         f"Begin with the best of each family over {len(ranks.federations)} data sets:"
         f" `--methods {names}`."
@@ -562,8 +567,7 @@ def picture(ranks: Ranks) -> Figure:
         if ranks.federations:
             for axes in panels[2:]:
                 axes.set_xscale("log")
-            handles = panels[0].get_legend_handles_labels()
-            key.legend(*handles, loc="center", ncols=2, frameon=False)
+            key.legend(*panels[0].get_legend_handles_labels(), loc="center", ncols=2, frameon=False)
     return figure
 
 
@@ -593,7 +597,7 @@ def write(tuned: Path, out: Path, picture_file: Path) -> None:
         "ranks": ranks_table(ranks),
     }.items():
         blank = [["–"] * len(table[0])] if len(table) == 1 else []  # Sphinx needs a row
-        write_rows(out / f"{name}.csv", [*table, *blank])
+        write_lines(out / f"{name}.csv", [*table, *blank])
     for name, text in {
         "findings": "\n".join(f"1. {each}" for each in findings(federations, ranks, held_out)),
         "not-run": not_run(federations),
@@ -602,12 +606,6 @@ def write(tuned: Path, out: Path, picture_file: Path) -> None:
         (out / f"{name}.txt").write_text(f"{text}\n")
     with themed():
         picture_file.write_bytes(svg_of(picture(ranks)))
-
-
-def write_rows(path: Path, rows: Iterable[Sequence[str]]) -> None:
-    """Write a table."""
-    with path.open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows)
 
 
 if __name__ == "__main__":

@@ -81,7 +81,6 @@ def describe(name: str, workload: Workload, chosen: Sequence[Row], out: Path, jo
         settings={**settings, "validation-share": VALIDATION_SHARE},  # as in the search
     )
     runs = compared.runs[compared.baseline]
-    low, mean, high = mean_cosines(runs)
     scores = [[*run.final(split="validation").values()] for run in runs]
     sizes = sizes_of(runs[0])
     return {
@@ -91,9 +90,7 @@ def describe(name: str, workload: Workload, chosen: Sequence[Row], out: Path, jo
         "model": settings["model"],
         "score": compared.score.name,
         "rows": sum(sizes),
-        "cosine_low": low,
-        "cosine": mean,
-        "cosine_high": high,
+        **mean_cosines(runs),
         "validation": fmean(map(fmean, scores)),
         "spread": fmean(map(pstdev, scores)),
         "smallest": min(sizes),
@@ -101,14 +98,14 @@ def describe(name: str, workload: Workload, chosen: Sequence[Row], out: Path, jo
     }
 
 
-def mean_cosines(runs: Sequence[Run]) -> tuple[float, float, float]:
-    """Return lower quartile, mean and upper quartile of the cosines between clients' updates.
+def mean_cosines(runs: Sequence[Run]) -> dict[str, float]:
+    """Return COLUMNS: quartiles and mean of the cosines between clients' updates.
 
     They are means over the rounds of all seeds.
     """
     rows = [row for run in runs for row in run.rounds[[*COLUMNS]].dropna().to_numpy().tolist()]
-    low, mean, high = (math.fsum(column) / len(rows) for column in zip(*rows, strict=True))
-    return low, mean, high
+    means = (math.fsum(column) / len(rows) for column in zip(*rows, strict=True))
+    return dict(zip(COLUMNS, means, strict=True))
 
 
 def sizes_of(run: Run) -> list[int]:
