@@ -129,6 +129,8 @@ def mu_of(epsilon: float, delta: float) -> float:
 
     if not (epsilon > 0.0 and 0.0 < delta < 1.0):
         raise ValueError(f"ε = {epsilon}, δ = {delta}: ε must be above 0, and δ between 0 and 1")
+    if not log_delta(epsilon, MU_RANGE[0]) <= math.log(delta) <= log_delta(epsilon, MU_RANGE[1]):
+        raise ValueError(f"ε = {epsilon}, δ = {delta}: beyond what can be computed with")
     mu = float(brentq(lambda each: log_delta(epsilon, each) - math.log(delta), *MU_RANGE))
     return mu * (1.0 - 1e-9)  # the root may lie above the true one by its tolerance
 

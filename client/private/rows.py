@@ -177,19 +177,12 @@ class Rows:
 
 def all_rows(splits: Splits) -> Examples:
     """Return a client's training, test and validation rows, in the order of its data."""
-    parts = [each for each in (*splits, splits.validation) if each is not None]
-    examples = [part for part in parts if isinstance(part, Examples)]
-    inputs = [example.inputs for example in examples]
-    if len(examples) < len(parts) or not all(isinstance(each, Tensor) for each in inputs):
-        raise ReportableError("a privacy account needs examples with one tensor of inputs")
-    rows = [example.rows for example in examples if example.rows is not None]
-    if len(rows) == len(parts) and all(each is inputs[0] for each in inputs):
-        return Examples(inputs[0], examples[0].targets, torch.unique(torch.cat(rows)))
-    read = [example[slice(0, None)] for example in examples]
-    return Examples(
-        torch.cat([each for each, _ in read if isinstance(each, Tensor)]),
-        torch.cat([targets for _, targets in read]),
-    )
+    parts = [each for each in (*splits, splits.validation) if isinstance(each, Examples)]
+    inputs = parts[0].inputs
+    rows = [each.rows for each in parts if each.rows is not None and each.inputs is inputs]
+    if not isinstance(inputs, Tensor) or len(rows) < len(parts):
+        raise ReportableError("a privacy account needs tables: set task = csv")
+    return Examples(inputs, parts[0].targets, torch.unique(torch.cat(rows)))
 
 
 def split_rows(splits: Splits, seed: int, test_share: float) -> Splits:

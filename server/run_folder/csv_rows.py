@@ -305,7 +305,7 @@ def format_round(
 
 
 def _measure_scores(finished: Round, score: Score) -> dict[str, object]:
-    """Return the score's measures for each kind of model."""
+    """Return the score's measures for each kind of model; of noisy scores, the mean alone."""
     measures: dict[str, object] = {}
     if finished.evaluations:
         measures["clients_scored"] = 0
@@ -316,6 +316,7 @@ def _measure_scores(finished: Round, score: Score) -> dict[str, object]:
                 for measure, value in summarize(
                     values, lower_is_better=not score.higher_is_better
                 ).items()
+                if measure == "mean" or not score.noisy
             }
             measures["clients_scored"] = measures["clients_scored"] or len(values)
     return measures

@@ -4,14 +4,11 @@ import inspect
 import logging
 import random
 from collections.abc import Callable, Mapping
-from functools import partial
-from io import StringIO
 from typing import Any, Unpack
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 from fairbloom.check import CheckFailedError, CheckReport, Status, check_method
 from fairbloom.checks.method import PROPERTIES
@@ -25,7 +22,6 @@ from fairbloom.rounds.cohort import Cohort, Decision, Past, Probed
 from fairbloom.rounds.options import Options
 from fairbloom.rounds.ranges import within
 from fairbloom.strategies import METHODS, FairStrategy
-from fairbloom.strategies.torchjd import by_name
 from tests.federation import KINDS
 from tests.strategies.helpers import ARGUMENTS
 
@@ -69,18 +65,6 @@ def test_our_methods_pass_every_check(name: str) -> None:
     """
     arguments = {"tolerance": 1e9} if name == "fairmoo" else ARGUMENTS[name][0]
     assert remarks_on(METHODS[name], arguments) == ({"learns"} if name == "local" else set())
-
-
-@pytest.mark.slow
-def test_methods_of_torchjd_pass_with_true_remarks(subtests: pytest.Subtests) -> None:
-    """Two draw an order from the seed; with two the mean loss does not fall."""
-    pytest.importorskip("torchjd")
-    for name in ("alignedmtl", "cagrad", "dualproj", "fairgrad", "imtlg", "mgda", "upgrad"):
-        with subtests.test(name=name):
-            assert remarks_on(partial(by_name, name)) == set(), name
-    assert remarks_on(partial(by_name, "krum")) == {"learns"}
-    assert remarks_on(partial(by_name, "gradvac")) == {"learns"}
-    assert remarks_on(partial(by_name, "pcgrad")) == set()
 
 
 def test_the_process_is_left_as_it_was() -> None:
@@ -271,15 +255,3 @@ def test_arguments_are_read_from_settings_as_a_run_has_them(key: str, value: int
     assert arguments_of(NeedsAShare, {"needsashare.share": 1}) == {"share": 1.0}
     with pytest.raises(FairbloomError, match=rf"{key} = {value!r}: .*"):
         arguments_of(NeedsAShare, {key: value})
-
-
-def test_the_printed_report_fits_on_a_narrow_screen(subtests: pytest.Subtests) -> None:
-    report = report_on(Raises)
-    printed = StringIO()
-    report.show(Console(file=printed, width=60))
-    rows = printed.getvalue().splitlines()
-    assert all(len(row) <= 60 for row in rows)
-    words = "".join("".join(row[15:].split()) for row in rows)
-    for result in report.results.values():
-        with subtests.test(result=result):
-            assert "".join(result.message.split()) in words

@@ -372,7 +372,7 @@ def test_the_guide_tells_of_everything_in_a_cohort() -> None:
 NOT_SAID = {
     *("adapt", "enter", "reset", "state_dict", "load_state_dict", "layout_of", "frozen_in"),
     *("weighs_by_prior", "has_second_rows", "compares_groups", "keeps_states", "run_state"),
-    *("all_needs", "check_fit", "corrects_clients", "own_parameters"),
+    *("all_needs", "check_fit", "corrects_clients", "own_parameters", "largest_loss"),
 }
 
 

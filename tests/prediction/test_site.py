@@ -117,7 +117,9 @@ def test_a_devices_folder_works_without_the_clients(there: Path, tmp_path: Path)
     found = fairbloom.evaluate(tmp_path / "kept", data_dir=there / "new")
     assert found.values == fairbloom.evaluate(there / "run", data_dir=there / "new").values
     assert found.clients == {}
-    assert "only a run folder with test examples, and without privacy accounts, does" in next(found.sentences())
+    assert "only a run folder with test examples, and without privacy accounts, does" in next(
+        found.sentences()
+    )
 
 
 def test_a_number_of_one_row_means_nothing(there: Path, tmp_path: Path) -> None:

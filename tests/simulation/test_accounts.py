@@ -4,9 +4,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from fairbloom.client.private.budget import Budget
 from fairbloom.errors import FairbloomError
@@ -77,32 +75,6 @@ def test_each_client_has_its_own_epsilon(
     said = " ".join(capsys.readouterr().out.split())
     assert "simulated, no privacy" in said
     assert "Without an account: client-1, client-3, client-4." in said
-
-
-def test_the_noise_is_what_is_charged(tmp_path: Path) -> None:
-    """One step of two clients at any price, against the same run with hardly any noise."""
-    wide = ["x,".join(map(str, range(200))) + "x", *(",".join(["0.1"] * 200) for _ in range(40))]
-    labels = ["outcome", *("well" if k % 2 else "ill" for k in range(40))]
-    for name in ("north", "south"):
-        lines = [f"{cells},{label}" for cells, label in zip(wide, labels, strict=True)]
-        (tmp_path / f"{name}.csv").write_text("\n".join(lines))
-    numbers = (f"[fields.{k}x]\ntype = 'number'\ncenter = 0\nscale = 1" for k in range(200))
-    target = "[fields.outcome]\ntype = 'string'\ncategories = ['well', 'ill']"
-    given = {
-        "schema": "\n".join(["target = 'outcome'", target, *numbers, ""]),
-        "data_dir": str(tmp_path),
-        "num_rounds": 1,
-    }
-    exact, *noisy = (
-        load_file(private(tmp_path / f"{epsilon} {spend}", each) / "model.safetensors")
-        for epsilon, spend in (("100", "all"), ("1", ""), ("1", "90"), ("1", "all"))
-        for each in [{**given, "privacy.epsilon": epsilon, "privacy.spend": spend}]
-    )
-    rows = 40 - int(table(tmp_path / "1 all" / "clients.csv")[0]["test_examples"])
-    for model, units in zip(noisy, (4, 90, 450), strict=True):
-        moved = np.concatenate([(model[key] - each).ravel() for key, each in exact.items()])
-        sigma = Budget(1.0, 1e-5).sigma_of(units)
-        assert moved.std() == pytest.approx(0.1 * sigma / rows / 2**0.5, rel=0.15)
 
 
 def test_tables_with_a_rare_class_are_scored_by_accuracy(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from fairbloom.client.private import noise
 from fairbloom.client.private.budget import Budget, Price
 from fairbloom.client.private.mechanism import Mechanism
 from fairbloom.client.private.noise import (
-    DEVIATION_BITS,
     MOST_ROWS,
     Lattice,
     bernoulli_exp,
@@ -61,14 +60,6 @@ def test_each_cell_has_its_probability(bits: int) -> None:
     assert abs(misfit(draws, 2**bits)) < 5.0
     assert misfit(np.where(draws == 0, 1, draws), 2**bits) > 20.0
     assert misfit(draws + (draws > 2**bits), 2**bits) > 20.0
-
-
-def test_the_noise_of_a_device_is_normal_at_its_deviation() -> None:
-    draws = draw_noise(COUNT) / 2.0**DEVIATION_BITS
-    assert abs(draws.mean()) < 5.0 / math.sqrt(COUNT)
-    assert draws.var() == pytest.approx(1.0, abs=5.0 * math.sqrt(2.0 / COUNT))
-    assert (draws**4).mean() == pytest.approx(3.0, abs=0.1)
-    assert (np.abs(draws) > 1.959964).mean() == pytest.approx(0.05, abs=0.004)
 
 
 @pytest.mark.parametrize("bits", [1, 3])

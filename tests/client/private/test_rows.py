@@ -16,7 +16,6 @@ from fairbloom.client.private.mechanism import TEST_SENSITIVITY
 from fairbloom.client.private.rows import (
     CLIP,
     Rows,
-    all_rows,
     check_model,
     split_rows,
 )
@@ -270,11 +269,3 @@ def test_the_split_depends_on_row_numbers_only() -> None:
 def test_both_splits_of_three_rows_have_one(share: float, tests: int) -> None:
     split = split_rows(splits_of_rows([0, 1], [2]), 3, share)
     assert (len(split.train), len(split.test)) == (3 - tests, tests)
-
-
-def test_examples_in_tensors_of_their_own_are_joined() -> None:
-    train, test = examples(5, seed=1), examples(3, seed=2)
-    every = all_rows(Splits(train, test))
-    assert len(every) == 8
-    assert torch.equal(every.all_targets, torch.cat([train.targets, test.targets]))
-    assert torch.equal(every.inputs, torch.cat([train.inputs, test.inputs]))

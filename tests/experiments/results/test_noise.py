@@ -19,7 +19,6 @@ from fairbloom.experiments.pages.run import page_of_run
 from fairbloom.experiments.render.page import Charts, Page, Table
 from fairbloom.experiments.results.comparison import Comparison
 from fairbloom.experiments.results.differences import difference_of
-from fairbloom.experiments.results.listing import find_runs
 from fairbloom.experiments.results.noise import Estimate, estimates, extreme, is_apart
 from fairbloom.experiments.results.run import Run, load, scores_of
 from fairbloom.protocol.scores import ACCURACY, LOSS_SCORE, Score
@@ -308,16 +307,6 @@ def test_accounts_report_no_other_scores(tmp_path: Path, simulated: bool) -> Non
     assert (auc.lacking["AL"], auc.lacking["AZ"]) == (accounts, undefined)
 
 
-def test_a_list_of_runs_has_no_worst_tenth_of_noise(tmp_path: Path) -> None:
-    run = deployed(tmp_path / "run", TRUE)
-    (run.folder / "checkpoint").mkdir()
-    for simulated in (True, False):
-        with_accounts(run, simulated=simulated)
-        (found,) = find_runs(tmp_path)
-        assert "mean" in found["score"]
-        assert ("worst_10" in found["score"]) == simulated
-
-
 def test_accounts_are_shown_with_their_noise(tmp_path: Path) -> None:
     table = table_of(page_of_run(with_accounts(deployed(tmp_path / "run", TRUE))), "privacy")
     # four numbers are trained: σ √4 / n
@@ -348,21 +337,6 @@ def test_a_comparison_names_nobody_by_noise(tmp_path: Path) -> None:
     assert "±" not in str(texts_of(table)["AZ"])
     assert comparison.against_baseline("TERM", "suffering_change") == []
     assert not comparison.differences("std")
-
-
-def test_a_comparison_of_many_clients_draws_no_order_of_noise(tmp_path: Path) -> None:
-    page = page_of_comparison(compared(tmp_path / "one", 1, {f"c{k}": 70.0 for k in range(17)}))
-    drawn = [block for each in page.sections for block in each.blocks if isinstance(block, Charts)]
-    for charts in (drawn[0], page.make_figure()):
-        assert "client" in charts.charts[0].spec["data"]["values"][0]
-
-
-def test_no_worst_tenth_of_noise_is_drawn_over_rounds(tmp_path: Path) -> None:
-    figure = page_of_run(deployed(tmp_path / "run", TRUE)).make_figure()
-    assert [chart.title for chart in figure.charts] == ["Mean"]
-    sections = page_of_comparison(compared(tmp_path / "one", 1)).details()
-    assert "rounds-mean" in str(sections)
-    assert "rounds-worst" not in str(sections)
 
 
 def test_a_comparison_names_who_is_worst_beyond_noise(tmp_path: Path) -> None:
