@@ -163,5 +163,5 @@ def test_no_order_of_requests_passes_the_budget(epsilon: float) -> None:
     "values", [(0.0, DELTA), (-1.0, DELTA), (math.nan, DELTA), (1.0, 0.0), (1e-12, 1e-300)]
 )
 def test_impossible_budgets_are_refused(values: tuple[float, float]) -> None:
-    with pytest.raises(ValueError, match="must be above 0|beyond what"):
+    with pytest.raises(ValueError, match=r"must be above 0|beyond what"):
         mu_of(*values)

@@ -307,6 +307,8 @@ def test_a_rounds_log_line_states_how_many_clients_a_mean_covers() -> None:
         finished, evaluations={**finished.evaluations, "b": {"num-examples": 3}}, clients=2
     )
     row = format_round(both, 1.0)
+    noisy = format_round(both, 1.0, score=replace(ACCURACY, noisy=True))
+    assert [key for key in noisy if "accuracy" in key] == ["test_accuracy_of_global_model_mean"]
     assert (row["clients"], row["clients_scored"]) == (2, 1)
     assert (
         summarize_row(row, ACCURACY)
