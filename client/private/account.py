@@ -32,7 +32,13 @@ from fairbloom.protocol.names import ACCOUNT_FILE, PRIVACY_LIMIT
 from fairbloom.tables import DataError
 from fairbloom.tables.folders import files_in, place_of
 from fairbloom.tasks import TASKS
-from fairbloom.tasks.permit import ABOUT, account_folders, digest_tables, find_markers
+from fairbloom.tasks.permit import (
+    ABOUT,
+    TASK,
+    account_folders,
+    digest_tables,
+    find_markers,
+)
 
 from .budget import REPORTS, UNITS, Budget, epsilon_of
 from .ledger import DAMAGED, LOST, SHARE, AccountError, Ledger, read_part
@@ -42,9 +48,6 @@ FORMAT = 2
 
 # The only sentence on an error from the first read of the data on.
 FAILED = "this client could not do this work by its privacy account: its owner's log says why"
-
-# The only task that an account is for.
-TASK = "csv"
 
 # A sum of shares of μ² may pass it by its rounding; `mu_of` is lower by this, relatively.
 ROUNDING = 1e-9
@@ -329,7 +332,7 @@ def limits_in(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def folder_of(node: Mapping[str, Any], data_dir: str) -> Path:
-    """Return the folder of a client's own data, which may be a single file, among those of others.
+    """Return the folder of a client's own data, which may be one file next to others.
 
     A folder of several clients has one of each by name.
     """

@@ -24,7 +24,7 @@ from fairbloom.recorddict import deserialize, serialize, view_of
 from fairbloom.system.retry import deadline, write_until
 from fairbloom.system.supervise import finish_first
 from fairbloom.system.versions import Versions
-from fairbloom.tasks.permit import permit_reading
+from fairbloom.tasks.permit import TASK, permit_reading
 
 from ..gate import NOTED, hold_back
 from ..local import LocalClient, Metrics
@@ -39,7 +39,7 @@ from ..messages import (
 )
 from ..states import ClientStates, folder_of
 from . import noise
-from .account import TASK, Account, one_sentence
+from .account import Account, one_sentence
 from .budget import REPORTS, UNITS
 from .ledger import SHARE, AccountError
 from .mechanism import Testing, Training

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, Protocol, cast
 
 import numpy as np
 from torch import Tensor
@@ -22,17 +23,40 @@ from fairbloom.tables.folders import place_of
 from fairbloom.tables.schema import SchemaError, parse_schema, with_files
 from fairbloom.tasks import Splits, load_task
 from fairbloom.tasks.partition import Parts, splits_of
-from fairbloom.tasks.permit import permit_reading
+from fairbloom.tasks.permit import TASK, permit_reading
 from fairbloom.tasks.task import AnyExamples
 
 from ..local import find_client_key
-from .account import TASK, Account
 from .ledger import LOST, AccountError
 from .rows import all_rows
 
 # The file of the digests, and their size in bytes.
 FILE = "rows"
 DIGEST_BYTES = 32
+
+
+class HasRows(Protocol):
+    """What an account says of its rows."""
+
+    @property
+    def place(self) -> Path:
+        """The folder with the digests."""
+
+    @property
+    def schema(self) -> str:
+        """The text that the rows were read with."""
+
+    @property
+    def salt(self) -> str:
+        """The salt of the digests."""
+
+    @property
+    def train(self) -> int:
+        """The number of training rows."""
+
+    @property
+    def test(self) -> int:
+        """The number of test rows."""
 
 
 def read_rows(node: Mapping[str, Any], data_dir: str, schema: str) -> tuple[str, Splits]:
@@ -70,7 +94,7 @@ def digest_rows(examples: AnyExamples, salt: str) -> list[bytes]:
     return [sha256(start + row.tobytes() + target.tobytes()).digest() for row, target in rows]
 
 
-def read_sides(account: Account) -> list[bytes]:
+def read_sides(account: HasRows) -> list[bytes]:
     """Return the digests in an account's folder, of training rows first.
 
     Raise AccountError if they cannot be read.
@@ -86,7 +110,7 @@ def read_sides(account: Account) -> list[bytes]:
 
 
 def has_rows(
-    account: Account, node: Mapping[str, Any], data_dir: str, digests: Sequence[str]
+    account: HasRows, node: Mapping[str, Any], data_dir: str, digests: Sequence[str]
 ) -> bool:
     """Return whether the files with these digests have an account's rows, by its own schema."""
     about = (str(node.get("name", "")), str(node.get(FILES) or ""))
@@ -105,7 +129,7 @@ def _count_rows(
     return Counter(digest_rows(all_rows(read_rows(node, data_dir, schema)[1]), salt))
 
 
-def split_by(account: Account, splits: Splits) -> Splits:
+def split_by(account: HasRows, splits: Splits) -> Splits:
     """Return the same rows, each on its side of an account; raise AccountError if they are others.
 
     Of equal rows, the first ones are trained on.

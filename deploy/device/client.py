@@ -13,7 +13,6 @@ from typing import Any, Self
 
 from fairbloom.imports import is_import_string
 from fairbloom.protocol.names import ACCOUNT_FILE, FILES, MIN_ROWS, ORDER, PRIVACY_LIMIT
-from fairbloom.tables.folders import place_of
 from fairbloom.text import text_if
 
 from ..errors import DeployError
@@ -115,6 +114,8 @@ class ClientSettings:
     @property
     def has_account(self) -> bool:
         """Whether the device works by a privacy account, or its owner asks for one."""
+        from fairbloom.tables.folders import place_of  # imported late: it loads NumPy
+
         data = Path(place_of(self.data_dir, self.name))
         folder = data.parent if data.is_file() else data
         return "privacy" in self.limits or bool(self.data_dir and (folder / ACCOUNT_FILE).exists())

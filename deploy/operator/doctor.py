@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 
 from fairbloom.client.guard.log_files import SENT, read_entries
-from fairbloom.client.private.account import find_account
-from fairbloom.client.private.budget import UNITS
 from fairbloom.errors import FairbloomError
 from fairbloom.server.progress import find_announced
 
@@ -84,6 +82,9 @@ def examine_device(client: ClientSettings) -> Iterator[CheckResult]:
 
 def check_account(client: ClientSettings) -> CheckResult:
     """Check that a device can work by its privacy account, and that owner.toml fits it."""
+    from fairbloom.client.private.account import find_account  # imported late: it loads NumPy
+    from fairbloom.client.private.budget import UNITS
+
     subject = "privacy account"
     try:
         account = find_account(client.node(), client.data_dir)

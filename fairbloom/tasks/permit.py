@@ -17,6 +17,9 @@ from fairbloom.protocol.names import ACCOUNT_FILE
 
 from .datasets.store import digest_of
 
+# The only task that an account is for.
+TASK = "csv"
+
 # The file with the budget in an account's folder.
 ABOUT = "account.toml"
 

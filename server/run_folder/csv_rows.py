@@ -305,7 +305,7 @@ def format_round(
 
 
 def _measure_scores(finished: Round, score: Score) -> dict[str, object]:
-    """Return the score's measures for each kind of model; of noisy scores, the mean alone."""
+    """Return the score's measures for each kind of model; of noisy scores, only the mean."""
     measures: dict[str, object] = {}
     if finished.evaluations:
         measures["clients_scored"] = 0

@@ -793,7 +793,7 @@ def _held_back(run: Run, score: Score) -> dict[str, str]:
         return {}
     accounts = run.privacy.get("clients", {})
     if score.name not in (ACCURACY, LOSS):
-        return dict.fromkeys(accounts, "privacy accounts report accuracy and loss alone")
+        return dict.fromkeys(accounts, "privacy accounts report only accuracy and loss")
     return {
         client: "held back, as no test report is left in the privacy account"
         for client, account in accounts.items()

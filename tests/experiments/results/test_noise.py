@@ -303,7 +303,7 @@ def test_accounts_report_no_other_scores(tmp_path: Path, simulated: bool) -> Non
     SCORES.write(run.folder, [ACCURACY, Score("auc")])
     _, auc = scores_of(load(run.folder))
     undefined = "one class in its test examples"
-    accounts = undefined if simulated else "privacy accounts report accuracy and loss alone"
+    accounts = undefined if simulated else "privacy accounts report only accuracy and loss"
     assert (auc.lacking["AL"], auc.lacking["AZ"]) == (accounts, undefined)
 
 
