@@ -105,18 +105,6 @@ def test_a_spent_client_is_left_out_and_named_once(
     ]
 
 
-def test_a_comparison_says_that_nobody_is_protected(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folders = [
-        str(private(tmp_path / name, {"num_rounds": 1, "method": name}))
-        for name in ("fedavg", "term")
-    ]
-    assert fairbloom("compare", "--runs", *folders, "--out", str(tmp_path / "all")) == 0
-    assert "Privacy is simulated, no privacy" in " ".join(capsys.readouterr().out.split())
-    assert "simulated, no privacy" in (tmp_path / "all" / "report.html").read_text()
-
-
 @pytest.mark.parametrize(("spend", "raised"), [("", True), ("lowest", True), ("all", False)])
 def test_rounds_that_set_the_noise_are_not_raised(tmp_path: Path, spend: str, raised: bool) -> None:
     given = {"privacy.tests": 2, "privacy.spend": spend}

@@ -148,16 +148,6 @@ def test_delta_of_a_known_shift() -> None:
     assert delta_of(184, 256, 3.0) == pytest.approx(9.898180484e-6, rel=1e-9)
 
 
-@pytest.mark.parametrize("epsilon", [8.0, 1.0])
-def test_the_released_variance_is_what_is_charged(epsilon: float) -> None:
-    """Within 1 %: half of the noise, or that of another clip, is far off."""
-    lattice = Lattice(Budget(epsilon, 1e-5).sigma, 1.0, COUNT)
-    released = release(np.zeros(COUNT, np.int64), lattice.spacing, draw_noise)
-    charged = lattice.sigma * (1.0 + 2.0**-16 + lattice.spacing * math.sqrt(COUNT))
-    assert lattice.deviation == pytest.approx(charged, rel=1e-12)
-    assert released.var() == pytest.approx(charged**2, rel=0.016)
-
-
 @given(st.floats(0.01, 100.0), st.floats(0.1, 10.0), st.integers(1, 10**6))
 def test_the_deviation_pays_for_rounding_and_arithmetic(
     sigma: float, sensitivity: float, size: int
