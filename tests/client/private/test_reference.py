@@ -81,5 +81,6 @@ def test_whole_accounts_measure_what_they_claim(price: Price) -> None:
                 found[side, account] += float(step @ row) / noise[0] ** 2
                 found[side, account] += loss / rows.bound / noise[1] ** 2
     apart = (found[0].mean() - found[1].mean()) / np.sqrt(found.var(axis=1).mean())
-    claimed = budget.mu * np.sqrt(steps * sum(price) / budget.units)
-    assert apart == pytest.approx(claimed, abs=4.0 * np.sqrt(2.0 / ACCOUNTS))
+    assert apart == pytest.approx(
+        budget.mu * np.sqrt(steps * sum(price) / budget.units), abs=4.0 * np.sqrt(2.0 / ACCOUNTS)
+    )

@@ -263,9 +263,3 @@ def test_the_split_depends_on_row_numbers_only() -> None:
     for part in ("train", "test"):
         assert torch.equal(getattr(one, part).rows, getattr(split_rows(other, 3, 0.3), part).rows)
     assert not torch.equal(one.train.rows, split_rows(first, 4, 0.3).train.rows)
-
-
-@pytest.mark.parametrize(("share", "tests"), [(0.9, 2), (0.5, 2), (0.1, 1)])
-def test_both_splits_of_three_rows_have_one(share: float, tests: int) -> None:
-    split = split_rows(splits_of_rows([0, 1], [2]), 3, share)
-    assert (len(split.train), len(split.test)) == (3 - tests, tests)
