@@ -116,14 +116,6 @@ def test_rounds_that_set_the_noise_are_not_raised(tmp_path: Path, spend: str, ra
         private(tmp_path, {**given, "num_rounds": 2})
 
 
-def test_a_run_of_all_units_leaves_few(tmp_path: Path) -> None:
-    """30 rounds with losses at epsilon 3: 12 and 3 units each, and none is left."""
-    folder = private(tmp_path, {"method": "term", "num_rounds": 30, "privacy.spend": "all"})
-    about = PRIVACY.read(folder)["clients"]
-    assert {(each["units"], each["reports"]) for each in about.values()} == {(0.0, 0.0)}
-    assert not any(row["excluded"] or row["refused"] for row in rounds(folder))
-
-
 def test_scores_are_exact_and_reports_stand_beside(tmp_path: Path) -> None:
     """A simulation protects nobody; only clients with an account have a report."""
     folder = private(tmp_path, {"privacy.epsilon": "client-0=3 client-1=1"})

@@ -191,19 +191,10 @@ def test_forks_draw_other_noise(tmp_path: Path) -> None:
     assert path.read_bytes() != draw_noise(4).tobytes()
 
 
-def test_no_generator_of_a_library_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = os.urandom(8 * 10**6)
-    places = [0]
-
-    def urandom(size: int) -> bytes:
-        places.append(places[-1] + size)
-        return kept[places[-2] : places[-1]]
-
-    monkeypatch.setattr(noise.os, "urandom", urandom)
-    first = draw_noise(3)
-    places.append(0)
-    assert (draw_noise(3) == first).all()
-    assert places[-1] > 8 * noise.BLOCK
+def test_noise_is_of_the_operating_systems_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noise.os, "urandom", lambda size: 1 / (size - size))
+    with pytest.raises(ZeroDivisionError):
+        draw_noise(3)
 
 
 @pytest.mark.parametrize("count", [1, 4096, 4097])

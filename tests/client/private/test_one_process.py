@@ -47,8 +47,7 @@ def test_four_devices_equal_one_process(
     for place, rows in enumerate((40, 60, 33, 80)):
         device = Device(tmp_path / f"device-{place}", rows, steps=20)
         device.own = {"name": f"site-{place}"}
-        table = (device.data / "site.csv").read_text()
-        (together / f"site-{place}.csv").write_text(table)
+        (together / f"site-{place}.csv").write_text((device.data / "site.csv").read_text())
         device.open()
         devices.append(device)
     settings = Settings.of({**shared, "schema": str(schema), "out": str(tmp_path / "deployed")})

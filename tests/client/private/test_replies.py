@@ -19,12 +19,13 @@ from fairbloom.client.guard.log_entries import describe_entries
 from fairbloom.client.guard.log_files import read_entries
 from fairbloom.client.local import LocalClient
 from fairbloom.client.local_round import train_client
-from fairbloom.client.private import noise, serving
+from fairbloom.client.private import mechanism, noise, serving
 from fairbloom.client.private.account import FAILED
 from fairbloom.client.private.budget import Budget
 from fairbloom.client.private.mechanism import Mechanism, Training
 from fairbloom.client.private.rows import Rows
 from fairbloom.client.states import RULE
+from fairbloom.protocol.accounts import AccountStatus
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.settings import Settings
 from fairbloom.tables import DataError
@@ -189,6 +190,26 @@ def test_states_of_runs_without_privacy_are_never_read(
     assert torch.equal(*[arrays(device.ask(TRAIN, terms)) for device in devices])
 
 
+def test_all_that_leaves_is_released_once_and_charged(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one function, which takes integers: a call for each step, loss and test report."""
+    released = list[tuple[int, str]]()
+    release = mechanism.release
+
+    def counted(places: np.ndarray, spacing: float, draw: noise.Draw) -> np.ndarray:
+        released.append((len(places), places.dtype.kind))
+        return release(places, spacing, draw)
+
+    monkeypatch.setattr(mechanism, "release", counted)
+    bought = {**ASKED, "privacy-units": 300, "privacy-rounds": 10}
+    reply = device.ask(TRAIN, bought, local_epochs=3)
+    device.ask(EVALUATE)
+    assert released == [(1, "i"), *[(6, "i")] * 3, (2, "i")]
+    assert device.left == (450 - 3 * 9 - 2, 0)
+    assert AccountStatus(*reply["client"]["privacy"]).spent == 3 * 9 + 2
+
+
 def test_the_log_has_the_cost_of_each_reply(device: Device) -> None:
     device.own = {"state-dir": str(device.state)}
     device.ask(TRAIN, ASKED)
@@ -212,8 +233,7 @@ def test_a_refused_evaluation_replaces_no_model(device: Device) -> None:
 def test_a_query_tells_public_facts(device: Device) -> None:
     about = device.ask("query")["client"]
     assert set(about) == {"name", "honours", "privacy", "num-examples"}
-    assert about["num-examples"] == device.account.train
-    assert about["privacy"][0] == 3.0
+    assert (about["num-examples"], about["privacy"][0]) == (device.account.train, 3.0)
 
 
 def test_more_steps_than_are_left_are_refused_for_nothing(tmp_path: Path) -> None:
