@@ -195,11 +195,10 @@ def test_all_that_leaves_is_released_once_and_charged(
 ) -> None:
     """By one function, which takes integers: a call for each step, loss and test report."""
     released = list[tuple[int, str]]()
-    release = mechanism.release
 
     def counted(places: np.ndarray, spacing: float, draw: noise.Draw) -> np.ndarray:
         released.append((len(places), places.dtype.kind))
-        return release(places, spacing, draw)
+        return noise.release(places, spacing, draw)
 
     monkeypatch.setattr(mechanism, "release", counted)
     bought = {**ASKED, "privacy-units": 300, "privacy-rounds": 10}
