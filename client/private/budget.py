@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Self
 
-from fairbloom.protocol.accounts import AccountStatus
+from fairbloom.protocol.accounts import (
+    LOSS_UNITS as LOSS_UNITS,
+    STEP_UNITS as STEP_UNITS,
+    AccountStatus,
+)
 
 # The names of the two counts: units of steps and loss reports, and test reports.
 UNITS = "units"
 REPORTS = "reports"
-
-# The least units of a training step, and of a loss report.
-STEP_UNITS = 4
-LOSS_UNITS = 1
 
 
 class Price(NamedTuple):

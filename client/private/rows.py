@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fairbloom.errors import ReportableError
+from fairbloom.protocol.accounts import LOSS_BOUND as LOSS_BOUND
 from fairbloom.tasks import Examples, Splits, Task
 from fairbloom.tasks.models import shared_parameters
 from fairbloom.tasks.partition import Parts, splits_of
@@ -28,9 +29,6 @@ from ..chain import ELEMENTWISE
 
 # The norm to which the gradient of a row is clipped.
 CLIP = 1.0
-
-# The largest loss of a row in a report, over the loss of guessing, ln(classes).
-LOSS_BOUND = 1.5
 
 # The layers of a model that is trained by an account. A probe of other layers would prove nothing.
 LAYERS: tuple[type[nn.Module], ...] = (nn.Linear, nn.Flatten, nn.Dropout, *ELEMENTWISE)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fairbloom.errors import MAX_LISTED
+from fairbloom.protocol.accounts import LOSS_UNITS, STEP_UNITS
 from fairbloom.protocol.private import SIMULATED_NOISE
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.csv_rows import ABSENT, parse_refusals
@@ -365,10 +366,12 @@ def privacy_section(run: Run) -> Section | None:
         [
             Cell(client),
             *(Cell(f"{account[key]:,.5g}", account[key]) for key in keys),
-            Cell(f"{5.0 * account['steps']:,.5g}"),
-            Cell(f"{account['sigma'] * math.sqrt(size) / account['rows']:.2g}"),
+            Cell(f"{units:,.5g}", units),
+            Cell(f"{noise:.2g}", noise),
         ]
         for client, account in accounts.items()
+        for units in [(STEP_UNITS + LOSS_UNITS) * account["steps"]]
+        for noise in [account["sigma"] * math.sqrt(size) / account["rows"]]
     ]
     without = sorted({*run.clients["client"]} - accounts.keys())
     note = (
