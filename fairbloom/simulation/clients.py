@@ -16,7 +16,6 @@ from fairbloom.client.capture import NO_CAPTURE, Capture
 from fairbloom.client.device import check_device, choose_device
 from fairbloom.client.local import LocalClient, Metrics, load_task_and_model
 from fairbloom.client.local_round import Update
-from fairbloom.client.private.account import TASK
 from fairbloom.client.private.opening import check_schema
 from fairbloom.client.private.simulated import Account, SimulatedAccount, with_account
 from fairbloom.client.rules.rounded import round_updates
@@ -56,6 +55,7 @@ from fairbloom.system.versions import Versions
 from fairbloom.tasks import Examples, Task, load_task
 from fairbloom.tasks.inputs import move
 from fairbloom.tasks.models import arrays_of
+from fairbloom.tasks.permit import TASK
 from fairbloom.tasks.task import MAX_CACHED_CLIENTS
 
 from .adversaries import Adversaries
