@@ -109,7 +109,7 @@ def test_the_table_has_gains_of_the_chosen_arms(tmp_path: Path) -> None:
     workload = MethodWorkload(settings, methods=("fedavg", "ditto"), seeds=2, tests=3)
     found = search_workload(workload, tmp_path / "small", jobs=1)
     assert found.comparison is not None
-    assert (len(found.study.found.judged), len(found.study.found.fresh)) == (2, 3)
+    assert (len(found.study.seeds), len(found.study.found.fresh)) == (2, 3)
     rows = {str(row["method"]): row for row in rows_of(found.comparison)}
     (chosen,) = (label for label in found.study.found.best if "Ditto" in label)
     personal = personal_label(chosen)
