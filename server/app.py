@@ -16,11 +16,11 @@ from fairbloom.errors import FairbloomError, ReportableError, join_names, raise_
 from fairbloom.flower import is_simulated
 from fairbloom.logs import log
 from fairbloom.protocol.accounts import (
-    LOSS_BOUND,
     LOSS_UNITS,
     SPENDS,
     STEP_UNITS,
     AccountStatus,
+    largest_loss,
 )
 from fairbloom.protocol.names import (
     ACCURACY,
@@ -302,7 +302,7 @@ def federate(
         check_arrays(module)
         declare_arrays(method, module)
         if accounts:
-            method.adapt(largest_loss=LOSS_BOUND * math.log(task.classes or 2))
+            method.adapt(largest_loss=largest_loss(task.classes or 2))
         log_kept_parts(method, module)
         # clients.csv does not name clients without tests
         rounds = Rounds(

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fairbloom.errors import ReportableError
 from fairbloom.protocol import names as wire
+from fairbloom.protocol.accounts import LOSS_BOUND, largest_loss
 from fairbloom.protocol.private import METRICS, check_terms
 from fairbloom.protocol.terms import Terms
 
@@ -33,7 +34,7 @@ from ..training import seeded
 from ..work import StepsTaken, count_steps, descend
 from .budget import Budget, Price
 from .noise import Draw, Lattice, Vector, release
-from .rows import CLIP, LOSS_BOUND, Rows, bound_of, check_model
+from .rows import CLIP, Rows, check_model
 
 # The weight of a row's loss, over its bound B, next to its right class in a test report; and the
 # length of what one row adds: a wrong row has (0, 0.3), a right one up to (1, 0.3/1.5).
@@ -147,7 +148,7 @@ class Training:
         trained = [each for _, each in self._client.trainable()]
         count = len(self._client.splits.train)
         found.of_step(sum(each.numel() for each in trained)).check(count)
-        found.of_loss(bound_of(self._classes)).check(count)
+        found.of_loss(largest_loss(self._classes)).check(count)
         return found
 
     def cost(self, mechanism: Mechanism) -> Mapping[str, float]:
@@ -155,8 +156,8 @@ class Training:
         step, loss = mechanism.price
         return {
             "spent": step * self._steps + loss * self._with_loss,
-            "step_sigma": mechanism.of_step(1).sigma,
-            "loss_deviation": mechanism.of_loss(bound_of(self._classes)).deviation
+            "step_sigma": mechanism.budget.sigma_of(step),
+            "loss_deviation": mechanism.of_loss(largest_loss(self._classes)).deviation
             / len(self._client.splits.train)
             * self._with_loss,
         }
@@ -231,7 +232,7 @@ class Testing:
     def cost(self, mechanism: Mechanism) -> Mapping[str, float]:
         """Return the deviations of the report's noise."""
         of_mean = mechanism.of_test.deviation / len(self._client.splits.test)
-        of_loss = of_mean * bound_of(self._classes) / LOSS_WEIGHT
+        of_loss = of_mean * largest_loss(self._classes) / LOSS_WEIGHT
         return {"spent": 0, "loss_deviation": of_loss, "accuracy_deviation": of_mean}
 
     def run(self, mechanism: Mechanism) -> Update:

@@ -11,6 +11,7 @@ from tempfile import gettempdir
 from typing import Any
 
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol.accounts import LOSS_BOUND
 from fairbloom.protocol.names import ACCOUNT_FILE, CLIENT, PRIVACY, PRIVACY_LIMIT
 from fairbloom.system.files import make_folder, write_private, write_public
 from fairbloom.system.lock import exclusive_lock
@@ -25,7 +26,7 @@ from .account import Account, Known, find_account, folder_of
 from .budget import LOSS_UNITS, REPORTS, STEP_UNITS, UNITS, Budget
 from .ledger import FILE as LEDGER, REPLIES, AccountError
 from .mechanism import TEST_SENSITIVITY
-from .rows import LOSS_BOUND, split_rows
+from .rows import split_rows
 from .split import FILE as ROWS, digest_rows, read_rows, reads_alike
 
 # The largest δ unless the owner sets one.

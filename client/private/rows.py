@@ -14,11 +14,12 @@ from typing import cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fairbloom.errors import ReportableError
-from fairbloom.protocol.accounts import LOSS_BOUND as LOSS_BOUND
+from fairbloom.protocol.accounts import largest_loss
 from fairbloom.tasks import Examples, Splits, Task
 from fairbloom.tasks.models import shared_parameters
 from fairbloom.tasks.partition import Parts, splits_of
@@ -72,11 +73,6 @@ def has_hooks(module: nn.Module) -> bool:
     return any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks))
 
 
-def bound_of(classes: int) -> float:
-    """Return B, the largest loss of a row in a report."""
-    return LOSS_BOUND * math.log(classes)
-
-
 def is_cross_entropy(task: Task) -> bool:
     """Return whether a task's loss is the softmax cross-entropy of integer classes."""
     loss = inspect.unwrap(task.loss)
@@ -92,7 +88,7 @@ class Rows:
     def __init__(self, model: nn.Module, examples: AnyExamples, classes: int) -> None:
         inputs, targets = examples[slice(0, None)]
         self.classes = classes
-        self.bound = bound_of(classes)
+        self.bound = largest_loss(classes)
         self._inputs = cast(Tensor, inputs).cpu().double().flatten(1)  # see `all_rows`
         self._targets = targets.cpu()
         self._model = copy.deepcopy(model).cpu().double()
@@ -192,9 +188,13 @@ def split_rows(splits: Splits, seed: int, test_share: float) -> Splits:
     count = len(every)
     order = np.random.default_rng(seed).permutation(count)
     tests = min(max(1, round(test_share * count)), count - 1)
-    rows = np.arange(count) if every.rows is None else every.rows.cpu().numpy()
-    return splits_of(
-        cast(Tensor, every.inputs),
-        every.targets,
-        Parts(np.sort(rows[order[tests:]]), np.sort(rows[order[:tests]]), rows[:0]),
-    )
+    trains = np.ones(count, bool)
+    trains[order[:tests]] = False
+    return split_at(every, trains)
+
+
+def split_at(every: Examples, trains: NDArray[np.bool_]) -> Splits:
+    """Return `all_rows`, each on the side of training or of tests."""
+    rows = cast(Tensor, every.rows).cpu().numpy()
+    parts = Parts(rows[trains], rows[~trains], rows[:0])
+    return splits_of(cast(Tensor, every.inputs), every.targets, parts)

@@ -22,13 +22,12 @@ from fairbloom.system.versions import read_sealed
 from fairbloom.tables.folders import place_of
 from fairbloom.tables.schema import SchemaError, parse_schema, with_files
 from fairbloom.tasks import Splits, load_task
-from fairbloom.tasks.partition import Parts, splits_of
 from fairbloom.tasks.permit import TASK, permit_reading
 from fairbloom.tasks.task import AnyExamples
 
 from ..local import find_client_key
 from .ledger import LOST, AccountError
-from .rows import all_rows
+from .rows import all_rows, split_at
 
 # The file of the digests, and their size in bytes.
 FILE = "rows"
@@ -147,6 +146,4 @@ def split_by(account: HasRows, splits: Splits) -> Splits:
     for number, digest in enumerate(digests):
         trains[number] = left[digest] > 0
         left[digest] -= 1
-    rows = np.arange(len(every)) if every.rows is None else every.rows.cpu().numpy()
-    parts = Parts(rows[trains], rows[~trains], rows[:0])
-    return splits_of(cast(Tensor, every.inputs), every.targets, parts)
+    return split_at(every, trains)

@@ -24,6 +24,11 @@ LARGEST = 2.0**53
 SPENDS = {"": 0.0, "lowest": 0.0, "all": math.inf}
 
 
+def largest_loss(classes: int) -> float:
+    """Return B, the largest loss of a row in a report of an account."""
+    return LOSS_BOUND * math.log(classes)
+
+
 class AccountStatus(NamedTuple):
     """What a client's account says to the server, in each reply: all of it is public.
 
