@@ -281,7 +281,7 @@ class Known:
     def of_rows(self) -> list[Account]:
         """The accounts that have these rows, each as its own schema reads them."""
         found = list[Account]()
-        if self.accounts and self.digests:
+        if self.accounts:
             from .split import has_rows  # imported late: it needs PyTorch
 
             for each in self.accounts:

@@ -65,9 +65,9 @@ def test_the_same_rows_have_the_same_account(device: Device, change: str, has_ma
     rewrite(device, SAME[change], "renamed")
     if not has_marker:
         (device.data / MARKER).unlink()
+    assert Known.of(device.node, str(device.data)).has_account
     assert "arrays" in device.ask()
-    assert device.left == (446, 1)
-    assert sides(device) == before
+    assert (device.left, sides(device)) == ((446, 1), before)
 
 
 def test_of_equal_rows_each_side_keeps_its_number(tmp_path: Path) -> None:
