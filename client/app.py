@@ -51,8 +51,12 @@ app = ClientApp(mods=[log_exchange, answer_by_account])
 @contextmanager
 def redact_data_errors(context: Context) -> Iterator[None]:
     """Raise errors of a deployed client as ReportableError, which quotes no data and no paths."""
+    from .guard.accepted_settings import SettingRefusedError
+
     try:
         yield
+    except SettingRefusedError:  # in words on the run, by its code the server knows it
+        raise
     except Exception as error:
         if not is_deployed(context):
             raise

@@ -108,7 +108,7 @@ from .run_folder.recorder import RunRecorder
 from .run_folder.stopping import EarlyStopping
 from .run_folder.values import RunStart
 from .settings import Settings, default_config, find_grown, resolve
-from .waiting import MOST_TIMES, check_sizes, drop_revoked, wait_for_clients
+from .waiting import MOST_TIMES, ask_sizes, check_sizes, drop_revoked, wait_for_clients
 
 app = ServerApp()
 
@@ -157,7 +157,7 @@ def main(grid: Grid, context: Context) -> None:
             # does not ask: a device keeps one reply, and this one would take a round's place.
             if os.environ.get(CLIENTS_FOLDER) and not ROUNDS.read(folder):
                 # These first counts bound the counts of later replies.
-                sizes = clients.sizes(clients.online(0))
+                sizes = ask_sizes(clients, quorum)
                 check_sizes(sizes, method.enrolled_sizes)
                 method.enter(method.run_state.screened(sizes))
             return clients

@@ -25,10 +25,10 @@ from fairbloom.protocol.settings import (
     key_of,
     marked,
     split_names,
+    usual_fraction,
 )
 from fairbloom.rounds.compatibility import CLIENT_MOMENTUM, OTHER_STEPS, PLAIN_SGD, WEIGHT_DECAY
 from fairbloom.rounds.options import OPTIONS, Options
-from fairbloom.rounds.sampling import usual_fraction
 from fairbloom.strategies import METHODS, FairStrategy, canonical, find_method
 from fairbloom.strategies.named import build, method_parameters, owner_of, title
 from fairbloom.strategies.torchjd import TORCHJD

@@ -11,12 +11,16 @@ from fairbloom.logs import log
 from fairbloom.protocol.names import CLIENTS_FOLDER
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.quorum import Quorum, QuorumError, Wait, quorum_of
+from fairbloom.rounds.refusals import join_alike
 from fairbloom.rounds.screening import beyond_others
 from fairbloom.system.deadline import Deadline
 
 # A client that reports more than this multiple of the others' median number of examples needs a
 # number that the operator has stated (enrolled-sizes).
 MOST_TIMES = 10
+
+# Seconds before a client that refuses a run is asked again.
+ASK_SECONDS = 5.0
 
 # Without a number of clients to wait for, a run starts this long after the last client came.
 JOIN_SECONDS = 10.0
@@ -99,6 +103,27 @@ def wait_for_clients(
         quorum.clock.sleep(0.5)
     wait.on_wait("")
     quorum.fewest = min_clients or quorum_of(len(quorum.counted(awaited or online)))
+
+
+def ask_sizes(clients: FlowerClients, quorum: Quorum) -> Mapping[str, float]:
+    """Return the examples that clients online report before a run begins, by name.
+
+    Wait for those that refuse the run, until their owners or the operator have mended that; after
+    the quorum's patience the run begins without them.
+    """
+    wait = Wait(quorum.wait.patience, quorum.wait.on_wait, quorum.clock)
+    while True:
+        sizes = clients.sizes(clients.online(0))
+        if not clients.refusing:
+            break
+        refusals = join_alike(clients.refusing).items()
+        words = "; ".join(f"{join_names(names)}: {reason}" for reason, names in refusals)
+        if not wait.should_continue(f"the run waits for clients that refuse it: {words}"):
+            log.warning("the run begins without clients that refuse it: %s", words)
+            break
+        quorum.clock.sleep(ASK_SECONDS)
+    wait.on_wait("")
+    return sizes
 
 
 def check_sizes(sizes: Mapping[str, float], enrolled: Collection[str]) -> None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.imports import is_import_string
 from fairbloom.protocol.parameters import Choices, Parameter
 from fairbloom.protocol.settings import (
@@ -39,7 +39,7 @@ DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
 SCHEMA_KEY = "schema"
 
 
-class SettingRefusedError(FairbloomError):
+class SettingRefusedError(ReportableError):
     """A run, or a setting of it, that this device does not allow; the message names it."""
 
 

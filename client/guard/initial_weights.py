@@ -22,6 +22,7 @@ from fairbloom.tasks.models.weights import load_initial_weights, read_weights
 from ..local import LocalClient
 from ..states import StateDict
 from .accepted_schemas import SHOWN, digest_of, read_json
+from .accepted_settings import SettingRefusedError
 
 FOLDER = "weights"
 ACCEPTED = "accepted.json"
@@ -40,7 +41,7 @@ REMEDY = (
 
 
 def check_weights(settings: RunSettings, known: str) -> None:
-    """Raise ReportableError if a run begins with weights that the owner has not accepted.
+    """Raise SettingRefusedError if a run begins with weights that the owner has not accepted.
 
     They are accepted for one schema and model. `known` is the digest that the owner of a node
     without our client has accepted, in its node config.
@@ -55,7 +56,7 @@ def check_weights(settings: RunSettings, known: str) -> None:
             return
         make_folder(folder)
         write_private(folder / REFUSED, json.dumps(about).encode())
-    raise ReportableError(
+    raise SettingRefusedError(
         f"the run begins with weights of a file ({digest[:SHOWN]}) that this device has not"
         f" accepted for its schema and model: {REMEDY}"
     )

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import field
-from pathlib import Path
 from threading import TIMEOUT_MAX
 from typing import Annotated, Any, Literal, Self
 
@@ -13,11 +12,10 @@ from pydantic.dataclasses import dataclass
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.parameters import Parameter, Range, annotated
-from fairbloom.protocol.settings import FINGERPRINT, flatten_tables
+from fairbloom.protocol.settings import flatten_tables
 from fairbloom.tables.schema import shorten_value
 
 from .accepted_settings import SettingRefusedError, work_settings
-from .questions import count_question
 
 # Fewest rows behind a number that leaves a device, unless the owner sets another limit.
 DEFAULT_MIN_ROWS = 5
@@ -76,7 +74,8 @@ class Limits:
     questions_a_day
         Most messages with a model, to train or to evaluate, that the device answers in a day (UTC).
     questions_a_run
-        The same of all runs with the same settings; None: four for each of a run's rounds.
+        The same of all runs with the same settings, until the month (UTC) ends or `min_rows` rows
+        of the data have changed; None: four for each of a run's rounds.
     round_seconds
         Seconds after which the device drops its work on a message of a round; 0: never.
     memory
@@ -141,23 +140,6 @@ class Limits:
             raise FairbloomError(
                 f"limits has {key} = {fault['input']!r}: {fault['msg']}"
             ) from error
-
-    def count(
-        self, config: Mapping[str, Any], state_dir: Path, question: str, until: float = -math.inf
-    ) -> None:
-        """Count a message with a model; raise SettingRefusedError beyond the limits.
-
-        The count is written again while the disk refuses it, up to the moment `until`.
-        """
-        count_question(
-            state_dir,
-            str(config[FINGERPRINT]),
-            question,
-            int(config.get("num-rounds", 0)),
-            a_day=self.questions_a_day,
-            a_run=self.questions_a_run,
-            until=until,
-        )
 
     def check(self, config: Mapping[str, Any]) -> None:
         """Raise SettingRefusedError if a run exceeds a limit.

@@ -1,88 +1,181 @@
-"""How many questions a device answers: messages with a model, to train or to evaluate."""
+"""How many questions a device answers: messages with a model, to train or to evaluate.
+
+Those of runs with the same settings count in a window, which ends with the month (UTC), or when
+enough rows of the device's data have changed: what could be learnt by repetition is new then.
+"""
 
 import errno
+import math
 import sqlite3
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+from fairbloom.protocol.settings import FINGERPRINT, usual_fraction
 from fairbloom.system.retry import write_until
 
 from .accepted_settings import SettingRefusedError
+from .limits import Limits
 
 FILE = "questions.sqlite"
 
 TABLE = """
     CREATE TABLE IF NOT EXISTS asked
-    (run TEXT, question TEXT, day TEXT, rounds INTEGER, UNIQUE (run, question))
+    (run TEXT, question TEXT, day TEXT, rounds INTEGER, window TEXT, UNIQUE (run, question, window))
 """
 
 # Questions of a run for each of its rounds, unless the owner sets another number for the run.
 A_ROUND = 4
 
+# Clients of a run that does not say how many it has.
+MANY = 1000
 
-def count_question(
-    state_dir: Path,
-    run: str,
-    question: str,
-    rounds: int,
-    *,
-    a_day: int,
-    a_run: int | None,
-    until: float,
-) -> None:
-    """Count a question of a run; raise SettingRefusedError if there were too many.
+REMEDY = "the device's owner may raise it (limits, in owner.toml)"
 
-    `run` is the fingerprint of its settings; `question` is the digest of a message, which counts
-    once. `rounds` is the number of its rounds, 0 for an unknown one; a shorter run with the same
-    settings may ask as much as a longer one. `a_run` is None without a limit. The count is written
-    again while the disk refuses it, up to the moment `until`; see `write_until`.
+
+@dataclass(frozen=True)
+class Asking:
+    """The run that asks a device.
+
+    `settings` is their fingerprint. `rounds` is the number of its rounds, 0 if it is unknown; a
+    shorter run with the same settings may ask as much as a longer one. `planned` are the questions
+    that it will ask, at least.
     """
 
-    def count() -> None:
-        try:
-            with closing(sqlite3.connect(state_dir / FILE, timeout=60.0)) as database, database:
-                _count(database, run, question, rounds, a_day, a_run)
-        except sqlite3.OperationalError as error:  # a full disk, or a lock
-            raise OSError(errno.EIO, str(error)) from error
+    settings: str
+    rounds: int
+    planned: int
 
-    try:
-        write_until(count, until, state_dir)
-    except (OSError, sqlite3.DatabaseError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise SettingRefusedError(
-            f"{FILE} in this client's state-dir cannot be used ({why}), and no message is answered"
-            " uncounted: free space on its disk, or delete the file if it is damaged"
-        ) from error
+    @classmethod
+    def of(cls, run: Mapping[str, Any], accepted: Mapping[str, Any]) -> "Asking":
+        """Return what a run's settings say, those that the device has accepted among them."""
+        rounds = int(accepted.get("num-rounds", 0))
+        # without a fraction, clients of an unknown number are sampled
+        training = float(run.get("fraction") or usual_fraction(int(run.get("clients") or MANY)))
+        every = int(run.get("evaluate-every", 1))
+        tests = float(run.get("fraction-evaluate") or 1.0) * (rounds // every if every else 1)
+        return cls(str(accepted[FINGERPRINT]), rounds, math.floor(rounds * training + tests))
 
 
-def _count(
-    database: sqlite3.Connection,
-    run: str,
-    question: str,
-    rounds: int,
-    a_day: int,
-    a_run: int | None,
-) -> None:
-    day = datetime.now(UTC).date().isoformat()
-    database.execute(TABLE)
-    database.execute("CREATE INDEX IF NOT EXISTS days ON asked (day)")
-    if not database.execute(
-        "INSERT OR IGNORE INTO asked VALUES (?, ?, ?, ?)", (run, question, day, rounds)
-    ).rowcount:
-        return
-    (of_day,) = database.execute("SELECT count(*) FROM asked WHERE day = ?", (day,)).fetchone()
-    of_run, most_rounds = database.execute(
-        "SELECT count(*), max(rounds) FROM asked WHERE run = ?", (run,)
-    ).fetchone()
-    _check("questions-a-day", of_day, a_day)
-    if a_run is not None or most_rounds:
-        _check("questions-a-run", of_run, a_run or A_ROUND * most_rounds)
+class Questions:
+    """The questions that a device has answered, in a file of its state folder.
 
+    The file is written again while the disk refuses it, up to the moment `until`; see
+    `write_until`. `data` is the number of the data's version: see `fairbloom.tasks.sides`.
+    """
 
-def _check(name: str, count: int, most: int) -> None:
-    if not count <= most:
-        raise SettingRefusedError(
-            f"this device answers {most} messages with a model ({name}), and this is one more: the"
-            " device's owner may raise it (limits, in owner.toml)"
+    def __init__(self, state_dir: Path, data: int = 0, until: float = -math.inf) -> None:
+        self._state_dir = state_dir
+        self._until = until
+        now = datetime.now(UTC)
+        self._day = now.date().isoformat()
+        self._window = f"{self._day[:7]}/{data}"
+        self._opens = (now.date().replace(day=1) + timedelta(days=32)).replace(day=1)
+
+    def count(self, asking: Asking, question: str, limits: Limits) -> None:
+        """Count a question, the digest of a message, which counts once in a window.
+
+        Raise SettingRefusedError if there were too many.
+        """
+
+        def count(database: sqlite3.Connection) -> None:
+            row = (asking.settings, question, self._day, asking.rounds, self._window)
+            if not database.execute(
+                "INSERT OR IGNORE INTO asked VALUES (?, ?, ?, ?, ?)", row
+            ).rowcount:
+                return
+            (of_day,) = database.execute(
+                "SELECT count(*) FROM asked WHERE day = ?", (self._day,)
+            ).fetchone()
+            of_run, rounds = self._find(database, asking)
+            if not of_day <= limits.questions_a_day:
+                raise SettingRefusedError(
+                    f"this device answers {limits.questions_a_day} messages with a model"
+                    f" (questions-a-day), and this is one more: it answers again tomorrow (UTC);"
+                    f" {REMEDY}"
+                )
+            if not of_run <= (most := _most_of_run(limits, rounds)):
+                raise SettingRefusedError(
+                    f"this device answers {most} messages with a model (questions-a-run) of runs"
+                    f" with the same settings, and this is one more: {self._remedy}"
+                )
+
+        self._use(count)
+
+    def check_left(self, asking: Asking, limits: Limits) -> None:
+        """Raise SettingRefusedError if fewer questions are left than a new run will ask."""
+
+        def check(database: sqlite3.Connection) -> None:
+            of_run, rounds = self._find(database, asking)
+            most = _most_of_run(limits, max(rounds, asking.rounds))
+            if of_run and not of_run + asking.planned <= most:
+                raise SettingRefusedError(
+                    f"{most - of_run} of {most} messages with a model are left for runs with the"
+                    f" same settings (questions-a-run), and this run of {asking.rounds} rounds"
+                    f" sends about {asking.planned}: {self._remedy}"
+                )
+
+        self._use(check)
+
+    def describe(self, limits: Limits) -> Iterator[str]:
+        """Yield a line for each kind of run that has asked in this window."""
+        found = list[str]()
+
+        def describe(database: sqlite3.Connection) -> None:
+            found.extend(
+                f"settings {settings[:12]}: {max(0, most - of_run)} of {most} messages with a model"
+                f" left (questions-a-run), until {self._opens}"
+                for settings, of_run, rounds in database.execute(
+                    "SELECT run, count(*), max(rounds) FROM asked WHERE window = ? GROUP BY run",
+                    (self._window,),
+                )
+                if (most := _most_of_run(limits, rounds)) < math.inf
+            )
+
+        self._use(describe)
+        return iter(found)
+
+    @property
+    def _remedy(self) -> str:
+        return (
+            f"they begin anew on {self._opens} (UTC), or once limits.rows rows of the device's data"
+            f" have changed; {REMEDY}"
         )
+
+    def _find(self, database: sqlite3.Connection, asking: Asking) -> tuple[int, int]:
+        """Return the questions of runs with these settings in this window, and their rounds."""
+        of_run, rounds = database.execute(
+            "SELECT count(*), max(rounds) FROM asked WHERE run = ? AND window = ?",
+            (asking.settings, self._window),
+        ).fetchone()
+        return of_run, rounds or 0
+
+    def _use(self, work: Callable[[sqlite3.Connection], None]) -> None:
+        """Do work on the file; raise SettingRefusedError if it cannot be used."""
+
+        def use() -> None:
+            try:
+                file = self._state_dir / FILE
+                with closing(sqlite3.connect(file, timeout=60.0)) as database, database:
+                    database.execute(TABLE)
+                    database.execute("CREATE INDEX IF NOT EXISTS days ON asked (day)")
+                    work(database)
+            except sqlite3.OperationalError as error:  # a full disk, or a lock
+                raise OSError(errno.EIO, str(error)) from error
+
+        try:
+            write_until(use, self._until, self._state_dir)
+        except (OSError, sqlite3.DatabaseError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise SettingRefusedError(
+                f"{FILE} in this client's state-dir cannot be used ({why}), and no message is"
+                " answered uncounted: free space on its disk, or delete the file if it is damaged"
+            ) from error
+
+
+def _most_of_run(limits: Limits, rounds: int) -> float:
+    """Return the most questions of runs with the same settings in a window."""
+    return limits.questions_a_run or A_ROUND * rounds or math.inf

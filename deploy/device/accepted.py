@@ -22,6 +22,7 @@ from fairbloom.client.guard.accepted_schemas import check_accepted
 from fairbloom.client.guard.accepted_settings import SettingRefusedError, accepted_settings
 from fairbloom.client.guard.limits import Limits
 from fairbloom.client.guard.log_files import open_log
+from fairbloom.client.guard.questions import Asking, Questions
 from fairbloom.protocol.settings import Mark, marked
 
 from ..processes import load_app
@@ -102,8 +103,13 @@ class Installed:
             self.limits.check(settings)
             allowed = self.limits.schema
         check_accepted(settings, state_dir, allowed, run.number, run.until)
-        if self.limits is not None and state_dir is not None and run.question:
-            self.limits.count(settings, state_dir, run.question, run.until)
+        if self.limits is not None and state_dir is not None:
+            questions = Questions(state_dir, until=run.until)
+            asking = Asking.of(run.settings, settings)
+            if run.question:
+                questions.count(asking, run.question, self.limits)
+            else:  # a run asks for the client's name before its first round
+                questions.check_left(asking, self.limits)
         # the device's own folders win over settings of the same name
         return load_app(self.app, ClientApp, "this client"), settings | {
             key: value for key, value in context.node_config.items() if key in marked(Mark.DEVICE)

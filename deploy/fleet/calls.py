@@ -57,7 +57,8 @@ TYPES = ("train", "evaluate", "query")
 GIGABYTE = 1_000_000_000
 
 OPTIONS = (
-    ("grpc.primary_user_agent", f"fairbloom/{__version__}"),  # the server's status shows it
+    # the server's status shows the version, and the server waits for a client of its protocol
+    ("grpc.primary_user_agent", f"fairbloom/{__version__} protocol/{PROTOCOL}"),
     # a chunk of content, a run's settings, and the rest of the head
     ("grpc.max_receive_message_length", CHUNK_BYTES + MAX_SETTINGS_BYTES + (64 << 10)),
     ("grpc.initial_reconnect_backoff_ms", 500),
@@ -75,6 +76,7 @@ FINAL = (
     grpc.StatusCode.UNIMPLEMENTED,
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.FAILED_PRECONDITION,
 )
 
 T = TypeVar("T")

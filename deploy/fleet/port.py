@@ -6,6 +6,7 @@ by its certificate before anything that it sends is awaited.
 
 import asyncio
 import math
+import re
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
 from time import monotonic
@@ -50,6 +51,9 @@ CHUNK_SECONDS = 120.0
 
 # Chunks that a reply may have beyond those that its size needs.
 MORE_CHUNKS = 2
+
+# What a client says of itself: its version and protocol.
+AGENT = re.compile(rf"fairbloom/(\S{{1,{LONGEST_SHOWN}}}) protocol/(\d{{1,9}}) ")
 
 OPTIONS = (
     ("grpc.max_concurrent_streams", 8),
@@ -190,13 +194,7 @@ class Port:
         """Send the calling device its next message, or nothing if none comes in HELD_SECONDS."""
         async with self.admission.admit(context) as call:
             working = await receive(sent, Working, FIRST_CHUNK_SECONDS)
-            device = self._enter(call.name, working.session)
-            device.version = (  # of fairbloom/VERSION (calls.OPTIONS), which precedes that of gRPC
-                dict(context.invocation_metadata())
-                .get("user-agent", "")
-                .partition(" ")[0]
-                .removeprefix("fairbloom/")[:LONGEST_SHOWN]
-            )
+            device = self._enter(call.name, working.session, context)
             device.nexts += 1
             number = device.held = device.nexts
             device.wake.set()  # an older call notices that it is not the newest, and ends
@@ -257,14 +255,15 @@ class Port:
     async def reply(self, sent: AsyncIterator[bytes], context: Any) -> bytes:
         """Take a reply, and answer whether it is used; an error replaces a refused reply."""
         async with self.admission.admit(context) as call:
-            taken = await self._take(
-                call.name, await receive(sent, Chunk, FIRST_CHUNK_SECONDS), sent
-            )
+            first = await receive(sent, Chunk, FIRST_CHUNK_SECONDS)
+            device = self._enter(call.name, first.head.session, context)
+            taken = await self._take(call.name, device, first, sent)
         return bytes(taken.SerializeToString())
 
-    async def _take(self, name: str, first: Chunk, sent: AsyncIterator[bytes]) -> Taken:
+    async def _take(
+        self, name: str, device: PortDevice, first: Chunk, sent: AsyncIterator[bytes]
+    ) -> Taken:
         head = first.head
-        device = self._enter(name, head.session)
         device.seen = monotonic()
         status = self._mailbox.work_status(name, head.id, head.run)
         message = self._mailbox.find(name, head.id)
@@ -341,7 +340,7 @@ class Port:
         """Take a sign of life from a device; return why it must drop its work, or ""."""
         async with self.admission.admit(context) as call:
             working = await receive(sent, Working, FIRST_CHUNK_SECONDS)
-            self._enter(call.name, working.session).seen = monotonic()
+            self._enter(call.name, working.session, context).seen = monotonic()
             status = self._mailbox.work_status(call.name, working.id, working.run)
         drop = Drop(reason=text_if(status.answer == Taken.DROP, status.reason))
         return bytes(drop.SerializeToString())
@@ -363,9 +362,25 @@ class Port:
         async with self.admission.admit(context):
             raise CallRefusedError(grpc.StatusCode.UNIMPLEMENTED, "the port has no such call")
 
-    def _enter(self, name: str, session: bytes) -> PortDevice:
-        """Return the calling client's calls; refuse a second process with its key."""
+    def _enter(self, name: str, session: bytes, context: Any) -> PortDevice:
+        """Return the calling client's calls; refuse a second process with its key.
+
+        A client of another protocol is away until one of the two is upgraded. Messages wait for it,
+        so that an upgrade in either order costs no round.
+        """
         device = self.devices.setdefault(name, PortDevice())
+        # calls.OPTIONS come before what gRPC says of itself
+        agent = AGENT.match(dict(context.invocation_metadata()).get("user-agent", ""))
+        if agent is not None:
+            device.version = agent[1]
+            if (theirs := int(agent[2])) != PROTOCOL:
+                device.seen = -math.inf
+                older = "the server" if theirs > PROTOCOL else "this client"
+                raise CallRefusedError(
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    f"the server speaks protocol {PROTOCOL} and this client {theirs}: upgrade"
+                    f" {older}",
+                )
         if session != device.session:
             if device.session and device.online:
                 device.others_seen += 1

@@ -204,17 +204,21 @@ def log(
         bool, typer.Option("--json", help="Print every entry, with all numbers, as JSON.")
     ] = False,
 ) -> None:
-    """Show the requests to this device and its replies, run by run."""
+    """Show the requests to this device and its replies, run by run, and how many are left."""
     import json
 
+    from fairbloom.client.guard.limits import Limits
     from fairbloom.client.guard.log_entries import describe_entries
     from fairbloom.client.guard.log_files import read_entries
+    from fairbloom.client.guard.questions import Questions
 
-    entries = read_entries(find_state_dir(place))
+    folder = find_state_dir(place)
+    entries = read_entries(folder)
     if as_json:
         print(json.dumps(list(entries), indent=2))
-    else:
-        print("\n".join(describe_entries(entries)))
+        return
+    limits = ClientSettings.of({}, place).limits if place.suffix == ".toml" else {}
+    print("\n".join([*describe_entries(entries), *Questions(folder).describe(Limits.of(limits))]))
 
 
 ClientToml = Annotated[

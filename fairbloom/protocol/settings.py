@@ -675,6 +675,11 @@ SETTINGS: Mapping[str, Parameter] = {
 }
 
 
+def usual_fraction(clients: int) -> float:
+    """Return the default share of clients that train: half, or all of up to 9 clients."""
+    return 1.0 if clients <= 9 else 0.5
+
+
 def fingerprint(config: Mapping[str, Any]) -> str:
     """Return the digest of all settings that define a run; a client stores its states by it."""
     others = {

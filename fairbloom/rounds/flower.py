@@ -20,6 +20,7 @@ from fairbloom.logs import log, log_from
 from fairbloom.protocol.accounts import AccountStatus
 from fairbloom.protocol.advice import ADVICE, OLDER_APP, SECURE_AGGREGATION
 from fairbloom.protocol.codec import digest_arrays
+from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.protocol.names import (
     ACCURACY_DEVIATION,
     FROZEN,
@@ -58,7 +59,7 @@ from .records import (
     record_of,
     size_of,
 )
-from .refusals import Refusals, read_error
+from .refusals import Refusals, one_line, read_error
 from .roster import Roster
 from .screening import usable_evaluation, usable_metrics
 
@@ -274,7 +275,7 @@ class FlowerClients:
         exchange.answered = set(map(str, replies))
         self._note_pending(exchange)
         for node_id, reply in replies.items():
-            node = replace(self._roster.nodes[node_id], examples=0)
+            node = replace(self._roster.nodes[node_id], examples=0, refusal="")
             if reply.has_content():
                 node = replace(
                     node,
@@ -284,6 +285,8 @@ class FlowerClients:
                 )
             elif has_no_query(reply):
                 node = replace(node, terms=frozenset())
+            elif reply.error.code == ErrorCode.INVALID_FAB:
+                node = replace(node, examples=None, refusal=one_line(reply.error.reason))
             self._roster.nodes[node_id] = node
         return replies
 
@@ -307,6 +310,15 @@ class FlowerClients:
             name: float(examples)
             for name, node_id in nodes.items()
             if (examples := self._roster.nodes[node_id].examples)
+        }
+
+    @property
+    def refusing(self) -> Mapping[str, str]:
+        """Why clients online have refused the run when they were asked for their examples."""
+        return {
+            name: reason
+            for name, node_id in self._roster.online.items()
+            if (reason := self._roster.nodes[node_id].refusal)
         }
 
     def _read_contents(

@@ -13,11 +13,6 @@ from fairbloom.protocol.streams import generator
 T = TypeVar("T")
 
 
-def usual_fraction(clients: int) -> float:
-    """Return the default share of clients that train: half, or all of up to 9 clients."""
-    return 1.0 if clients <= 9 else 0.5
-
-
 def share(fraction: float, of: int, minimum: int) -> int:
     """Return ⌈`fraction` · `of`⌉, at least `minimum` and at most `of`.
 

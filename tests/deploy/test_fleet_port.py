@@ -28,7 +28,7 @@ from fairbloom.deploy import pki
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.device.connectivity import connection_fault
 from fairbloom.deploy.errors import DeployError
-from fairbloom.deploy.fleet import admission, grid, port
+from fairbloom.deploy.fleet import admission, calls, grid, port
 from fairbloom.deploy.fleet.admission import Admission, Caller as Allowance, CallRefusedError
 from fairbloom.deploy.fleet.calls import RefusedError
 from fairbloom.deploy.fleet.connections import OTHER_CONNECTIONS, OWN_FILES, connection_limit
@@ -857,3 +857,30 @@ def test_security_names_the_limits() -> None:
         [grid.MAX_UNREADABLE],
         [2 * SECOND],
     ]
+
+
+@pytest.mark.parametrize(("theirs", "older"), [(-1, "this client"), (1, "the server")])
+def test_a_client_of_another_protocol_is_away(
+    served: Served, monkeypatch: pytest.MonkeyPatch, theirs: int, older: str
+) -> None:
+    before = served.calls()
+    before.connect()
+    served.send("1")
+    assert [name for _, name in served.do(served.port.online)] == ["a"]
+    agent = f"fairbloom/0.9 protocol/{PROTOCOL + theirs}"
+    options = dict(calls.OPTIONS) | {"grpc.primary_user_agent": agent}
+    with monkeypatch.context() as changed:
+        changed.setattr(calls, "OPTIONS", (*options.items(),))
+        upgraded = served.calls()
+    words = f"protocol {PROTOCOL} and this client {PROTOCOL + theirs}: upgrade {older}"
+    for call in (
+        upgraded.connect,
+        lambda: upgraded.next(""),
+        lambda: give_reply(upgraded, Head(id="1", run=RUN), b"misread"),
+    ):
+        with pytest.raises(RefusedError, match=words):
+            call()
+    assert served.do(served.port.online) == []
+    assert words in served.port.admission.reasons["a"]
+    assert served.collect("1") is None  # it waits
+    assert served.calls().next("").head.id == "1"  # the remedy

@@ -118,45 +118,47 @@ def test_one_run_continues_over_an_upgrade_and_back(there: Mixed, out: Path) -> 
     assert not any("protocol" in each or "version" in each for each in refused)
 
 
-def test_an_incompatible_client_is_refused_on_both_sides(
-    there: Mixed, out: Path, subtests: pytest.Subtests
+@pytest.mark.parametrize("first", ["server", "clients"])
+def test_an_upgrade_of_the_protocol_costs_no_round(
+    there: Mixed, tmp_path: Path, first: str, subtests: pytest.Subtests
 ) -> None:
+    """A client that speaks another protocol is away: its message waits for it."""
+
+    def connect_all(chosen: str) -> None:
+        for name in CLIENTS:
+            there.stop(there.clients[name])
+            there.use(chosen)
+            there.start_client(name)
+
     there.serve(OLD)
-    for name, chosen in zip(CLIENTS, (OLD, NEW, MISFIT), strict=True):
-        there.connect(name, chosen)
-    there.use(OLD)
-    there.wait_for_end(there.begin(out, **{"num-rounds": 2}))
-    words = (
-        f"the server speaks protocol {PROTOCOL} and this client {PROTOCOL + 1}: upgrade the server"
-    )
-    for row in rounds(out):
-        with subtests.test(row=row):
-            assert row["replies_used"] == "2"
-            assert row["refused"].startswith(f"{CLIENTS[2]}: error 2: {words}")
-    there.wait_for_words(there.clients[CLIENTS[2]], words)
-    there.connect(CLIENTS[2], OLD)  # the remedy
-    there.use(OLD)
-    there.wait_for_end(there.begin(out, **{"num-rounds": 3}))
-    assert rounds(out)[-1]["replies_used"] == "3"
-
-
-def test_a_server_that_does_not_fit_is_refused_by_all(
-    there: Mixed, tmp_path: Path, out: Path, subtests: pytest.Subtests
-) -> None:
-    for name in CLIENTS:
-        there.connect(name, OLD)
-    there.serve(MISFIT)
-    there.wait_for_end(there.begin(out, **{"num-rounds": 5}), code=1)
-    for row in rounds(out):
-        with subtests.test(row=row):
-            assert row["replies_used"] == "0"
-            for name in CLIENTS:
-                words = (
-                    f"the server speaks protocol {PROTOCOL + 1} and this client {PROTOCOL}: upgrade"
-                    " this client"
-                )
-                assert f"{name}: error 2: {words}" in row["refused"]
-    there.wait_for_words(there.clients[CLIENTS[0]], "upgrade this client")
-    there.serve(OLD)  # the remedy
-    there.use(OLD)
-    there.submit({**SETTINGS, "num-rounds": 1, "out": str(tmp_path / "next")})
+    connect_all(OLD)
+    there.wait_for_clients(*CLIENTS)
+    calm = tmp_path / "calm"
+    there.submit({**SETTINGS, "method": "scaffold", "num-rounds": 60, "out": str(calm)})
+    out = tmp_path / "out"
+    submitted = there.begin(out, **{"method": "scaffold", "num-rounds": 60})
+    wait_for_rounds(out, 2)
+    theirs = PROTOCOL + 1, PROTOCOL
+    if first == "server":
+        there.serve(MISFIT)
+    else:
+        connect_all(MISFIT)
+        theirs = PROTOCOL, PROTOCOL + 1
+    older = "this client" if first == "server" else "the server"
+    words = f"the server speaks protocol {theirs[0]} and this client {theirs[1]}: upgrade {older}"
+    there.wait_for_words(there.clients[CLIENTS[0]], words)
+    status = there.fairbloom("deploy", "status")
+    assert words in " ".join(status.stdout.split())
+    before = len(rounds(out))
+    if first == "server":
+        connect_all(MISFIT)
+    else:
+        there.serve(MISFIT)
+    there.wait_for_end(submitted)
+    rows = rounds(out)
+    assert len(rows) == 60 > before
+    for row in rows:
+        with subtests.test(round=row["round"]):
+            assert (row["replies_used"], row["refused"]) == ("3", "")
+    model = "model.safetensors"
+    assert (out / model).read_bytes() == (calm / model).read_bytes()

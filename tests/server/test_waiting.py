@@ -14,13 +14,14 @@ from typing import Any
 import httpx
 import pytest
 import tomli_w
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
 from fairbloom.client.app import app
 from fairbloom.errors import FairbloomError
 from fairbloom.flower import SimulationError
+from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.quorum import Quorum, QuorumError
 from fairbloom.server import polling, waiting
@@ -29,7 +30,7 @@ from fairbloom.server.polling import PollingGrid
 from fairbloom.server.run_folder.files import ROUNDS
 from fairbloom.server.run_folder.flower import RunFolder
 from fairbloom.server.settings import Settings
-from fairbloom.server.waiting import check_sizes, drop_revoked, wait_for_clients
+from fairbloom.server.waiting import ask_sizes, check_sizes, drop_revoked, wait_for_clients
 from fairbloom.simulation.grid import SERVER, InProcessGrid
 from fairbloom.strategies import FedAvg
 from tests.federation import initial_model, record
@@ -771,3 +772,39 @@ def test_waits_grow_with_the_round_and_end_at_a_second(
     assert waits[0] == polling.SHORTEST_SECONDS
     assert waits == sorted(waits)
     assert waits[-1] == polling.LONGEST_SECONDS
+
+
+@pytest.mark.parametrize("second", [40.0, NEVER])
+def test_a_run_waits_for_a_client_that_refuses_it(
+    clock: Clock, second: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its owner mends that after some time, or not within the patience."""
+    waits = list[str]()
+    quorum = Quorum(100.0, clock=clock, grid=SimpleNamespace(note_wait=waits.append))
+    clients = FlowerClients(FedAvg(), None, 5.0, quorum)
+    grid = Nodes(clock, clients=3)
+    answers = grid._answers
+
+    def answer(message: Message) -> list[Message]:
+        name = grid.nodes[message.metadata.dst_node_id]
+        if clock.now >= second or name != "site-1":
+            return answers(message)
+        return [Message(Error(ErrorCode.INVALID_FAB, "its schema is new here"), reply_to=message)]
+
+    grid._answers = answer  # type: ignore[method-assign]
+    clients.grid = grid
+    sizes = ask_sizes(clients, quorum)
+    words = "site-1: its schema is new here"
+    assert words in next(filter(None, waits)) and waits[-1] == ""
+    if second < NEVER:
+        assert (clients.refusing, len(sizes)) == ({}, 3)
+        assert second <= clock.now < second + 10.0
+    else:
+        assert clients.refusing.keys() == {"site-1"}
+        assert (sorted(sizes), f"without clients that refuse it: {words}" in caplog.text) == (
+            ["site-0", "site-2"],
+            True,
+        )
+        assert 100.0 <= clock.now < 110.0
+    # the others are asked once
+    assert [len(asked) for asked in grid.asked.values()].count(1) == 2

@@ -22,9 +22,8 @@ from fairbloom.errors import (
 from fairbloom.protocol.names import ACCURACY, LOSS
 from fairbloom.protocol.private import SIMULATED
 from fairbloom.protocol.scores import LOSS_SCORE, WHY_UNDEFINED, Score, put_first
-from fairbloom.protocol.settings import Mark, RunSettings, Value, key_of
+from fairbloom.protocol.settings import Mark, RunSettings, Value, key_of, usual_fraction
 from fairbloom.rounds.options import Options
-from fairbloom.rounds.sampling import usual_fraction
 from fairbloom.rounds.screening import LARGEST_COUNT
 from fairbloom.server.run_folder.csv_rows import (
     ABSENT,

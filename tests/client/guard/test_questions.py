@@ -12,6 +12,7 @@ from hypothesis import given, strategies as st
 from fairbloom.client.guard import questions
 from fairbloom.client.guard.accepted_settings import SettingRefusedError, accepted_settings
 from fairbloom.client.guard.limits import Limits
+from fairbloom.client.guard.questions import Asking, Questions
 from fairbloom.errors import FairbloomError
 from fairbloom.server.settings import Settings
 from fairbloom.system import retry
@@ -21,7 +22,7 @@ def refused(limits: Limits, place: Path, question: str, **settings: Any) -> str:
     """Return the reason, "" if the question is answered."""
     config = accepted_settings(Settings.of(settings).run_config())
     try:
-        limits.count(config, place, question)
+        Questions(place).count(Asking.of(config, config), question, limits)
     except SettingRefusedError as error:
         return str(error)
     return ""
@@ -111,7 +112,7 @@ def test_a_count_is_written_again_while_a_message_lasts(
         if failures == 40
         else nullcontext()
     ):
-        Limits().count(config, tmp_path, "train 1", 30.0)
+        Questions(tmp_path, until=30.0).count(Asking.of(config, config), "train 1", Limits())
     assert len(waits) == failures if failures < 40 else 25 < len(waits) <= 30
 
 
@@ -120,9 +121,73 @@ def test_an_owners_number_holds_for_a_run_of_unknown_length(tmp_path: Path) -> N
     del config["num-rounds"]
     other = tmp_path / "other"
     other.mkdir()
+    asking = Asking.of(config, config)
     for number in range(9):
-        Limits().count(config, other, f"train {number}")
+        Questions(other).count(asking, f"train {number}", Limits())
     limits = Limits(questions_a_run=1)
-    limits.count(config, tmp_path, "train 1")
+    Questions(tmp_path).count(asking, "train 1", limits)
     with pytest.raises(SettingRefusedError, match="questions-a-run"):
-        limits.count(config, tmp_path, "train 2")
+        Questions(tmp_path).count(asking, "train 2", limits)
+    assert [*Questions(other).describe(Limits())] == []
+
+
+def at(monkeypatch: pytest.MonkeyPatch, *day: int) -> None:
+    """Let a device's clock show noon of a day."""
+    now = datetime(*day, 12, tzinfo=UTC)
+    monkeypatch.setattr(questions, "datetime", SimpleNamespace(now=lambda zone: now))
+
+
+@pytest.mark.parametrize("opens", ["month", "data"])
+def test_questions_of_a_run_begin_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opens: str
+) -> None:
+    config = accepted_settings(Settings.of({"num-rounds": 2}).run_config())
+    asking = Asking.of(config, config)
+    at(monkeypatch, 2026, 12, 31)
+    for number in range(8):
+        Questions(tmp_path).count(asking, f"train {number}", Limits())
+    with pytest.raises(SettingRefusedError, match=r"anew on 2027-01-01 \(UTC\), or once"):
+        Questions(tmp_path).count(asking, "train 8", Limits())
+    if opens == "month":
+        at(monkeypatch, 2027, 1, 1)
+    anew = Questions(tmp_path, data=int(opens == "data"))
+    for number in range(8):  # the same ones, too: the rows behind the answers are others
+        anew.count(asking, f"train {number}", Limits())
+    with pytest.raises(SettingRefusedError, match="questions-a-run"):
+        anew.count(asking, "train 8", Limits())
+
+
+@pytest.mark.parametrize(
+    ("given", "planned"),
+    [
+        ({"clients": 3}, 12),
+        ({"clients": 3, "evaluate-every": 3}, 8),
+        ({"clients": 3, "evaluate-every": 0}, 7),
+        ({"clients": 3, "fraction": 0.5}, 9),
+        ({"clients": 3, "fraction-evaluate": 0.5}, 9),
+        ({}, 9),  # of an unknown number of clients, half may be asked
+        ({"clients": 1000}, 9),
+    ],
+)
+def test_a_run_that_would_end_early_is_refused_before_it_begins(
+    tmp_path: Path, given: dict[str, Any], planned: int
+) -> None:
+    run = {"num-rounds": 6, **given}
+    config = accepted_settings(Settings.of({"num-rounds": 6}).run_config())
+    asking = Asking.of(run, config)
+    assert asking.planned == planned
+    here = Questions(tmp_path)
+    here.check_left(asking, Limits(questions_a_run=1))  # what was never asked is not refused yet
+    for number in range(24 - planned):
+        here.count(asking, f"train {number}", Limits())
+    here.check_left(asking, Limits())
+    here.count(asking, "one more", Limits())
+    with pytest.raises(
+        SettingRefusedError, match=f"{planned - 1} of 24 messages .* 6 rounds sends about {planned}"
+    ):
+        here.check_left(asking, Limits())
+    here.check_left(asking, Limits(questions_a_run=25))  # the remedy
+    (line,) = here.describe(Limits())
+    assert f"{planned - 1} of 24 messages with a model left" in line
+    other = accepted_settings(Settings.of({"num-rounds": 6, "seed": 1}).run_config())
+    here.check_left(Asking.of(run, other), Limits())
