@@ -58,10 +58,10 @@ class HasRows(Protocol):
         """The number of test rows."""
 
 
-def read_rows(node: Mapping[str, Any], data_dir: str, schema: str) -> tuple[str, Splits]:
-    """Return a client's key and its rows as a schema reads them, whatever a run's settings are."""
+def settings_of_rows(node: Mapping[str, Any], data_dir: str, schema: str) -> RunSettings:
+    """Return the settings by which a client's rows are read, whatever a run's settings are."""
     name = str(node.get("name", ""))
-    settings = RunSettings.of(
+    return RunSettings.of(
         {
             "task": TASK,
             "data-dir": place_of(data_dir, name),
@@ -70,9 +70,14 @@ def read_rows(node: Mapping[str, Any], data_dir: str, schema: str) -> tuple[str,
             ONE_CLIENT: bool(name),
         }
     )
+
+
+def read_rows(node: Mapping[str, Any], data_dir: str, schema: str) -> tuple[str, Splits]:
+    """Return a client's key and its rows as a schema reads them."""
+    settings = settings_of_rows(node, data_dir, schema)
     with permit_reading():
         task = load_task(settings)
-        client = find_client_key(settings, task, None, name)
+        client = find_client_key(settings, task, None, str(node.get("name", "")))
         return client, task.splits(client)
 
 

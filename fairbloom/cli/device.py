@@ -264,6 +264,47 @@ def profile(
             print(f"it has left, to {out or settings.server}")
 
 
+SchemaOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Schema of the rows; default: the accepted one.")
+]
+
+
+@client.command(epilog="Example: fairbloom client data client.toml")
+def data(config: ClientToml, schema: SchemaOption = None) -> None:
+    """Show what the device's tables hold by a schema, and their faults, as fairbloom data does.
+
+    They are read as owner.toml describes them. The exit code is 1 if there are faults.
+    """
+    from fairbloom.client.private.split import settings_of_rows
+    from fairbloom.tasks import describe_data
+    from fairbloom.tasks.permit import permit_reading
+
+    from .data import show_described
+
+    settings = ClientSettings.of({}, config)
+    text = read_own_schema(settings, schema)
+    with permit_reading():
+        rows = settings_of_rows(settings.node(), settings.data_dir, text)
+        described = describe_data(rows, every=False)
+    show_described(described)
+    if any("problem" in row for row in described["clients"]):
+        raise typer.Exit(1)
+
+
+def read_own_schema(settings: ClientSettings, schema: Path | None) -> str:
+    """Return the text of a file, by default of the schema that was accepted last."""
+    from fairbloom.client.guard.accepted_schemas import Schemas
+    from fairbloom.errors import FairbloomError
+    from fairbloom.tables.schema import read_schema
+
+    if schema is not None:
+        return read_schema(str(schema))
+    schemas = Schemas(Path(settings.state_dir))
+    if accepted := schemas.accepted():
+        return schemas.text_of(accepted[-1])
+    raise FairbloomError("no schema is accepted yet: name one, --schema FILE")
+
+
 account = typer.Typer(
     suggest_commands=False,
     help="Open, show, resume or close the privacy account of the data (limits.privacy).",
@@ -278,10 +319,7 @@ def open_account(
         float, typer.Option(metavar="SHARE", help="Share of the rows that are never trained on.")
     ] = 0.2,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the split into these and others.")] = 0,
-    schema: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Schema of the rows; default: the accepted one."),
-    ] = None,
+    schema: SchemaOption = None,
     state_dir: Annotated[
         str | None, typer.Option(help="Folder of the client's state, if it runs with this option.")
     ] = None,
@@ -290,25 +328,16 @@ def open_account(
 
     It fixes the split, and it prints what the account allows.
     """
-    from fairbloom.client.guard.accepted_schemas import Schemas
     from fairbloom.client.private.opening import describe_account, open_account
     from fairbloom.deploy.device.profile import describe_sent
     from fairbloom.errors import FairbloomError
-    from fairbloom.tables.schema import read_schema
 
     settings = ClientSettings.of({"state-dir": state_dir}, config)
     if "privacy" not in settings.limits:
         raise FairbloomError(
             "owner.toml asks for no account: write [limits.privacy] with epsilon = 3, for example"
         )
-    if schema is not None:
-        text = read_schema(str(schema))
-    else:
-        schemas = Schemas(Path(settings.state_dir))
-        accepted = schemas.accepted()
-        if not accepted:
-            raise FairbloomError("no schema is accepted yet: name one, --schema FILE")
-        text = schemas.text_of(accepted[-1])
+    text = read_own_schema(settings, schema)
     made = open_account(
         settings.node(), settings.limits["privacy"], text, test_share=test_share, seed=seed
     )

@@ -250,7 +250,8 @@ def _summarise_column(
 ) -> Row:
     """Return the row of a column: its kind, and its values at all clients."""
     field = schema.fields[name]
-    together = np.concatenate([*columns_of.values()]) if columns_of else np.array([])
+    # no file may have the column, which the schema fills
+    together = np.concatenate([*columns_of.values()]) if columns_of else np.array([], np.int32)
     values = present_values(together)
     kind = f"number{text_if(field.unit, f' ({field.unit})')}"
     held = _describe_values(field, values)

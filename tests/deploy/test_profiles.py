@@ -724,3 +724,31 @@ def test_the_way_by_commands(
     assert "accepted" in printed.out
     assert "the server does not learn it: fl.example.org:9092" in printed.err
     assert json.loads(files[0].read_text())["client"] == "north"
+
+
+def test_an_owner_sees_the_data_in_the_devices_own_dialect(
+    owner: Owner, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"alter": f"{40 + k},5", "dead": "ja" if k % 3 else "nein"} for k in range(20)]
+    lines = [";".join(rows[0]), *(";".join(row.values()) for row in rows)]
+    owner.data.mkdir()
+    (owner.data / "2026.csv").write_text("\n".join([*lines, ""]), encoding="utf-16")
+    schema = tmp_path / "schema.toml"
+    schema.write_text(
+        'target = "dead"\nmissing = "fill"\n[fields.age]\ntype = "number"\n'
+        '[fields.sex]\ntype = "string"\ncategories = ["f", "m"]\n'
+        '[fields.dead]\ntype = "string"\ncategories = ["no", "yes"]\n'
+    )
+    config = owner.bundle / "client.toml"
+    assert "no schema is accepted yet" in refusal(capsys, "client", "data", config)
+    shown = captured(capsys, "client", "data", config, "--schema", schema, code=1).out
+    assert "faults, listed below" in shown
+    owner.say(
+        '[files."*"]\ndecimalChar = ","\nfields.age.name = "alter"',
+        'fields.dead.spellings = {yes = ["ja"], no = ["nein"]}',
+    )
+    shown = captured(capsys, "client", "data", config, "--schema", schema).out
+    assert re.search(r"age +number +40.5 to 59.5, median 50 +0", shown)
+    assert re.search(r"sex +category +[mf]: 0, [mf]: 0 +0", shown)  # the schema fills it
+    captured(capsys, "client", "accept", config, "--schema", schema, "--yes")
+    assert captured(capsys, "client", "data", config).out == shown
