@@ -36,6 +36,9 @@ TABLE_STARTS = (
     *(b"SQLite format 3", b"RDX2", b"RDX3", b"HEADER RECORD*******"),
 )
 
+# The first bytes of tables that are read and are no texts.
+BINARY = (b"PAR1", b"PK\x03\x04")
+
 # The beginning of records in JSON, or of a workbook; and the name of old workbooks in their files.
 TABLE_TEXT = re.compile(r"\s*\[\s*\{|PK\x03\x04.*xl/work", re.DOTALL)
 OLD_OFFICE = b"\xd0\xcf\x11\xe0"
@@ -73,10 +76,10 @@ def files_in(
 
     Empty if `place` is "". A table has one of `endings`, such as ".csv". Each file is a client, and
     so is each subfolder with tables, which are parts of one. If the folder is `of_one` client, its
-    files are parts, too. A client has its folder's name, or its file's without the ending, in form
-    NFC: macOS writes accents as characters of their own. Hidden files, locks, files of operating
-    systems and run folders are skipped. A table that is not read raises DataError; other entries
-    are logged.
+    files are parts, too, and each text ends with a line. A client has its folder's name, or its
+    file's without the ending, in form NFC: macOS writes accents as characters of their own. Hidden
+    files, locks, files of operating systems and run folders are skipped. A table that is not read
+    raises DataError; other entries are logged.
     """
     if not place:
         return {}
@@ -86,6 +89,9 @@ def files_in(
     parts: dict[Path, tuple[Path, ...]] = {
         entry: (entry,) for entry in entries if entry not in others
     }
+    if of_one:
+        for entry in parts:
+            _check_whole(entry)
     if of_one and len(parts) > 1:
         _log_entries("data-dir = %r has files that are read as one table: %s", place, [*parts])
         parts = {path.resolve(): tuple(parts)}
@@ -109,6 +115,20 @@ def files_in(
     )
     _log_entries(OTHERS, place, [entry for entry in others if entry not in parts])
     return {client: parts[entry] for client, entry in found.items()}
+
+
+def _check_whole(path: Path) -> None:
+    """Raise DataError for a text that ends in the middle of a line, as while it is copied."""
+    with path.open("rb") as file:
+        start = file.read(SNIFFED)
+        file.seek(max(0, path.stat().st_size - 4))
+        end = file.read().rstrip(b"\0")
+    if start and not start.startswith(BINARY) and not end.endswith((b"\n", b"\r")):
+        raise DataError(
+            f"{path} ends in the middle of a line, as a file does that is still being written: wait"
+            " until it is whole, or end its last line",
+            "torn",
+        )
 
 
 def place_of(place: str, client: str) -> str:

@@ -215,13 +215,20 @@ def read(path: Path, file: SchemaFile) -> ReadTable:
     readers = {".parquet": _read_parquet, ".xlsx": _read_workbook}
     ending = path.suffix.lower()
     try:
+        before = path.stat()
         with path.open("rb") as content:
             start = content.read(4)
         found = next((kind for begin, kind in STARTS.items() if start.startswith(begin)), "")
         if found != text_if(ending in readers, ending):
             begins = f"begins like {found}" if found else "does not begin like one"
             raise DataError(f"{path} is no {ending} file: it {begins}: {REMEDY}", "other-format")
-        return _check_rows(readers.get(ending, _read_text)(path, file))
+        table = readers.get(ending, _read_text)(path, file)
+        after = path.stat()
+        if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size):
+            raise DataError(
+                f"{path} changed while it was read: wait until whatever writes it is done", "torn"
+            )
+        return _check_rows(table)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}", "unreadable") from error
 

@@ -27,6 +27,10 @@ REASONS = {
         "its file is of a format that is not read, or of another one than its name ends with: save"
         " it as .csv, .parquet or .xlsx"
     ),
+    "torn": (
+        "one of its files ends in the middle of a line, or changed while it was read: wait until it"
+        " is whole"
+    ),
     "unreadable": "one of its files cannot be read: its own log names it",
     "no-table": (
         "its file cannot be read as a table of the kind that its ending names: its own log says why"

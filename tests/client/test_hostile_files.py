@@ -189,7 +189,7 @@ CASES: dict[str, Case] = {
         "line 32, column 'diagnosis' is not in",
     ),
     "thousands of columns": case(
-        "\n".join(",".join(f"{who} {k}" for k in range(3000)) for who in PEOPLE[:8]), STRANGE
+        "".join(",".join(f"{who} {k}" for k in range(3000)) + "\n" for who in PEOPLE[:8]), STRANGE
     ),
     "a quote that is not closed": case(table(*rows()).replace("Dagfinn", '"Dagfinn')),
     "a line in a cell": case(

@@ -57,7 +57,7 @@ DAY = "2025-01-31"
 def write(folder: Path, rows: Rows, name: str = "site.csv") -> None:
     folder.mkdir(exist_ok=True)
     lines = [",".join(rows[0]), *(",".join(row.values()) for row in rows)]
-    (folder / name).write_text("\n".join(lines))
+    (folder / name).write_text("\n".join([*lines, ""]))
 
 
 class Owner:

@@ -16,6 +16,7 @@ from fairbloom.prediction.predictor import find_own_file
 from fairbloom.protocol.names import NUM_EXAMPLES
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.run_folder.files import DATA
+from fairbloom.tables import reading
 from fairbloom.tables.encoding import encode_files
 from fairbloom.tables.folders import files_in
 from fairbloom.tables.reasons import DataError
@@ -444,3 +445,62 @@ def test_an_owner_says_what_one_file_means() -> None:
     ]
     assert [each.field("age").factor for each in read] == [1.0, 2.0]
     assert [each.field("age").name for each in read] == [("years",)] * 2
+
+
+@pytest.mark.parametrize(
+    ("end", "is_whole"),
+    [
+        (b"\n", True),
+        (b"\r\n", True),
+        (b"\r", True),
+        ("\n".encode("utf-16-le"), True),
+        ("\n".encode("utf-32-le"), True),
+        (b"", False),
+        (b" ", False),
+    ],
+)
+def test_a_devices_file_that_ends_within_a_line_is_refused(
+    tmp_path: Path, end: bytes, is_whole: bool
+) -> None:
+    """A copy is read before it is finished; the second file of the folder, too."""
+    folder = write(tmp_path / "site", a="x,y\n1,2\n", b=b"x,y\n1,2" + end, c="")
+    files_in(str(folder), ENDINGS)  # many clients' files are no device's
+    if is_whole:
+        assert len(files_in(str(folder), ENDINGS, of_one=True)["site"]) == 3
+        return
+    for place in (folder, folder / "b.csv"):
+        with pytest.raises(DataError, match=r"b\.csv ends in the middle of a line"):
+            files_in(str(place), ENDINGS, of_one=True)
+    (folder / "b.csv").write_bytes(b"x,y\n1,2\n")  # the remedy
+    assert files_in(str(folder), ENDINGS, of_one=True)
+
+
+def test_a_workbook_ends_as_it_likes(tmp_path: Path) -> None:
+    write_workbook(tmp_path / "a.xlsx", {"s": [["x", "y"], [1, 2]]})
+    assert files_in(str(tmp_path), ENDINGS, of_one=True)
+
+
+@pytest.mark.parametrize("change", ["grows", "leaves"])
+def test_a_file_that_changes_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    for name in "ab":
+        write(tmp_path, **{name: csv_of(20)})
+    path = tmp_path / "b.csv"
+    check = reading.columns_by_name
+
+    def name_columns(*about: object) -> object:
+        if about[0] == path and change == "grows":
+            path.write_text(path.read_text() + "\n")
+        elif about[0] == path:
+            path.unlink()
+        return check(*about)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as changed:
+        changed.setattr(reading, "columns_by_name", name_columns)
+        words = "changed while it was read" if change == "grows" else "cannot be read: No such file"
+        with pytest.raises(DataError, match=rf"b\.csv {words}"):
+            encode_files([path], "b", SCHEMA)
+        encode_files([tmp_path / "a.csv"], "a", SCHEMA)
+    write(tmp_path, b=csv_of(20))
+    assert len(encode_files([path], "b", SCHEMA)) == 20  # the remedy

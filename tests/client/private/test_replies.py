@@ -52,7 +52,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Device, Devic
     table = other.data / "site.csv"
     lines = table.read_text().splitlines()
     lines[1] = "-500.0,0.0," + ("ill" if lines[1].endswith("well") else "well")
-    table.write_text("\n".join(lines))
+    table.write_text("\n".join([*lines, ""]))
     other.open()
     return opened(tmp_path / "one"), other
 
