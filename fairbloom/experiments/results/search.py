@@ -103,7 +103,7 @@ def read_scores(run: Run, evaluated: str) -> ClientScores:
     tests = not (run.of_app or float(run.settings.get("validation-share", 0.0)) > 0.0)
     model = run.serves if evaluated == "global" else evaluated
     split = "test" if tests else "validation"
-    scores = run.final(model=model, hostile=True) if tests else run.validated(model)
+    scores = run.final(model=model) if tests else run.validated(model)
     if not scores:
         of_models = text_if(model == "personal", " of personal models")
         raise FairbloomError(
@@ -118,9 +118,7 @@ def read_scores(run: Run, evaluated: str) -> ClientScores:
 
 def few_examples(run: Run) -> set[str]:
     """Return the clients with too few examples for a part in the choice, if others have one."""
-    return {
-        client for client, count in run.test_examples(hostile=True).items() if count < JUDGED_FROM
-    }
+    return {client for client, count in run.test_examples().items() if count < JUDGED_FROM}
 
 
 def choose(measure: Measure, score: Score, among: Sequence[ArmScore]) -> ArmScore | None:
@@ -270,7 +268,7 @@ def _notes(study: Study, judged: Sequence[ArmScore], first: Run) -> tuple[str, .
             f" {', '.join(lacking)}. Give more examples, or raise validation-share."
         )
     few = few_examples(first)
-    if few and len(few) < len(first.test_examples(hostile=True)):
+    if few and len(few) < len(first.test_examples()):
         notes.append(
             f"Tested, but without a part in the choice, because they have fewer than {JUDGED_FROM}"
             f" test examples: {join_names(sorted(few))}."

@@ -152,7 +152,7 @@ def test_keys_of_ours_in_its_run_config_are_named(
     app: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     change(app, "pyproject.toml", "rate = 0.5", "rate = 0.5\nproximal-mu = 0.1\ndraw = 'uniform'")
-    read = read_app(app, {"best-model": "worst-10", "defence": "nnm"})
+    read = read_app(app, {"best-model": "worst-10", "average-models": True})
     assert caplog.messages == [
         "all methods take these keys of the app's run config: proximal-mu = 0.1, draw = 'uniform'"
     ]
