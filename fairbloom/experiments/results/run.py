@@ -28,7 +28,6 @@ from fairbloom.rounds.sampling import usual_fraction
 from fairbloom.rounds.screening import LARGEST_COUNT
 from fairbloom.server.run_folder.csv_rows import (
     ABSENT,
-    ENDINGS,
     IMPROVED,
     TRAIN_LOSS_OF_GLOBAL_MODEL,
     parse_absent,
@@ -419,28 +418,6 @@ class Run(Shown):
             client: value
             for client, scores in HELD_OUT.read(self.folder).get(kind, {}).items()
             if (value := scores.get((score or self.score).name)) is not None
-        }
-
-    def validated(self, model: str) -> dict[str, float]:
-        """Return the score of each client on validation examples; see `final`.
-
-        In the run of an app, it is the metric that its RunFolder names as `best_model`.
-        """
-        if not self.of_app:
-            return self.final(model=model, split="validation")
-        name = str(self.settings.get("validation-metric", "")) + ENDINGS[model]
-        last = self._last
-        rows = self.metrics
-        rows = rows[
-            rows["round"].isin(last["round"])
-            & rows["client"].isin(last["client"])
-            & (rows["phase"] == "evaluate")
-            & (rows["metric"] == name)
-        ]
-        return {
-            client: self.score.shown(value)
-            for client, value in zip(rows["client"].tolist(), rows["value"].tolist(), strict=True)
-            if self.score.has(value)
         }
 
     @property
