@@ -10,7 +10,6 @@ from pathlib import Path
 
 from fairbloom.rounds.compatibility import (
     DRAW,
-    MIXED_UPDATES,
     OTHER_STEPS,
     SERVER_MOMENTUM,
     WEIGHT_DECAY,
@@ -31,7 +30,6 @@ ADAPTIVE_SERVER = Option('server_optimizer="adam"')
 
 OPTIONS = (
     WEIGHTING,
-    MIXED_UPDATES,
     SERVER_MOMENTUM,
     ADAPTIVE_SERVER,
     CHANGING["control_variates"],

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fairbloom.errors import FairbloomError, did_you_mean, raise_first
-from fairbloom.imports import is_import_string
 from fairbloom.protocol.accounts import SPENDS
-from fairbloom.protocol.attacks import ATTACKS, share_in
 from fairbloom.protocol.effects import apply_marks, collect_marks, explain_without_effect
 from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.private import SIMULATED
@@ -134,18 +132,9 @@ class Settings(RunSettings):
 
         For example, `min-clients` is at most the number of clients that exist or train.
         """
-        attack = self.attack
-        share = share_in(self.attackers)
         training = len(split_names(self.training_clients))
         fewest = f"min-clients = {self.min_clients} is more than"
         faults: dict[str, object] = {
-            f"attack = {attack!r}: {did_you_mean(attack, ATTACKS)}there are {', '.join(ATTACKS)},"
-            " and yours as my_module:attack": (
-                attack and attack not in ATTACKS and not is_import_string(attack)
-            ),
-            f"attackers = {self.attackers!r}: a share must be above 0 and below 1": (
-                share is not None and not 0.0 < share < 1.0
-            ),
             f"{fewest} clients = {self.clients}: lower it": 0 < self.clients < self.min_clients,
             f"{fewest} the number of training-clients = {training}: lower it": (
                 0 < training < self.min_clients
@@ -177,12 +166,6 @@ class Settings(RunSettings):
         }
         of_others = {
             ("evaluate_every", f"{NO_TESTS.reason}: {NO_TESTS.remedy}"): not self.test_share,
-            ("attack_from", f" in {self.num_rounds} rounds: lower it, or raise num-rounds"): (
-                self.attack_from > self.num_rounds
-            ),
-            ("attack_strength", f" on {self.attack}: leave it out"): (
-                ATTACKS.get(self.attack, 0.0) is None
-            ),
         }
         idle = [
             *apply_marks(IDLE, vars(self)),
@@ -228,8 +211,6 @@ class Settings(RunSettings):
             " deployed clients, whose owners open accounts, or use fairbloom run": (
                 self.privacy__mode == SIMULATED
             ),
-            "attack: clients attack on one machine only: leave it out with deployed clients, or use"
-            " fairbloom run": self.attack,
             f"held-out-clients = {self.held_out_clients:g}: every deployed client is in training:"
             " leave it out, or name those that train by training-clients, or use fairbloom run": (
                 self.held_out_clients
@@ -353,7 +334,7 @@ def check_used(
     idle = (
         *(
             (key, " with pooled = true, as one client a round trains: leave it out")
-            for key in ("fraction", "training-clients", "prior", "attack", "defence")
+            for key in ("fraction", "training-clients", "prior")
             if given.get("pooled")
         ),
         *(

@@ -14,18 +14,11 @@ SAME: dict[str, dict[str, Any]] = {
     "FedAvgM": {"server_optimizer": "avgm"},
 }
 
-# Flower's strategies without an equal here: the nearest of ours, as parameters of FedAvg.
-NEAREST: dict[str, dict[str, Any]] = {
-    "Bulyan": {"defence": "nnm"},
-    "FedMedian": {"defence": "clip"},
-    "FedTrimmedAvg": {"defence": "clip"},
-    "Krum": {"defence": "nnm"},
-    "MultiKrum": {"defence": "nnm"},
-}
-
 # Flower's strategies that have no counterpart here.
+ROBUST = "robust aggregation is not Fairbloom's: use Flower's own, or write method=torchjd:krum"
 WRAPPER = "import it from flwr.serverapp.strategy, and give it one of our strategies"
 OTHERS = {
+    **dict.fromkeys(("Bulyan", "FedMedian", "FedTrimmedAvg", "Krum", "MultiKrum"), ROBUST),
     "FedXgbBagging": "models here are arrays, not trees: use Flower's own",
     "FedXgbCyclic": "models here are arrays, not trees: use Flower's own",
     "DifferentialPrivacyClientSideAdaptiveClipping": WRAPPER,
@@ -53,9 +46,7 @@ ARGUMENTS = {
     "tau": "write server_optimizer_tau={}",
     "server_learning_rate": "write server_optimizer='avgm', server_optimizer_lr={}",
     "server_momentum": "write server_optimizer='avgm', server_optimizer_beta1={}",
-    "num_malicious_nodes": "write defence='nnm', defence_tolerance={}",
-    "num_nodes_to_select": "leave it out: defence='nnm' takes all",
-    "beta": "write defence='clip', which needs none",
+    **dict.fromkeys(("num_malicious_nodes", "num_nodes_to_select", "beta"), ROBUST),
     **{old: f"write {new}={{}}" for old, new in RENAMED.items()},
     "fit_metrics_aggregation_fn": "write train_metrics_aggr_fn, which gets RecordDicts",
     "evaluate_metrics_aggregation_fn": "write evaluate_metrics_aggr_fn, which gets RecordDicts",
@@ -74,19 +65,15 @@ def advise_on_name(name: str) -> str:
         return OTHERS[name]
     if name in SAME:
         return f"write {as_call(SAME[name])}"
-    if name in NEAREST:
-        return f"Fairbloom does not have it; the nearest is {as_call(NEAREST[name])}"
     return ""
 
 
 def advise_on_method(plain: str) -> str:
     """Return the same as the text of a method, by the name without upper case and hyphens."""
-    names = {name.casefold(): name for name in (*SAME, *NEAREST)}
+    names = {name.casefold(): name for name in SAME}
     if plain not in names:
         return ""
-    words = ",".join(f"{key}={value}" for key, value in {**SAME, **NEAREST}[names[plain]].items())
-    if names[plain] in NEAREST:
-        return f"the nearest to Flower's {names[plain]} is fedavg({words}); "
+    words = ",".join(f"{key}={value}" for key, value in SAME[names[plain]].items())
     return f"write fedavg({words}) for Flower's {names[plain]}; "
 
 

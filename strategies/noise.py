@@ -19,7 +19,6 @@ def check_noise(method: Method, wrapper: object, has_scalars: bool) -> None:
         f"{name} has weights that depend on losses or updates": not method.weighs_by_prior,
         "control variates correct the step": method.control_variates,
         "server_optimizer scales the step": method.server_optimizer is not None,
-        "defence changes the weights or updates": method.defence is not None,
         "personal_parameters are not in the updates": method.personal_parameters,
         "frozen arrays would get noise, too": method.frozen,
         "Flower clips no array without dimensions (make it one of shape (1,))": has_scalars,

@@ -115,8 +115,8 @@ def taken_of(given: Mapping[str, Any]) -> Structure:
     settings = Settings.of(given)
     check_used(given, [settings.method], settings.task)
     taken = settings.run_config()
-    # case is ignored, also in names of clients
-    spelt = {key: str(taken[key]).lower() for key in ("method", "optimizer", "attackers")}
+    # case is ignored
+    spelt = {key: str(taken[key]).lower() for key in ("method", "optimizer")}
 
     def again(key: str) -> Structure:
         return given[key] if str(given[key]).lower() == spelt.get(key) else taken[key]
@@ -288,10 +288,7 @@ SETTINGS = {
     "partition": "dirichlet",
     "dirichlet-alpha": 0.5,
     "seed": 3,
-    "attack": "sign-flip",
-    "attackers": "client-1",
-    "attack-strength": 0.5,
-    "defence": "nnm",
+    "training-clients": "client-1, client-2, client-3",
     "device": "cpu",
     "optimizer": "sgd",
     "evaluate-every": 2,

@@ -36,10 +36,9 @@ GROUPS: Mapping[str, str] = {
     "task": "Task and data",
     "method": "Method",
     "num-rounds": "Rounds and clients' training",
-    "attack": "Attacks of an experiment",
     "training-clients": "Evaluation",
     "round-timeout": "Deployed clients",
-    "unused-rounds": "Replies that are refused, and defences",
+    "unused-rounds": "Replies that are refused",
     "engine": "Computing",
     "own-settings": "Files",
 }

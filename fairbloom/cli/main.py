@@ -41,8 +41,7 @@ COMMANDS = {
     "search": CommandPlace(
         f"{OURS}.studies:search",
         "Try values of methods' parameters, and test the best of each method with fresh seeds.",
-        "fairbloom search --methods fedfv,qfedavg --grid alpha=0,0.1,0.5 --budget 10 --out"
-        " runs/search",
+        "fairbloom search --methods fedfv,qfedavg --grid alpha=0,0.1,0.5 --out runs/search",
     ),
     "reproduce": CommandPlace(
         f"{OURS}.studies:reproduce",

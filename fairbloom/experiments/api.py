@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -327,7 +326,6 @@ def search(
     data: Frames | None = None,
     target: str = "",
     methods: Named | Sequence[Named] = METHODS,
-    app: str | os.PathLike[str] | None = None,
     grid: Mapping[str, Sequence[Value]] | Sequence[str] = (),
     criterion: str = "worst-10",
     baseline: Named = "fedavg",
@@ -352,7 +350,7 @@ def search(
     Parameters
     ----------
     methods
-        The methods, as in `compare`, or "all". A method without parameters tries the values that
+        The methods, as in `compare`. A method without parameters tries the values that
         it declares in `tries`.
     grid
         Values of a parameter or setting: alpha=0,0.1. Every combination of several is tried, by the
@@ -361,8 +359,7 @@ def search(
         The measure to choose by: mean, worst, worst-10, client:NAME, group-gap:SCORE, 3*mean+worst
         or another measure of recipes.
     baseline
-        The method that the others are compared with, by its best arm. In a search within one
-        method, the best arm is compared with the baseline as it is written.
+        The method that the others are compared with, by its best arm.
     seeds
         The number of seeds to choose by.
     test_seeds
@@ -390,20 +387,15 @@ def search(
         raise SettingsError(f"test-seeds = {test_seeds}: a search takes at least one")
     if not isinstance(grid, Mapping):
         grid = parse_grid(grid)
-    own = read_app(app, config)
-    if own:
-        own = replace(own, needs_validation=True)
-    else:
-        config = {"validation-share": VALIDATION_SHARE, **choose_task(config)}
-    arms = arms_of(methods, grid, baseline, config, criterion, own)
+    config = {"validation-share": VALIDATION_SHARE, **choose_task(config)}
+    arms = arms_of(methods, grid, baseline, config)
     (base,) = parse_arms([baseline])
     study = Study(
         "search",
         arms,
         list(range(seed, seed + seeds)),
         base.method,
-        own.split(config) if own else config,
-        app=own,
+        config,
         criterion=find_measure(criterion).name,
         tests=test_seeds or 0,
     )

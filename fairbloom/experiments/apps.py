@@ -74,7 +74,6 @@ class App:
     clients: int  # how many clients take part
     config: Mapping[str, Value]  # the run config
     code: Mapping[str, str]  # the checksums of its modules
-    needs_validation: bool = False  # whether its clients must measure validation examples
 
     @property
     def rounds(self) -> str:

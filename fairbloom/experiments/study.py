@@ -91,14 +91,6 @@ class Study:
         return f"{NOUNS[self.kind]}{of_app}{text_if(self.places, ' of given runs')}"
 
     @property
-    def reference(self) -> Arm | None:
-        """In a search within one method, the first arm: the best arm is compared with it.
-
-        None with several methods: each method's best arm is compared with the baseline's best.
-        """
-        return self.arms[0] if len({arm.method for arm in self.arms}) == 1 else None
-
-    @property
     def groups(self) -> Mapping[str, Sequence[Arm]]:
         """The arms among which one is chosen, by method, or by row in a reproduction."""
         found: dict[str, list[Arm]] = {}

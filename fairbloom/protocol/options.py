@@ -194,22 +194,6 @@ class RunOptions(SharedOptions):
             "Number that the server's adagrad, adam or yogi adds to the root of the squared steps"
         ),
     ] = 0.001
-    defence: Annotated[
-        str,
-        Choices("none", "clip", "nnm"),
-        Mark.VARIANT,
-        Meaning("Defence against hostile updates, which are mixed before the method weighs them"),
-    ] = "none"
-    defence_tolerance: Annotated[
-        int,
-        Range("[0, inf)"),
-        Mark.VARIANT,
-        IdleIf("defence", "none", "name a defence by defence, as in nnm"),
-        Meaning(
-            "Number of a round's clients that may be hostile; 0: a quarter of them, and at least "
-            "one"
-        ),
-    ] = 0
 
 
 # What each option is declared as, by its name.

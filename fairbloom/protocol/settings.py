@@ -36,7 +36,6 @@ from .parameters import (
 )
 
 # What leaves several settings without effect.
-NO_ATTACK = IdleIf("attack", "", "name an attack by attack, as in sign-flip")
 NO_ACCOUNTS = IdleIf(
     "privacy__mode",
     "none",
@@ -404,39 +403,6 @@ class RunSettings(Setup):
             "Training loss that clients report: the mean over examples, or the total over batches"
         ),
     )
-    attack: Annotated[
-        str,
-        Mark.VARIANT,
-        IdleIf("attackers", "", "say who attacks by attackers, as names or as a share, 0.25"),
-    ] = Field(
-        "",
-        description=(
-            "Attack by the hostile clients of an experiment, as sign-flip, or yours as"
-            " my_module:attack"
-        ),
-    )
-    attackers: Annotated[str, Mark.NAMES, Mark.VARIANT, NO_ATTACK] = Field(
-        "",
-        description=(
-            "Names, with commas between, of the clients that attack; or their share, drawn from the"
-            " seed"
-        ),
-    )
-    attack_strength: Annotated[float, Mark.VARIANT, NO_ATTACK] = Field(
-        0.0, description="Strength of the attack; 0 takes its usual one"
-    )
-    attack_from: Annotated[
-        int,
-        Range("[1, inf)"),
-        Mark.VARIANT,
-        NO_ATTACK,
-        IdleIf(
-            "attack",
-            "label-flip",
-            "leave it out",
-            " on label-flip, which changes the data of the whole run",
-        ),
-    ] = Field(1, description="Number of the first round in which clients attack")
     training_clients: Annotated[str, Mark.NAMES] = Field(
         "",
         description=(
@@ -523,8 +489,6 @@ class RunSettings(Setup):
     max_growth: float = RunOptions.max_growth
     loss_limit: float = RunOptions.loss_limit
     update_limit: float = RunOptions.update_limit
-    defence: str = RunOptions.defence
-    defence_tolerance: int = RunOptions.defence_tolerance
     enrolled_sizes: Annotated[str, Mark.FREE] = Field(
         "",
         description=(

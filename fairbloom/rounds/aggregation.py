@@ -16,7 +16,6 @@ from .arrays import FloatArray, Model, norm
 from .clients import Metrics, Replies, TrainReplies
 from .cohort import Cohort, Decision, Kept, MethodError, Needed, Probed
 from .compatibility import EXACT_GRAM, GRAM, GRAM_BY_ARRAY
-from .defences import left_out, mixed
 from .layout import Layout
 from .method import Method
 from .run_state import RunState
@@ -42,13 +41,10 @@ class Step:
         The metrics that the method reports.
     coefficients
         c_k of the step, by client; empty without a step.
-    left_out
-        The clients that the defence left out.
     """
 
     metrics: Metrics = field(default_factory=dict)
     coefficients: Mapping[str, float] = field(default_factory=dict)
-    left_out: tuple[str, ...] = ()
 
 
 # Replies ------------------------------------------------------------------------------------------
@@ -176,42 +172,6 @@ def _check_finite(products: FloatArray, replies: TrainReplies) -> FloatArray:
 # Coefficients -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Weighting:
-    """The coefficients of a round's rows.
-
-    Attributes
-    ----------
-    coefficients
-        Those of the rows as they came: `weights` times the mixing matrix.
-    decision
-        The method's decision on the rows that it saw, which a defence may have mixed.
-    cohort
-        The cohort that the method saw.
-    mixing_matrix
-        The matrix with which the defence mixed the rows; None if they are unchanged.
-    """
-
-    coefficients: FloatArray
-    decision: Decision
-    cohort: Cohort
-    mixing_matrix: FloatArray | None = None
-
-
-def weigh_rows(method: Method, cohort: Cohort) -> Weighting:
-    """Return the coefficients of the method, on rows that a defence may mix.
-
-    Errors are those of `decide`.
-    """
-    mixing_matrix = method.defence.mixing(cohort) if method.defence else None
-    if mixing_matrix is None:
-        decision = decide(method, cohort)
-        return Weighting(decision.coefficients, decision, cohort)
-    seen = mixed(cohort, mixing_matrix)
-    decision = decide(method, seen)
-    return Weighting(decision.coefficients @ mixing_matrix, decision, seen, mixing_matrix)
-
-
 def decide(method: Method, cohort: Cohort) -> Decision:
     """Return the method's decision; coefficients alone are one that keeps the memory and no row.
 
@@ -330,8 +290,8 @@ def aggregate(
         When the step is beyond the range of numbers.
     """
     cohort = rows.cohort
-    weighting = weigh_rows(method, cohort)
-    coefficients = weighting.coefficients
+    decision = decide(method, cohort)
+    coefficients = decision.coefficients
     norms = replies.updates.norms
     try:
         model, step_norm, moments = _apply_step(method, replies, rows, coefficients)
@@ -343,39 +303,37 @@ def aggregate(
             f"{reason}; the largest part of it is that of client {client}"
         ) from reason
     # From here on, the step is taken.
-    losses = _probe(method, replies, weighting, evaluate_probe)
-    memory, kept = remember(method, weighting, rows.vectors, losses)
+    losses = _probe(method, replies, cohort, coefficients, evaluate_probe)
+    memory, kept = remember(method, decision, rows, losses)
     history = method.run_state.norms.plus(cohort.round, norms / norm_bounds.allowances, step_norm)
     of_clients = average_over_arrays(cohort, coefficients)[: cohort.size]
     step = Step(
         metrics=method.own_metrics(cohort, coefficients),
         coefficients=dict(zip(cohort.names, of_clients.tolist(), strict=True)),
-        left_out=left_out(cohort.names, weighting.mixing_matrix),
     )
     return model, step, method.run_state.stepped(cohort.round, memory, kept, moments, history)
 
 
 def remember(
-    method: Method, weighting: Weighting, vectors: Vectors, probed: Probed
+    method: Method, decision: Decision, rows: CohortRows, probed: Probed
 ) -> tuple[Mapping[str, Any], dict[Kept, Vectors]]:
     """Return the memory and the rows that a method's decision keeps, and `learn` then changes."""
     state = method.run_state
-    decision = weighting.decision
+    cohort = rows.cohort
     kept = dict[Kept, Vectors]()
-    mixing_matrix = weighting.mixing_matrix
     for key, mix in decision.keep.items():
         if mix is not None:
-            kept[key] = combine(mix if mixing_matrix is None else mix @ mixing_matrix, vectors)
+            kept[key] = combine(mix, rows.vectors)
         elif key in state.kept:
             kept[key] = state.kept[key]
         else:
             raise MethodError(
-                f"{type(method).__name__}.weigh, in round {weighting.cohort.round}, keeps {key}"
+                f"{type(method).__name__}.weigh, in round {cohort.round}, keeps {key}"
                 " without a row: with None, only one of cohort.past.kept stays as it is"
             )
     memory = state.memory if decision.memory is None else decision.memory
-    past = replace(weighting.cohort.past, memory=MappingProxyType({**memory}), kept=tuple(kept))
-    return {**method.learn(past, weighting.cohort, probed)}, kept
+    past = replace(cohort.past, memory=MappingProxyType({**memory}), kept=tuple(kept))
+    return {**method.learn(past, cohort, probed)}, kept
 
 
 def _apply_step(
@@ -410,20 +368,18 @@ def _apply_step(
 def _probe(
     method: Method,
     replies: TrainReplies,
-    weighting: Weighting,
+    cohort: Cohort,
+    coefficients: FloatArray,
     evaluate_probe: Callable[[Model], Replies],
 ) -> Probed:
     """Return other clients' losses at the combination of snapshots that the method probes.
 
-    Snapshots are mixed as the updates are. Unusable answers are refused.
+    Unusable answers are refused.
     """
-    cohort = weighting.cohort
-    mix = method.probe(cohort, weighting.decision.coefficients)
+    mix = method.probe(cohort, coefficients)
     snapshots = replies.second if method.second == SNAPSHOT else None
     if mix is None or snapshots is None:
         return {}
-    if weighting.mixing_matrix is not None:
-        mix = mix @ weighting.mixing_matrix[: cohort.size, : cohort.size]
     try:
         model = snapshots.model_after(mix, snapshots.vectors, cohort.prior, cohort.counts)
     except ValueError as reason:

@@ -47,8 +47,6 @@ class Replies:
         The size of all arrays that went out, as messages hold them.
     sizes
         The size of the arrays in each reply, as messages hold them.
-    hostile
-        The clients that attack in an experiment: means leave them out.
     at_rest
         The clients that report that all their steps had a learning rate of 0.
     not_finite
@@ -62,7 +60,6 @@ class Replies:
     missing: tuple[str, ...] = ()
     bytes_sent: int = 0
     sizes: Mapping[str, int] = field(default_factory=dict)
-    hostile: frozenset[str] = frozenset()
     at_rest: frozenset[str] = frozenset()
     not_finite: Mapping[str, float] = field(default_factory=dict)
     accounts: Mapping[str, AccountStatus] = field(default_factory=dict)
@@ -84,10 +81,9 @@ class Replies:
             self.refused.add(name, reason)
 
     def summarize(self, asked: int, weight_key: str) -> Metrics:
-        """Return the means over honest clients, and how many clients were asked and replied."""
-        honest = {name: report for name, report in self.metrics.items() if name not in self.hostile}
+        """Return the means over the clients, and how many clients were asked and replied."""
         return {
-            **average_metrics(honest, weight_key),
+            **average_metrics(self.metrics, weight_key),
             "participants": asked,
             "replies-used": len(self.metrics),
             "replies-refused": self.refused.count,
@@ -114,7 +110,6 @@ class TrainReplies(Replies):
         missing: Sequence[str] = (),
         second: str = "",
         matrices: Sequence[Matrix] = (),
-        hostile: frozenset[str] = frozenset(),
     ) -> Self:
         """Return an object without replies yet.
 
@@ -126,7 +121,6 @@ class TrainReplies(Replies):
             metrics={},
             refused=refused,
             missing=tuple(missing),
-            hostile=hostile,
             updates=Updates(layout, matrices[0] if matrices else None),
             second=(
                 Updates(layout_of_second(layout, second), second_matrix, second) if second else None
@@ -141,7 +135,6 @@ class TrainReplies(Replies):
             missing=self.missing,
             bytes_sent=self.bytes_sent,
             sizes=self.sizes,
-            hostile=self.hostile,
         )
 
     def add(self, name: str, report: dict[str, float], arrays: Model, second: Model) -> None:

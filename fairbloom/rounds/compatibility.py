@@ -127,7 +127,6 @@ class Option:
 
 
 WEIGHTING = Option("weighting", frozenset({PRIOR_FREE}))
-MIXED_UPDATES = Option('defence="nnm"', frozenset({WHOLE_UPDATES}))
 SERVER_MOMENTUM = Option('server_optimizer="avgm"', frozenset({ONE_MOMENTUM}))
 DRAW = Option('draw="examples"', frozenset({WHOLE_UPDATES, OWN_DRAW}))
 OTHER_STEPS = Option(

@@ -114,7 +114,6 @@ class RoundInProgress:
         for name, reason in self.evaluation.refused.reasons.items():
             before = f"{refused[name]}; " if name in refused else ""
             refused[name] = f"{before}evaluation: {reason}"
-        hostile = replies.hostile.union(self.evaluation.hostile)
         return Round(
             number=self.number,
             participants=tuple(self.draws) if self.is_answered else (),
@@ -123,7 +122,6 @@ class RoundInProgress:
             offline=self.offline,
             excluded=self.excluded,
             coefficients=self.step.coefficients,
-            left_out=self.step.left_out,
             lost_states=self.lost_states,
             arrays=arrays,
             average=evaluation.average,
@@ -133,8 +131,7 @@ class RoundInProgress:
             train_metrics=replies.metrics,
             evaluations=self.evaluation.metrics,
             not_finite=self.evaluation.not_finite,
-            hostile=hostile,
-            clients=self.known_clients - len(hostile),
+            clients=self.known_clients,
             bytes_sent=replies.bytes_sent + self.bytes_of_probe + self.evaluation.bytes_sent,
             bytes_received=replies.bytes_received,
         )

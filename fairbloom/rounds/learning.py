@@ -104,7 +104,7 @@ class Watcher:
 
 
 def find_unchanged(current: RoundInProgress, replies: TrainReplies) -> tuple[bool, Sequence[str]]:
-    """Return whether any honest reply has changed a parameter.
+    """Return whether any reply has changed a parameter.
 
     Also return the clients with a reply that has changed none, without a known reason.
     """
@@ -117,6 +117,5 @@ def find_unchanged(current: RoundInProgress, replies: TrainReplies) -> tuple[boo
     if any(current.terms.others.get(name) == 0 for name in RATES):
         return False, ()
     by_client = dict(zip(replies.names, norms.tolist(), strict=True))
-    honest = {name: norm for name, norm in by_client.items() if name not in replies.hostile}
-    unchanged = [name for name in honest if not honest[name] and name not in replies.at_rest]
-    return any(honest.values()), unchanged
+    unchanged = [name for name in by_client if not by_client[name] and name not in replies.at_rest]
+    return any(by_client.values()), unchanged

@@ -32,7 +32,6 @@ from .cohort import (
     Probed as Probed,
 )
 from .compatibility import REQUIREMENTS
-from .defences import NONE, Defence
 from .layout import Layout
 from .options import (
     CHANGING,
@@ -152,7 +151,6 @@ class Method(CommonOptions):
         if self.draw != UNIFORM:
             self.check_fit(compatibility.DRAW, "draw", self.draw)
             self.requires = self.requires | {compatibility.ROSTER}
-        self.defence = self._checked_defence(plain)
         self.prior_weights = self._checked_prior(options.get("weighting"))
         self._check_effects({**plain, "weighting": options.get("weighting")})
         sizes = pairs_in(enrolled_sizes=options.get("enrolled_sizes")) or {}
@@ -220,13 +218,6 @@ class Method(CommonOptions):
         else:
             weighting = self.default_weighting or "uniform"
         return one_of(("examples", "uniform"), weighting=weighting)
-
-    def _checked_defence(self, plain: Mapping[str, Any]) -> Defence | None:
-        name = plain["defence"]
-        if name == NONE:
-            return None
-        self.check_fit(compatibility.MIXED_UPDATES, "defence", name)
-        return Defence(name, plain["defence_tolerance"])
 
     def _checked_prior(self, weighting: str | None) -> dict[str, float]:
         """Return the user's weights of clients, empty without any."""

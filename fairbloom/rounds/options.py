@@ -60,8 +60,6 @@ class OptionsWithoutPrior(TypedDict, total=False):
     server_optimizer_beta1: float
     server_optimizer_beta2: float
     server_optimizer_tau: float
-    defence: str
-    defence_tolerance: int
     unused_rounds: int
     enrolled_sizes: Mapping[str, int] | str
     training_clients: Sequence[str]
@@ -163,12 +161,6 @@ class Options(OptionsWithoutPrior, total=False):
         longest used update and the longest step so far. With a server optimizer, this applies to
         the method's step and not to the optimizer's, which follows from its step size. inf: no
         limit.
-    defence
-        "clip" or "nnm": updates are changed before the method sees them, see `rounds.defences`.
-        "none": no defence.
-    defence_tolerance
-        Number of hostile clients of a round that the defence tolerates, less than half of the
-        clients; 0: a quarter, and at least one.
     enrolled_sizes : mapping of client names to int at least 1 or its text, default none
         A reply is refused if its num-examples is more than the client's entry here; clients without
         an entry are not limited.

@@ -59,14 +59,9 @@ class Round:
     average
         If the method averages models, the mean of the global models up to this round, in the same
         form: the clients evaluated this one. None: they evaluated `arrays`.
-    left_out
-        The clients that the defence left out, in the order of names: in the mean behind it, their
-        update counts for less than half of its share.
     lost_states
         The clients that had lost their state, in the order of names. After such a round, the
         method's memory and the state of all clients are empty.
-    hostile
-        The clients that attack in an experiment. Measures of fairness leave them out.
     clients
         How many other clients the run has known up to now; 0 if unknown.
     metrics
@@ -98,12 +93,10 @@ class Round:
     evaluations: Mapping[str, Mapping[str, float]]
     bytes_sent: int
     bytes_received: int
-    left_out: tuple[str, ...] = ()
     lost_states: tuple[str, ...] = ()
     average: Any = None
     offline: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
-    hostile: frozenset[str] = frozenset()
     clients: int = 0
     not_finite: Mapping[str, float] = field(default_factory=dict)
     evaluation_metrics: Mapping[str, Any] = field(default_factory=dict)

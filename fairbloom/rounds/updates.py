@@ -181,12 +181,6 @@ class Updates:
         self._buffers = [self._buffers[k] for k in left]
         self._clear_cache()
 
-    def replace(self, place: int, values: FloatArray) -> None:
-        """Overwrite an update in the matrix with another one, shape (d,)."""
-        self.matrix[place] = values
-        self._needs_float64[place] = needs_float64(self.matrix[place])
-        self._clear_cache()
-
     @property
     def norms(self) -> FloatArray:
         """‖u_k‖, shape (m,)."""

@@ -11,8 +11,8 @@ from fairbloom.client.generators import all_seeded
 from fairbloom.errors import FairbloomError, failure_reason
 from fairbloom.imports import imported
 from fairbloom.protocol.settings import Value
-from fairbloom.server.run_folder.files import CONFIG, SCORES, is_finished
-from fairbloom.server.run_folder.flower import check_validation, collect_options
+from fairbloom.server.run_folder.files import CONFIG, is_finished
+from fairbloom.server.run_folder.flower import collect_options
 from fairbloom.strategies.named import parse_method, short_key, strategy_of
 
 from .grid import SERVER, InProcessGrid
@@ -26,16 +26,15 @@ def run_app(
     clients: int,
     config: Mapping[str, Value],
     rounds: str,
-    needs_validation: bool = False,
 ) -> None:
     """Run a ServerApp with the clients of a ClientApp in this process, from the app's folder.
 
     The process should do nothing else: the app may change its state. `config` is the run config,
-    `rounds` the key of the number of rounds in it. Raise FairbloomError if the app fails, does not
-    do what the run config says, or lacks a validation metric that is needed.
+    `rounds` the key of the number of rounds in it. Raise FairbloomError if the app fails, or does
+    not do what the run config says.
     """
     os.chdir(folder)
-    expected = Expected(config, needs_validation)
+    expected = Expected(config)
     try:
         server_app = imported("serverapp", server)
         grid = CheckedGrid(imported("clientapp", client), config, clients, expected)
@@ -51,11 +50,10 @@ def run_app(
 class Expected:
     """What the run folder of a run must record by its run config."""
 
-    def __init__(self, config: Mapping[str, Value], needs_validation: bool) -> None:
+    def __init__(self, config: Mapping[str, Value]) -> None:
         _, own = parse_method(str(config["method"]))
         compared = {"method", "seed", *map(short_key, own)}
         self._config = config
-        self._needs_validation = needs_validation
         self._folder = Path(str(config["out"]))
         self._expected = {
             key: value
@@ -64,7 +62,7 @@ class Expected:
         }
 
     def check_settings(self) -> None:
-        """Raise FairbloomError if the folder records other settings, or no needed metric."""
+        """Raise FairbloomError if the folder records other settings."""
         recorded = CONFIG.read(self._folder).settings
         if not recorded:
             return
@@ -75,8 +73,6 @@ class Expected:
                     " its run config says: make its strategy by"
                     " strategies.from_config(context.run_config)"
                 )
-        if self._needs_validation:
-            check_validation(recorded, SCORES.read(self._folder))
 
     def check_end(self, rounds: str) -> None:
         """Raise FairbloomError if the folder holds no finished run with the number of rounds."""

@@ -28,11 +28,10 @@ from fairbloom.client.states import (
 )
 from fairbloom.errors import FairbloomError, failure_reason, raise_first
 from fairbloom.protocol.accounts import AccountStatus
-from fairbloom.protocol.attacks import share_in
 from fairbloom.protocol.bfloat16 import BITS, widen
 from fairbloom.protocol.names import HITS, POSITIVES, STEP_SUM
 from fairbloom.protocol.private import SIMULATED
-from fairbloom.protocol.settings import RunSettings, split_names
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.aggregation import screen_updates
 from fairbloom.rounds.arrays import Model
@@ -47,7 +46,6 @@ from fairbloom.rounds.clients import (
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.refusals import Refusals, read_error
 from fairbloom.rounds.round import size_on_the_wire
-from fairbloom.rounds.sampling import share
 from fairbloom.rounds.screening import usable_evaluation, usable_metrics
 from fairbloom.rounds.updates import Updates
 from fairbloom.rounds.vectors import Matrix
@@ -58,7 +56,6 @@ from fairbloom.tasks.models import arrays_of
 from fairbloom.tasks.permit import TASK
 from fairbloom.tasks.task import MAX_CACHED_CLIENTS
 
-from .adversaries import Adversaries
 from .memory import empty_matrix, rows_on_card, write_models
 
 # Metrics that are usable at 0 and beyond a bound, or by what others are.
@@ -97,11 +94,6 @@ class LocalClients:
         check_names("training-clients", method.training_clients, self._names)
         check_names("enrolled-sizes", tuple(method.enrolled_sizes), self._names)
         check_names("prior", tuple(method.prior_weights), self._names)
-        check_tolerance(method, len(self._names))
-        if self.settings.attack and share_in(self.settings.attackers) is None:
-            check_names("attackers", split_names(self.settings.attackers), self._names)
-        self._adversaries = Adversaries(settings, self._names, method) if settings.attack else None
-        self._hostile = self._adversaries.names if self._adversaries else frozenset[str]()
         self._loaded: tuple[Task, Module] | None = None
         self._locals: OrderedDict[str, LocalClient] = OrderedDict()
         self._accounts: dict[str, Account] = {}
@@ -241,7 +233,6 @@ class LocalClients:
             refused=Refusals(terms.server_round),
             second=second,
             matrices=matrices,
-            hostile=self._hostile,
         )
         vectors = sum(
             size_on_the_wire(array) for arrays in sent.values() for array in arrays.values()
@@ -287,8 +278,6 @@ class LocalClients:
             reports, [reply.others for reply in usable], [reply.second for reply in usable]
         )
         screen_updates(method, trained, trained.refused.round)
-        if self._adversaries is not None:
-            self._adversaries.attack(trained, trained.refused.round)
 
     def _round_updates(
         self, trained: TrainReplies, replies: Mapping[str, StoredReply], terms: Terms
@@ -367,13 +356,10 @@ class LocalClients:
     ) -> Replies:
         """Return the usable evaluations in the order of names; refuse the others."""
         usable = screen_reports(reports, usable_evaluation, self.method.weighted_by_key, refused)
-        if self._adversaries is not None:
-            self._adversaries.lie(usable, refused.round, evaluated=True)
         rounded = self.method.layout_of(model).rounded if terms.codec.rounds_model else ()
         return Replies(
             metrics=usable,
             refused=refused,
-            hostile=self._hostile,
             bytes_sent=len(names) * self._size_of(model, rounded),
         )
 
@@ -402,11 +388,11 @@ class DebuggedClients(LocalClients):
 class HeldOutClients(LocalClients):
     """The clients that are not in training, each with only its first `few` training examples.
 
-    They have neither accounts nor attackers, and their states begin empty, in memory.
+    They have no accounts, and their states begin empty, in memory.
     """
 
     def __init__(self, method: Method, settings: RunSettings, few: int) -> None:
-        plain = {"state_dir": "", "pooled": False, "attack": "", "privacy__mode": "none"}
+        plain = {"state_dir": "", "pooled": False, "privacy__mode": "none"}
         super().__init__(method, settings.model_copy(update=plain))
         self._few = few
 
@@ -427,19 +413,6 @@ def check_simulated(settings: RunSettings) -> None:
     }
     raise_first(faults, FairbloomError)
     check_schema(settings.schema_)
-
-
-def check_tolerance(method: Method, clients: int) -> None:
-    """Raise FairbloomError if a defence must tolerate half of a round's clients or more."""
-    per_round = share(
-        method.fraction_train, len(method.training_clients) or clients, method.min_train_nodes
-    )
-    if method.defence is not None and 2 * max(1, method.defence.tolerance) >= per_round:
-        remedy = f"lower it to {(per_round - 1) // 2}" if per_round > 2 else "a defence needs three"
-        raise FairbloomError(
-            f"defence-tolerance = {method.defence.tolerance}: it must be less than half of the"
-            f" {per_round} clients of a round: {remedy}, or raise fraction or the number of clients"
-        )
 
 
 def call_client(compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | str:

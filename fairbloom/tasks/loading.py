@@ -12,7 +12,6 @@ from typing import Any
 from fairbloom.errors import FairbloomError, ReportableError, did_you_mean, join_names
 from fairbloom.imports import is_import_string
 from fairbloom.logs import log
-from fairbloom.protocol.attacks import LABEL_FLIP, attackers_of
 from fairbloom.protocol.names import DEPLOYED, RECORDED_SCHEMA
 from fairbloom.protocol.scores import GroupScore, Score
 from fairbloom.protocol.settings import RunSettings, Setup, Value, split_names
@@ -72,7 +71,7 @@ def load_task(settings: RunSettings | Mapping[str, Any]) -> Task:
     ----------
     settings
         The run's settings, or its run config. Used are the task's name and parameters, the fields
-        of `Setup`, `scores`, `attack` and `pooled`.
+        of `Setup`, `scores` and `pooled`.
 
     Raises
     ------
@@ -102,10 +101,6 @@ def load_task(settings: RunSettings | Mapping[str, Any]) -> Task:
         from .extra_scores import add_scores  # imported late: it needs PyTorch
 
         task = add_scores(task, split_names(settings.scores))
-    if settings.attack == LABEL_FLIP:
-        from .label_flip import flip_labels  # imported late: it needs PyTorch
-
-        task = flip_labels(task, attackers_of(settings, task.clients))
     if not settings.pooled:
         return task
     from .pooled import pool  # imported late: it needs PyTorch

@@ -33,7 +33,6 @@ ABSENT = ("refused", "missing", "offline", "excluded")
 WORDS = (
     "client",
     *ABSENT,
-    "left_out",
     "lost_states",
     "model",
     "split",
@@ -46,9 +45,6 @@ WORDS = (
 # Column of clients.csv for tasks with two classes: the share of a client's test examples that are
 # of the larger class, in percent.
 SHARE_OF_LARGER_CLASS = "test_share_of_larger_class"
-
-# Column of clients.csv for experiments with an attack: 1 for the clients that attack, else 0.
-HOSTILE = "hostile"
 
 # Column of clients.csv: the loss of the round's model on a client's training examples.
 TRAIN_LOSS_OF_GLOBAL_MODEL = "train_loss_of_global_model"
@@ -130,7 +126,6 @@ class ClientRows:
     personal: bool = False
     disparity: bool = False
     two_classes: bool = False
-    hostile: bool = False
     kept: bool = False
     accounts: bool = False
     simulated: bool = False
@@ -140,8 +135,6 @@ class ClientRows:
     def columns(self) -> tuple[str, ...]:
         """The names of its columns."""
         columns = ["round", "client", "participated", "coefficient", "test_examples"]
-        if self.hostile:
-            columns.append(HOSTILE)
         columns += [name for name, _ in self._metrics((), ())]
         return (*columns, *PARTICIPATION)
 
@@ -160,8 +153,6 @@ class ClientRows:
                 for report in measured
             ],
         ]
-        if self.hostile:
-            columns.append([int(name in finished.hostile) for name in clients])
         columns += [cells for _, cells in self._metrics(measured, trained)]
         columns += participations.cells(clients)
         return list(zip(*columns, strict=True))
@@ -245,7 +236,6 @@ def round_columns(
     columns = (
         *("round", "participants", "replies_used", "refused", "missing", "offline"),
         text_if(accounts, "excluded"),
-        text_if(method.defence, "left_out"),
         text_if(method.keeps_states, "lost_states"),
         *("clients", "clients_scored", IMPROVED),
         *(f"{score.column(model)}_{measure}" for model in models for measure in MEASURES),
@@ -267,9 +257,12 @@ def format_round(
 
     `reports` are the metrics that the method itself reports.
     """
-    trained = _honest(finished, finished.train_metrics)
     measured = finished.evaluations.items()
-    before = {name: m[names.LOSS_BEFORE] for name, m in trained if names.LOSS_BEFORE in m}
+    before = {
+        name: m[names.LOSS_BEFORE]
+        for name, m in finished.train_metrics.items()
+        if names.LOSS_BEFORE in m
+    }
     after = {
         name: m[names.TRAIN_LOSS]
         for name, m in measured
@@ -292,7 +285,6 @@ def format_round(
     }
     optional = {
         "excluded": finished.excluded,
-        "left_out": finished.left_out,
         "lost_states": finished.lost_states,
     }
     row |= {column: shlex.join(clients) for column, clients in optional.items() if clients}
@@ -322,19 +314,9 @@ def _measure_scores(finished: Round, score: Score) -> dict[str, object]:
     return measures
 
 
-def _honest(finished: Round, reports: Mapping[str, Report]) -> Iterable[tuple[str, Report]]:
-    if not finished.hostile:
-        return reports.items()
-    return [(name, report) for name, report in reports.items() if name not in finished.hostile]
-
-
 def scores_by_client(finished: Round, score: Score, metric: str) -> dict[str, float]:
-    """Return a metric of the honest clients by name, in the unit of the tables."""
-    reported = {
-        name: each[metric]
-        for name, each in _honest(finished, finished.evaluations)
-        if metric in each
-    }
+    """Return a metric of the clients by name, in the unit of the tables."""
+    reported = {name: each[metric] for name, each in finished.evaluations.items() if metric in each}
     return {
         name: value
         for name, value in zip(reported, score.cells(reported.values()), strict=True)

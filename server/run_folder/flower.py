@@ -1,6 +1,5 @@
 """The run folder of a user's ServerApp: a fair strategy records and continues its rounds."""
 
-import contextlib
 import inspect
 import math
 import time
@@ -512,33 +511,6 @@ def find_validation(best_model: str | Score, scores: Sequence[Score], loss: str)
     if isinstance(best_model, str):
         best_model = known.get(best_model) or score_called(best_model, loss)
     return Validation(best_model, best_model.name)
-
-
-def check_validation(settings: Mapping[str, Any], scores: Sequence[Score]) -> None:
-    """Raise FairbloomError if a run does not record a score on validation examples.
-
-    `best_model` names it. It has the unit of the first score, which is on test examples.
-    """
-    score = scores[0]
-    metric = settings.get("validation-metric", "")
-    how = (
-        "the app's clients reply one of the same kind on validation examples, which they do not"
-        " train on, and RunFolder names it, as in RunFolder(path, score='eval_acc',"
-        " best_model='val_acc')"
-    )
-    if not metric or metric in {each.name for each in scores}:
-        raise FairbloomError(
-            f"a search chooses by validation examples, and {score.name} is of test examples: let"
-            f" {how}"
-        )
-    higher = score.higher_is_better
-    with contextlib.suppress(FairbloomError):  # most names say which values are better
-        higher = score_called(metric, settings.get("loss", "")).higher_is_better
-    if higher != score.higher_is_better:
-        raise FairbloomError(
-            f"best_model = {metric!r} is not of the same kind as {score.name}, of which"
-            f" {'lower' if higher else 'higher'} is better: let {how}"
-        )
 
 
 def scores_in(given: Sequence[str | Score], loss: str = "") -> tuple[Score, ...]:

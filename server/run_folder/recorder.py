@@ -149,7 +149,6 @@ class RunRecorder:
             personal=terms.has_personal_models,
             disparity=DISPARITY in method.needs,
             two_classes=two_classes,
-            hostile=bool(config.get("attack")),
             kept=terms.keeps_personal_models and not app_metrics,
             accounts=accounts,
             simulated=in_process,

@@ -485,7 +485,8 @@ def test_a_client_takes_the_first_free_folder_and_is_enrolled(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("settings", "key"), [("attack=sign-flip attackers=0.25", "attack"), ("pooled=true", "pooled")]
+    ("settings", "key"),
+    [("held-out-clients=0.25", "held-out-clients"), ("pooled=true", "pooled")],
 )
 def test_settings_are_checked_before_anything_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], settings: str, key: str

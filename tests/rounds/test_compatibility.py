@@ -1,9 +1,7 @@
 """What fits with what: the refusals, and the table in the documentation, which is made of the same
 two lists."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -13,9 +11,8 @@ import pytest
 from docs import compatibility as page
 from docs.compatibility import OPTIONS
 from fairbloom.rounds.compatibility import NEEDS, WEIGHTING, find_conflict
-from fairbloom.rounds.defences import MIXERS
 from fairbloom.server.settings import Settings
-from fairbloom.strategies import METHODS, SCAFFOLD, TERM, FedAvg, FedDyn
+from fairbloom.strategies import METHODS, SCAFFOLD, TERM, FedAvg
 from tests.federation import KINDS
 from tests.strategies.helpers import ARGUMENTS, make
 
@@ -24,7 +21,6 @@ GIVEN: dict[str, dict[str, Any]] = {
     'server_optimizer="avgm"': {"server_optimizer": "avgm"},
     'server_optimizer="adam"': {"server_optimizer": "adam", "server_optimizer_lr": 0.1},
     "control_variates": {"control_variates": True},
-    'defence="nnm"': {"defence": "nnm"},
     'wire_dtype="bfloat16"': {"wire_dtype": "bfloat16"},
     "proximal_mu": {"proximal_mu": 0.1},
     "personal_lambda": {"personal_lambda": 0.1},
@@ -64,17 +60,6 @@ def test_an_option_is_refused_where_the_table_says_so(name: str, option: str) ->
     refused = find_conflict(make(name, ARGUMENTS[name][0]).all_needs, option) is not None
     with pytest.raises(ValueError, match="leave") if refused else nullcontext():
         take(name, option.name)
-
-
-@pytest.mark.parametrize("method", [SCAFFOLD, FedDyn, partial(FedAvg, control_variates=True)])
-@pytest.mark.parametrize("defence", MIXERS)
-def test_no_defence_goes_with_states_of_whole_updates(
-    defence: str, method: Callable[..., FedAvg]
-) -> None:
-    with pytest.raises(
-        ValueError, match=rf"defence = '{defence}': .*whole updates: leave defence out"
-    ):
-        method(defence=defence)
 
 
 def test_each_need_is_changed_by_an_option() -> None:

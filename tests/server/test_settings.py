@@ -11,7 +11,6 @@ from hypothesis import given, strategies as st
 
 from docs.run_config import PROJECT, block, replace_block
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.attacks import ATTACKS
 from fairbloom.protocol.effects import IdleIf
 from fairbloom.protocol.settings import (
     SETTINGS,
@@ -95,7 +94,6 @@ NEAREST: list[tuple[dict[str, Any], str]] = [
     ({"model": "resnet"}, "there are logistic, "),
     ({"partition": "shard"}, "shards, classes, dirichlet, sizes, iid"),
     ({"server-optimizer": "adamw"}, "adam"),
-    ({"attack": "ipn", "attackers": "a"}, "ipm"),
 ]
 
 # Settings that do not go together; the first is the one that is named.
@@ -110,20 +108,11 @@ TOGETHER: list[dict[str, Any]] = [
     {"control-variates": True, "method": "fedfv"},
     {"momentum": 0.9, "method": "scaffold"},
     {"proximal-mu": 0.5, "method": "fedprox"},
-    {"attackers": "a"},
-    {"attack-strength": 2.0},
-    {"attack-from": 2},
-    {"attack": "ipm"},
-    {"attackers": "1.5", "attack": "sign-flip"},
-    {"attack-from": 9, "attack": "sign-flip", "attackers": "a", "num-rounds": 3},
-    {"attack-strength": 2.0, "attack": "label-flip", "attackers": "a"},
-    {"attack-from": 2, "attack": "label-flip", "attackers": "a"},
     {"privacy.mode": "simulated"},
     {"privacy.epsilon": "3"},
     {"privacy.delta": 0.1},
     {"privacy.steps": 5},
     {"privacy.tests": 2},
-    {"defence-tolerance": 1},
     {"personal-steps": "head-first"},
     {"head-epochs": 2, "personal-parameters": "head"},
     {"weighting": "uniform", "draw": "examples"},
@@ -134,7 +123,6 @@ TOGETHER: list[dict[str, Any]] = [
     {"warmup": 9, "num-rounds": 9},
     {"early-stopping": 5, "validation-share": 0.2, "evaluate-every": 0},
     {"best-model": "worst-10", "evaluate-every": 0},
-    {"defence": "nnm", "method": "scaffold"},
     *(
         {"enrolled-sizes": words}
         for words in ("site-a", "site-a=0", "a=5 b=-1", "=5", "a=1.5", "a=²", "a=5 b=6 a=7")
@@ -157,7 +145,6 @@ def test_a_mark_names_a_setting_and_its_value(mark: IdleIf) -> None:
     """One with a misspelt name or value would never apply."""
     (other,) = [each for each in SETTINGS.values() if each.argument == mark.other]
     assert other.checked(mark.value) == mark.value
-    assert other.key != "attack" or mark.value in {"", *ATTACKS}
 
 
 @pytest.mark.parametrize(("config", "meant"), NEAREST)

@@ -147,8 +147,6 @@ def test_a_reply_on_a_card_that_is_not_finite_is_refused() -> None:
         {"method": "fedfv"},
         {"method": "fedlf"},
         {"method": "drfa"},
-        {"method": "fedavg", "defence": "nnm", "defence_tolerance": 1},
-        {"method": "fedavg", "attack": "alie", "attackers": "0.2"},
     ],
     ids=str,
 )

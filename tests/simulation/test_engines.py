@@ -50,11 +50,7 @@ from .helpers import ROOT, StoppedError, newest_states, run, small, stop_after, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case",
-    # clients asked by messages never attack
-    [case for case in CASES if "attack" not in CASES[case]],
-)
+@pytest.mark.parametrize("case", CASES)
 def test_messages_give_the_bits_of_the_loop(case: str) -> None:
     expected = outcome("local", case)
     other = outcome("flower", case)
@@ -99,7 +95,7 @@ def test_stacked_clients_give_the_numbers_of_the_loop(case: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
-    ["fedavg", *(case for case in CASES if case not in METHODS and "attack" not in CASES[case])],
+    ["fedavg", *(case for case in CASES if case not in METHODS)],
 )
 def test_flowers_start_gives_the_rounds_of_the_loop(case: str) -> None:
     """With a user's own evaluation of the same metrics; the loop asks for a loss in evaluated
@@ -317,14 +313,6 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 }
 # Objectives that are tried with one method.
 ALONE: dict[str, tuple[str, dict[str, Any]]] = {
-    "noise in updates": (
-        "fedfv",
-        {"attack": "noise", "attackers": "client-1", "attack-from": 2, "defence": "clip"},
-    ),
-    "false labels": (
-        "fedavg",
-        {"attack": "label-flip", "attackers": "client-1", "defence": "nnm"},
-    ),
     "adamw on a schedule": (
         "ditto",
         {

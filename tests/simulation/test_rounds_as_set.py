@@ -72,7 +72,6 @@ def test_the_mean_is_measured_by_each_client_on_its_own_examples(
     "changes",
     [
         {"training_clients": "client-1, client-7"},
-        {"attackers": "client-1, client-7", "attack": "scale"},
         {"enrolled_sizes": "client-1=500 client-7=500"},
     ],
 )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fairbloom.protocol.parameters import parameters_of
-from fairbloom.rounds.aggregation import Weighting, decide, remember
+from fairbloom.rounds.aggregation import CohortRows, decide, remember
 from fairbloom.rounds.arrays import FloatArray
 from fairbloom.rounds.cohort import Cohort, Kept, Past, Probed
 from fairbloom.rounds.method import Method
@@ -231,7 +231,7 @@ def advance(
     decision = decide(method, cohort)
     c = decision.coefficients
     vectors = Vectors((np.zeros((cohort.rows, 1)) if rows is None else rows,))
-    memory, kept = remember(method, Weighting(c, decision, cohort), vectors, probed or {})
+    memory, kept = remember(method, decision, CohortRows(cohort, vectors), probed or {})
     state = method.run_state
     method.enter(state.stepped(cohort.round, memory, kept, None, state.norms))
     return c

@@ -125,11 +125,10 @@ def test_a_run_goes_as_in_the_definition(
         np.testing.assert_allclose(flat(unpack(one.arrays)), mean, rtol=2e-5, atol=2e-5)
 
 
-def test_snapshots_are_mixed_by_a_defence_as_updates_are() -> None:
-    """After one local step both are the same models, so the probed model is the global one after
-    the step."""
+def test_after_one_step_snapshots_are_the_updates() -> None:
+    """The probed model is the global one after the step."""
     finished, _, grid = run(
-        DRFA(gamma=0.01, local_steps=1, defence="clip", fraction_train=1.0, buffers=BUFFERS),
+        DRFA(gamma=0.01, local_steps=1, fraction_train=1.0, buffers=BUFFERS),
         rounds=1,
     )
     for message in asked_for_losses(grid, 1).values():

@@ -10,7 +10,7 @@ import pytest
 from fairbloom import strategies
 from fairbloom.errors import FairbloomError
 from fairbloom.strategies import METHODS, Ditto, FedAvg, FedProx, MGDAProx, QFedAvg, from_config
-from fairbloom.strategies.flowers import ARGUMENTS, NEAREST, SAME, advise_on_name, as_call
+from fairbloom.strategies.flowers import ARGUMENTS, SAME, advise_on_name, as_call
 
 FLOWERS = [name for name in flowers.__all__ if name not in ("Result", "Strategy")]
 
@@ -23,9 +23,9 @@ def test_each_strategy_of_flower_is_there_or_advised_on(name: str) -> None:
         getattr(strategies, name)
 
 
-@pytest.mark.parametrize("name", [*SAME, *NEAREST])
+@pytest.mark.parametrize("name", SAME)
 def test_what_is_advised_is_a_strategy(name: str) -> None:
-    parameters = {**SAME, **NEAREST}[name]
+    parameters = SAME[name]
     assert as_call(parameters) in advise_on_name(name)
     assert isinstance(FedAvg(**parameters), FedAvg)
     with pytest.raises(FairbloomError, match=r"unknown method: .*fedavg") as refusal:

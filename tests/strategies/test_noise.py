@@ -84,8 +84,6 @@ def test_one_reply_moves_a_private_model_no_further(name: str, wrap: Wrap) -> No
     [
         {"server_optimizer": "adam", "server_optimizer_lr": 0.1},
         {"server_optimizer": "avgm"},
-        {"defence": "nnm"},
-        {"defence": "clip"},
         {"frozen": ("a",)},
         {"personal_parameters": "a"},
         {"control_variates": True},

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from functools import partial
 
-from fairbloom.errors import MAX_LISTED
 from fairbloom.server.run_folder.csv_rows import PERSONAL_ROUND
-from fairbloom.text import join_first, text_if
+from fairbloom.text import text_if
 
 from ..render.page import Cell, Page, Section, Table
 from ..results.caveats import caveats_of_run, describe_same_splits, describe_unscored, join_all
@@ -65,12 +64,6 @@ def page_of_run(run: Run) -> Page:
         lines, run.score, shown_of(worst_first(final, run.score, run.noise())), False, len(final)
     )
     headline, sentences = _words(run, final)
-    counts = [f"{name} {count}" for name, count in run.left_out()]
-    left_out = text_if(
-        counts,
-        f"Left out by the defence {run.settings.get('defence')}, in rounds of {run.rounds_done}:"
-        f" {join_first(counts, MAX_LISTED)}.",
-    )
     groups = {
         line.label: [report]
         for line in lines
@@ -89,7 +82,7 @@ def page_of_run(run: Run) -> Page:
         notes_section(
             "caveats",
             LIMITS,
-            [*filter(None, [left_out]), *(caveats_of_run(run) if final else [])],
+            caveats_of_run(run) if final else [],
         ),
         settings_section(lines[:1]),
     ]

@@ -106,7 +106,6 @@ def caveats_of_run(run: Run) -> list[str]:
             f"The run stopped after round {run.rounds_done} of {run.num_rounds}: {run.stopped}.",
         ),
         _single([run], "the method had nothing"),
-        _attacked([run]),
         *describe_small_tests(run.test_examples(), run.score, named=True),
         _rare_classes(run),
         text_if(run.noise(), NOISE),
@@ -139,7 +138,6 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
             f"Under {join_all([label for label, texts in worse.items() if said in texts])}, {said}"
             for said in dict.fromkeys(itertools.chain(*worse.values()))
         ),
-        _attacked(every),
         _rare_classes(every[0]),
         text_if(any(run.noise() for run in every), NOISE),
         text_if(
@@ -165,23 +163,6 @@ def _single(runs: Sequence[Run], who: str) -> str:
         are_single,
         f"One client trained in each round, so {who} to weigh: raise fraction, the share of clients"
         " that trains in a round.",
-    )
-
-
-def _attacked(runs: Sequence[Run]) -> str:
-    """Return the clients that attack in an experiment, by attack, in one sentence, or ""."""
-    attackers = {
-        attack: sorted(
-            {name for run in runs if run.settings.get("attack") == attack for name in run.attackers}
-        )
-        for attack in dict.fromkeys(run.settings.get("attack") for run in runs if run.attackers)
-    }
-    clauses = [
-        f"{join_first(names)} {plural(len(names), 'attacks', 'attack')} by {attack}"
-        for attack, names in attackers.items()
-    ]
-    return text_if(
-        clauses, f"{'; '.join(clauses)}, as set: all measures are over the honest clients."
     )
 
 

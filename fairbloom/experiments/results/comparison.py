@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -54,15 +54,11 @@ def read_comparison(folder: Path, study: Study, score: str = "") -> "Comparison"
         for label, of in failures.items()
         for seed, reason in [*of.items()][:1]
     ]
-    hostile = [
-        frozenset[str]().union(*(run.attackers for run in of_seed))
-        for of_seed in zip(*runs.values(), strict=True)
-    ]
-    lacking = _find_lacking(runs, plan.baseline, plan.seeds, hostile)
+    lacking = _find_lacking(runs, plan.baseline, plan.seeds)
     compared = {label: by_seed for label, by_seed in runs.items() if label not in lacking}
     known = [
-        set[str]().union(*(run.known for run in of_seed)) - attacking
-        for attacking, of_seed in zip(hostile, zip(*compared.values(), strict=True), strict=True)
+        set[str]().union(*(run.known for run in of_seed))
+        for of_seed in zip(*compared.values(), strict=True)
     ]
     rows = list[tuple[object, ...]]()
     by_group = dict[str, Sequence[GroupReport]]()
@@ -130,12 +126,10 @@ def _find_lacking(
     runs: Mapping[str, Sequence[Run]],
     baseline: str,
     seeds: Sequence[int],
-    hostile: Sequence[Set[str]],
 ) -> dict[str, str]:
     """Return as text the clients without a score that other methods have, by method.
 
-    Clients that are `hostile` under some method, by seed, need none. Raise RunFolderError if the
-    baseline is among these methods.
+    Raise RunFolderError if the baseline is among these methods.
     """
     found: dict[str, str] = {}
     for place, seed in enumerate(seeds):
@@ -144,7 +138,7 @@ def _find_lacking(
             run = by_seed[place]
             if label == baseline:
                 final_of(run)  # raises if no client was evaluated
-            if missing := sorted(scored - run.tested - hostile[place]):
+            if missing := sorted(scored - run.tested):
                 found.setdefault(
                     label, f"has no test {run.score.words} of {', '.join(missing)} with seed {seed}"
                 )

@@ -85,7 +85,9 @@ def _chosen(compared: ComparedScores) -> list[str]:
     apart = {*compared.personal, *compared.trained_alone}
     common = [method for method in compared.shown if method not in apart]
     validated = {
-        method: [run.validated("global") for run in compared.runs.get(method, ())]
+        method: [
+            run.final(model="global", split="validation") for run in compared.runs.get(method, ())
+        ]
         for method in common
     }
     if not common or not all(by_seed and all(by_seed) for by_seed in validated.values()):

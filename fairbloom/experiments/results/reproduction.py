@@ -350,12 +350,12 @@ def _read_row(
 def measures_of(
     run: Run, measures: Sequence[str], evaluated: str, base: Run | None = None
 ) -> dict[str, float]:
-    """Return measures of a run under the models that are evaluated, attackers included.
+    """Return measures of a run under the models that are evaluated.
 
     Papers print numbers over all clients. `base` is the run of the recipe's first row, by default
     this one. Raise FairbloomError if a measure is missing.
     """
-    values = run.final(model=evaluated, hostile=True)
+    values = run.final(model=evaluated)
     if not values:
         if evaluated == "global":
             final_of(run)  # raises
@@ -366,9 +366,9 @@ def measures_of(
     served = ClientScores(
         values,
         run.score,
-        run.test_examples(hostile=True),
+        run.test_examples(),
         run.by_group(evaluated),
-        (base or run).final(hostile=True),
+        (base or run).final(),
         run.training,
     )
     found = {measure: find_measure(measure).of(served) for measure in measures}

@@ -27,12 +27,9 @@ from fairbloom.rounds.options import Options
 from fairbloom.rounds.screening import LARGEST_COUNT
 from fairbloom.server.run_folder.csv_rows import (
     ABSENT,
-    ENDINGS,
-    HOSTILE,
     IMPROVED,
     TRAIN_LOSS_OF_GLOBAL_MODEL,
     parse_absent,
-    parse_names,
 )
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import (
@@ -312,8 +309,7 @@ class Run(Shown):
             return None
         rows = self.groups
         rows = rows[
-            rows["round"].isin(self._evaluated()["round"])
-            & ~rows["client"].isin(self.attackers)
+            rows["round"].isin(self._last["round"])
             & (rows["model"] == model)
             & (rows["split"] == split)
         ]
@@ -350,8 +346,6 @@ class Run(Shown):
         score: Score | None = None,
         model: str = "",
         split: str = "test",
-        *,
-        hostile: bool = False,
     ) -> dict[str, float]:
         """Return the score of each client after the last evaluated round.
 
@@ -366,13 +360,11 @@ class Run(Shown):
             that `serves`.
         split
             "test", or "validation" for the examples that a validation share sets apart.
-        hostile
-            Whether clients that attack in an experiment are included.
         """
         score = score or self.score
         model = model or self.serves
         column = score.column(model, split)
-        rows = self._evaluated(hostile=hostile)
+        rows = self._last
         if column not in rows:
             # Of personal models, the loss is only written if fairness was measured in it.
             is_written = model == "global" or (self.finished and score != LOSS_SCORE)
@@ -386,7 +378,7 @@ class Run(Shown):
         noise = self.noise(score) if split == "test" else EXACT
         return {
             client: value
-            for client, value in self.column(column, hostile=hostile).items()
+            for client, value in self.column(column).items()
             # with noise, a share may be below 0 or above 1: without these, means would be biased
             if score.has(value / unit) or client in noise
         }
@@ -427,42 +419,20 @@ class Run(Shown):
             if (value := scores.get((score or self.score).name)) is not None
         }
 
-    def validated(self, model: str) -> dict[str, float]:
-        """Return the score of each client on validation examples; see `final`.
-
-        In the run of an app, it is the metric that its RunFolder names as `best_model`.
-        """
-        if not self.of_app:
-            return self.final(model=model, split="validation")
-        name = str(self.settings.get("validation-metric", "")) + ENDINGS[model]
-        last = self._evaluated()
-        rows = self.metrics
-        rows = rows[
-            rows["round"].isin(last["round"])
-            & rows["client"].isin(last["client"])
-            & (rows["phase"] == "evaluate")
-            & (rows["metric"] == name)
-        ]
-        return {
-            client: self.score.shown(value)
-            for client, value in zip(rows["client"].tolist(), rows["value"].tolist(), strict=True)
-            if self.score.has(value)
-        }
-
     @property
     def known(self) -> set[str]:
-        """The clients of the last evaluated round, except attackers.
+        """The clients of the last evaluated round.
 
         If all clients evaluate, it includes the clients of other rounds.
         """
-        last = self._evaluated(hostile=True)
+        last = self._last
         names = set(last["client"])
         if float(self.settings.get("fraction-evaluate", 1.0)) == 1.0:
             names.update(self.clients["client"].unique())
             names.update(
                 *self._absent(self.rounds[self.rounds["round"].isin(last["round"])]).values()
             )
-        return names.difference(self.attackers)
+        return names
 
     def without(self, score: Score, model: str = "global") -> tuple[str, ...]:
         """Return the clients without a score after the last evaluated round.
@@ -482,23 +452,23 @@ class Run(Shown):
 
     @property
     def tested(self) -> set[str]:
-        """The clients of the last evaluated round that evaluated, except attackers."""
-        return set(self._evaluated()["client"])
+        """The clients of the last evaluated round that evaluated."""
+        return set(self._last["client"])
 
-    def test_examples(self, *, hostile: bool = False) -> dict[str, int]:
-        """Return the clients' numbers of test examples in the last evaluated round; see `final`."""
+    def test_examples(self) -> dict[str, int]:
+        """Return the clients' numbers of test examples in the last evaluated round."""
         return {
             client: int(count)
-            for client, count in self.column("test_examples", hostile=hostile).items()
+            for client, count in self.column("test_examples").items()
             if 1 <= count <= LARGEST_COUNT
         }
 
-    def column(self, name: str, *, hostile: bool = False) -> dict[str, float]:
-        """Return a column of `clients` for the last evaluated round, by client; see `final`.
+    def column(self, name: str) -> dict[str, float]:
+        """Return a column of `clients` for the last evaluated round, by client.
 
         Clients without a number that can be shown are left out; {} without the column.
         """
-        rows = self._evaluated(hostile=hostile)
+        rows = self._last
         if name not in rows:
             return {}
         return {
@@ -527,7 +497,7 @@ class Run(Shown):
             "improved_last_third": [
                 cell for number, cell in cells.items() if number > self.num_rounds * 2 // 3
             ],
-            "train_loss": [*self.column(TRAIN_LOSS_OF_GLOBAL_MODEL, hostile=True).values()],
+            "train_loss": [*self.column(TRAIN_LOSS_OF_GLOBAL_MODEL).values()],
         }
         return {name: mean_of(values) for name, values in found.items() if values}
 
@@ -546,12 +516,6 @@ class Run(Shown):
             ]
             for kind in ABSENT
         }
-
-    def left_out(self) -> list[tuple[str, int]]:
-        """Return the clients that the defence left out and how often, most frequent first."""
-        return Counter(
-            name for cell in self.rounds.get("left_out", ()) for name in parse_names(cell)
-        ).most_common()
 
     def differing(self) -> dict[str, Value]:
         """Return the settings that differ from the defaults, also of task and strategy."""
@@ -667,24 +631,11 @@ class Run(Shown):
         return {} if split is None else dict(zip(split.clients, split.marks, strict=False))
 
     @cached_property
-    def attackers(self) -> frozenset[str]:
-        """The evaluated clients that attack in an experiment; no measure counts them."""
-        table = self.clients
-        if HOSTILE not in table:
-            return frozenset()
-        return frozenset(table["client"][table[HOSTILE] == 1].unique())
-
-    @cached_property
     def _last(self) -> "pandas.DataFrame":
         """The rows of clients.csv for the last round of a finished run, else the last evaluated."""
         table = self.clients
         last = self.rounds_done if self.finished and not self.stopped else table["round"].max()
         return table[table["round"] == last]
-
-    def _evaluated(self, *, hostile: bool = False) -> "pandas.DataFrame":
-        """Return the rows of clients.csv of the last evaluated round; see `final`."""
-        rows = self._last
-        return rows if hostile or not self.attackers else rows[~rows["client"].isin(self.attackers)]
 
 
 class OpenedRuns:

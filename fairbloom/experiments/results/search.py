@@ -100,10 +100,9 @@ def _find_fault(
 
 def read_scores(run: Run, evaluated: str) -> ClientScores:
     """Return a run's scores on validation examples, or on test examples if it has no others."""
-    tests = not (run.of_app or float(run.settings.get("validation-share", 0.0)) > 0.0)
+    split = "validation" if float(run.settings.get("validation-share", 0.0)) > 0.0 else "test"
     model = run.serves if evaluated == "global" else evaluated
-    split = "test" if tests else "validation"
-    scores = run.final(model=model, hostile=True) if tests else run.validated(model)
+    scores = run.final(model=model, split=split)
     if not scores:
         of_models = text_if(model == "personal", " of personal models")
         raise FairbloomError(
@@ -118,9 +117,7 @@ def read_scores(run: Run, evaluated: str) -> ClientScores:
 
 def few_examples(run: Run) -> set[str]:
     """Return the clients with too few examples for a part in the choice, if others have one."""
-    return {
-        client for client, count in run.test_examples(hostile=True).items() if count < JUDGED_FROM
-    }
+    return {client for client, count in run.test_examples().items() if count < JUDGED_FROM}
 
 
 def choose(measure: Measure, score: Score, among: Sequence[ArmScore]) -> ArmScore | None:
@@ -181,8 +178,6 @@ class Search(Shown):
     @property
     def baseline(self) -> str:
         """The label of the arm that the others are compared with, "" before the choice."""
-        if self.study.reference and self.best:
-            return self.study.reference.label
         methods = {arm.label: arm.method for arm in self.study.arms}
         return next(
             (label for label in self.study.found.best if methods[label] == self.study.baseline), ""
@@ -247,7 +242,7 @@ def read_search(folder: Path, study: Study) -> Search:
     first = next((run for by_seed in runs for run in by_seed if run is not None), None)
     if first is None:
         return Search(study, judged, ACCURACY, folder=folder)
-    search = Search(study, judged, first.score, None, folder, _notes(study, judged, first))
+    search = Search(study, judged, first.score, None, folder, _notes(first))
     tested = study.of(study.found.best, study.found.fresh)
     if not search.best or tested.unfinished(folder):
         return search
@@ -259,18 +254,16 @@ def read_search(folder: Path, study: Study) -> Search:
     )
 
 
-def _notes(study: Study, judged: Sequence[ArmScore], first: Run) -> tuple[str, ...]:
-    """Return the limits of a search: skipped seeds, failed arms, clients without a score."""
+def _notes(first: Run) -> tuple[str, ...]:
+    """Return the limits of a search: the clients that have no part in the choice."""
     notes = []
-    if failing := [arm_score.arm.label for arm_score in judged if arm_score.fault]:
-        notes.append(f"Not judged, as the table of the report explains: {join_names(failing)}.")
-    if lacking := sorted({*first.final()} - {*first.validated(first.serves)}):
+    if lacking := sorted({*first.final()} - {*first.final(split="validation")}):
         notes.append(
             f"Without a validation {first.score.words}, and so without a part in the choice:"
             f" {', '.join(lacking)}. Give more examples, or raise validation-share."
         )
     few = few_examples(first)
-    if few and len(few) < len(first.test_examples(hostile=True)):
+    if few and len(few) < len(first.test_examples()):
         notes.append(
             f"Tested, but without a part in the choice, because they have fewer than {JUDGED_FROM}"
             f" test examples: {join_names(sorted(few))}."

@@ -157,7 +157,6 @@ def run_quietly(run: Settings | AppRun, log_level: int) -> None:
             app.clients,
             run.config,
             app.rounds,
-            app.needs_validation,
         )
     else:
         from fairbloom.simulation.run import simulate

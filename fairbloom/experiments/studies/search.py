@@ -4,20 +4,16 @@ The tests are on fresh seeds.
 """
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.logs import log
-from fairbloom.protocol.names import BETWEEN_GROUPS
 from fairbloom.protocol.settings import SETTINGS, SettingsError, Value, key_of, parsed
 from fairbloom.server.settings import Settings
-from fairbloom.strategies import METHODS, FairStrategy, find_method
+from fairbloom.strategies import FairStrategy, find_method
 from fairbloom.strategies.named import (
-    COMMON,
     find_key,
     format_value,
     method_parameters,
@@ -26,7 +22,6 @@ from fairbloom.strategies.named import (
 )
 from fairbloom.strategies.strategy import Tries
 
-from ..apps import ROUNDS, App, check_type
 from ..arms import (
     METHODS as DEFAULT_METHODS,
     Arm,
@@ -35,7 +30,7 @@ from ..arms import (
     make_arm,
     parse_arms,
 )
-from ..results.measures import AGAINST_BASELINE, GAP
+from ..results.measures import AGAINST_BASELINE
 from ..results.presentation import write_report
 from ..results.run import REPORT
 from ..results.search import ArmScore, Search, choose, read_search
@@ -43,9 +38,6 @@ from ..study import SearchOutcome, Study
 from .compare import OPTIONS, prepare, tables_of
 from .progress import StudyBar
 from .running import carry_out, check_measures, write_tables
-
-# The name for all methods.
-ALL = "all"
 
 # The default share of each client's examples that chooses arms.
 VALIDATION_SHARE = 0.2
@@ -75,59 +67,45 @@ OTHER_EXAMPLES = {
 
 
 def arms_of(
-    words: Named | Iterable[Named],
-    grid: Grid,
-    baseline: Named,
-    shared: Mapping[str, Value],
-    criterion: str = "",
-    app: App | None = None,
+    words: Named | Iterable[Named], grid: Grid, baseline: Named, shared: Mapping[str, Value]
 ) -> list[Arm]:
     """Return the arms of a search: each method at each point of the grid, and the baseline's.
 
-    "all" names all methods that can be run with the shared settings; those that measure groups
-    are included if the criterion measures groups. Methods by default that cannot be run are
-    left out. A method tries the axes of the grid that are its own or common to all methods. A
-    method that is written without parameters and has no axis of its own tries the values that
-    it declares in `tries`, except those that change nothing in the rounds. If only the
-    baseline's method is searched, the baseline as written comes first. Runs of an app also try
-    values of its run config.
+    Methods by default that cannot be run are left out. A method tries the axes of the grid that are
+    its own or common to all methods. A method that is written without parameters and has no axis of
+    its own tries the values that it declares in `tries`, except those that change nothing in the
+    rounds.
     """
-    texts = [words] if isinstance(words, str | type) else list(words)
-    gaps = criterion.startswith(GAP)
-    are_given = texts not in ([ALL], [DEFAULT_METHODS])
-    if texts == [ALL]:
-        texts = [name for name, cls in METHODS.items() if gaps or not cls.needs & BETWEEN_GROUPS]
-    named = parse_arms(texts, shared)
+    named = parse_arms(words, shared)
     (base,) = parse_arms([baseline], shared)
     if not any(base.method == arm.method for arm in named):
         named.append(base)
     used: set[str] = set()
-    within = all(arm.method == base.method for arm in named)
-    arms = [replace(base, evaluated=_evaluated(_strategy(base, shared, app)))] if within else []
-    rounds = _common(shared, app).num_rounds
+    arms = list[Arm]()
+    plain = {key: value for key, value in shared.items() if "." not in key}
+    rounds = Settings.of(plain).num_rounds
     for arm in named:
-        tried = _axes(arm, grid, app)
+        tried = _axes(arm, grid)
         used |= tried.keys()
         axes = dict(tried.values())
         own = bool(arm.settings) or any(key in method_parameters(arm.method) for key in axes)
-        starts: Sequence[Mapping[str, Value]] = [arm.settings] if own else _tries(arm, shared, app)
+        starts: Sequence[Mapping[str, Value]] = [arm.settings] if own else _tries(arm, shared)
         for start, values in itertools.product(starts, itertools.product(*axes.values())):
             point = make_arm(arm.method, {**start, **dict(zip(axes, values, strict=True))})
             if any(point.is_same(other) for other in arms):
                 continue
             try:
-                strategy = _strategy(point, shared, app)
+                strategy = Study("search", [point], [], settings=shared).strategy(point)
             except SettingsError as error:
-                if are_given or arm.method == base.method:
+                if words != DEFAULT_METHODS or arm.method == base.method:
                     raise
                 log.warning("%s is left out: %s", point.label, error)
                 continue
             if own or not strategy.find_idle(rounds):
-                arms.append(replace(point, evaluated=_evaluated(strategy)))
+                has_personal = strategy.terms(1).has_personal_models
+                arms.append(replace(point, evaluated="personal" if has_personal else "global"))
     if unused := [name for name in grid if name not in used]:
-        raise SettingsError(
-            _explain_unused(unused[0], named, (SETTINGS if app is None else app.config).keys())
-        )
+        raise SettingsError(_explain_unused(unused[0], named))
     if len(arms) < 2:
         raise SettingsError(
             f"there is nothing to choose from but {arms[0].label}: name more --methods, or give"
@@ -157,7 +135,7 @@ def parse_grid(words: Iterable[str]) -> dict[str, list[Value]]:
     return grid
 
 
-def _axes(arm: Arm, grid: Grid, app: App | None) -> dict[str, tuple[str, list[Value]]]:
+def _axes(arm: Arm, grid: Grid) -> dict[str, tuple[str, list[Value]]]:
     """Return the run-config keys and values that an arm tries, by their names in the grid.
 
     Settings that the arm does not have, or sets itself, are left out. Raise SettingsError for an
@@ -165,7 +143,11 @@ def _axes(arm: Arm, grid: Grid, app: App | None) -> dict[str, tuple[str, list[Va
     """
     own = method_parameters(arm.method)
     found = dict[str, tuple[str, list[Value]]]()
-    checks = _checks(app) | {key: parameter.checked for key, parameter in own.items()}
+    checks = {
+        key: parameter.checked
+        for key, parameter in {**SETTINGS, **own}.items()
+        if key not in OTHER_EXAMPLES and key not in OPTIONS
+    }
     for name, values in grid.items():
         key = find_key(name, own) or name
         if key not in checks:
@@ -181,30 +163,7 @@ def _axes(arm: Arm, grid: Grid, app: App | None) -> dict[str, tuple[str, list[Va
     return found
 
 
-def _checks(app: App | None) -> dict[str, Callable[[Value], Value]]:
-    """Return the functions that check values of settings that all methods can try, by their keys.
-
-    Runs of an app have the keys of its run config, and what the text of a method may have.
-    """
-    checks: dict[str, Callable[[Value], Value]] = {
-        key: setting.checked
-        for key, setting in SETTINGS.items()
-        if app is None or key in COMMON or key == "num-rounds"
-    }
-    if app is not None:
-        checks |= {
-            key: partial(check_type, key, default=default)
-            for key, default in app.config.items()
-            if key not in ROUNDS
-        }
-    return {
-        key: check
-        for key, check in checks.items()
-        if key not in OTHER_EXAMPLES and key not in OPTIONS
-    }
-
-
-def _explain_unused(name: str, named: Sequence[Arm], known: Collection[str]) -> str:
+def _explain_unused(name: str, named: Sequence[Arm]) -> str:
     """Return why no method tries the values of a setting."""
     key = key_of(name)
     if key in OTHER_EXAMPLES:
@@ -214,53 +173,28 @@ def _explain_unused(name: str, named: Sequence[Arm], known: Collection[str]) -> 
         )
     if key in OPTIONS:
         return f"grid: a search sets {key} run by run: give {OPTIONS[key]} instead"
-    if key in known:
+    if key in SETTINGS:
         return f"grid: {key} is given twice, here and by the methods: give it in one place"
     parameters = [short_key(key) for arm in named for key in method_parameters(arm.method)]
     methods = ", ".join(dict.fromkeys(arm.label for arm in named))
     return (
         f"grid: {name} is not a parameter of {methods}:"
-        f" {did_you_mean(name, [*parameters, *known])}leave it out"
+        f" {did_you_mean(name, [*parameters, *SETTINGS])}leave it out"
     )
 
 
-def _common(shared: Mapping[str, Value], app: App | None) -> Settings:
-    """Return the settings that do not belong to a method; of an app, only those that it has."""
-    if app is not None:
-        return Settings.of({"num-rounds": app.config[app.rounds]})
-    return Settings.of({key: value for key, value in shared.items() if "." not in key})
-
-
-def _tries(arm: Arm, shared: Mapping[str, Value], app: App | None) -> list[dict[str, Value]]:
+def _tries(arm: Arm, shared: Mapping[str, Value]) -> list[dict[str, Value]]:
     """Return the combinations of parameters that a method declares to try.
 
-    Parameters in the shared settings are not varied. FCFL has half of the rounds for each of its
-    stages.
+    Parameters in the shared settings are not varied.
     """
-    start: dict[str, Value] = {}
-    if arm.method == "fcfl" and "fcfl.stage1-rounds" not in shared:
-        start["fcfl.stage1-rounds"] = _common(shared, app).num_rounds // 2
     declared: Tries = vars(find_method(arm.method)).get("tries", FairStrategy.tries)
     axes = {
         key: values
         for name, values in declared.items()
         if (key := f"{owner_of(arm.method)}.{key_of(name)}") not in shared
     }
-    return [
-        {**start, **dict(zip(axes, values, strict=True))}
-        for values in itertools.product(*axes.values())
-    ]
-
-
-def _strategy(arm: Arm, shared: Mapping[str, Value], app: App | None) -> FairStrategy:
-    return Study(
-        "search", [arm], [], settings=app.split(shared) if app else shared, app=app
-    ).strategy(arm)
-
-
-def _evaluated(strategy: FairStrategy) -> Literal["global", "personal"]:
-    """Return the models that judge an arm: personal models if its clients have some."""
-    return "personal" if strategy.terms(1).has_personal_models else "global"
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
 # The runs -----------------------------------------------------------------------------------------
@@ -301,12 +235,6 @@ def _prepare_search(study: Study, out: Path) -> Study:
             f"criterion = {study.criterion!r} compares with the baseline, so that it cannot choose"
             " for the baseline itself: take another measure, such as worst_10"
         )
-    if study.app is not None:  # its clients have validation examples of their own
-        if study.criterion.startswith(GAP):
-            raise SettingsError(
-                f"criterion = {study.criterion!r}: an app's runs have no groups of examples"
-            )
-        return prepare(study, out)
     if study.settings["validation-share"] == 0:
         raise SettingsError(
             "validation-share = 0: a search chooses by validation examples, never by test"
@@ -324,7 +252,7 @@ def _choose(search: Search) -> list[str]:
     methods: dict[str, list[ArmScore]] = {}
     for arm_score in search.judged:
         methods.setdefault(arm_score.arm.method, []).append(arm_score)
-    candidates = search.judged[:1] if search.study.reference else methods.pop(search.study.baseline)
+    candidates = methods.pop(search.study.baseline)
     base = choose(measure, score, candidates)
     if base is None:
         faults = [f": {arm_score.fault}" for arm_score in candidates if arm_score.fault]

@@ -12,9 +12,8 @@ from safetensors.numpy import load_file
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.api import compare, load
 from fairbloom.experiments.apps import read_app
-from fairbloom.experiments.arms import Arm, parse_arms
+from fairbloom.experiments.arms import parse_arms
 from fairbloom.experiments.results.caveats import caveats_of_data
-from fairbloom.experiments.studies.search import arms_of
 from fairbloom.experiments.study import Study
 from fairbloom.server.run_folder.files import CONFIG
 from fairbloom.simulation.app import run_app
@@ -152,7 +151,7 @@ def test_keys_of_ours_in_its_run_config_are_named(
     app: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     change(app, "pyproject.toml", "rate = 0.5", "rate = 0.5\nproximal-mu = 0.1\ndraw = 'uniform'")
-    read = read_app(app, {"best-model": "worst-10", "defence": "nnm"})
+    read = read_app(app, {"best-model": "worst-10", "average-models": True})
     assert caplog.messages == [
         "all methods take these keys of the app's run config: proximal-mu = 0.1, draw = 'uniform'"
     ]
@@ -307,23 +306,6 @@ def test_an_app_that_seeds_nothing_begins_with_the_seeds_model(app: Path) -> Non
     assert models[0] == models[1] != models[2]
 
 
-LACKING = {
-    "": "chooses by validation examples, and eval_acc is of test examples: let the app's clients",
-    "eval_acc": "eval_acc is of test examples",
-    "val_loss": "best_model = 'val_loss' is not of the same kind as eval_acc, of which higher is",
-}
-
-
-@pytest.mark.parametrize("metric", LACKING)
-def test_a_search_refuses_an_app_without_validation(app: Path, metric: str) -> None:
-    change(app, "tiny/server.py", 'score="eval_acc"', f'score="eval_acc", best_model="{metric}"')
-    read = read_app(app, {})
-    config = read.run({"method": "fedavg", "num-rounds": 3}, 0, app / "run").config
-    with pytest.raises(FairbloomError, match=LACKING[metric]):
-        run_app(str(app), read.server, read.client, 4, config, "num-rounds", needs_validation=True)
-    assert load(app / "run").rounds_done == 0
-
-
 # Comparisons --------------------------------------------------------------------------------------
 
 WORDS = ("compare", "--app", "tiny-app", "--methods", "fedavg,fedfv(alpha=0.25)", "--jobs", 2)
@@ -417,7 +399,7 @@ def test_methods_are_compared_in_flowers_quickstart(tmp_path: Path) -> None:
     )
     assert compared.failed == {}
     assert set(compared.values["FedAvg"][0]) == {f"client-{i}" for i in range(4)}
-    means = {name: compared.measures(name)[0]["mean"] for name in compared.methods}
+    means = {name: compared.table.loc[name, "mean"] for name in compared.methods}
     assert len(set(means.values())) == 2
     losses = {}
     for run in sorted(Path(tmp_path / "all/runs").iterdir()):
@@ -427,78 +409,3 @@ def test_methods_are_compared_in_flowers_quickstart(tmp_path: Path) -> None:
     assert len(losses["fedavg-seed0"]) == 5  # each client, and their mean
     assert losses["fedavg-seed0"] == losses["fedmgdaplus-seed0"]
     assert losses["fedavg-seed1"] == losses["fedmgdaplus-seed1"]
-
-
-# Searches -----------------------------------------------------------------------------------------
-
-
-def arms(app: Path, methods: str, **grid: list[float]) -> list[Arm]:
-    return arms_of(methods, grid, "fedavg", {}, "worst", read_app(app, {}))
-
-
-def test_a_search_tries_values_of_the_run_config(app: Path) -> None:
-    assert [arm.label for arm in arms(app, "fedfv", rate=[1, 0.25], alpha=[0.5])] == [
-        "FedFV (alpha=0.5, rate=1)",
-        "FedFV (alpha=0.5, rate=0.25)",
-        "FedAvg (rate=1)",
-        "FedAvg (rate=0.25)",
-    ]
-
-
-FAULTS_OF_SEARCHES = {
-    ("--grid", "rat=1"): "grid: rat is not a parameter of FedAvg: did you mean rate?",
-    ("--grid", "rate=fast,slow"): "rate = 'fast': [tool.flwr.app.config] of the app has rate = 0.5",
-    ("--grid", "clients=3,4"): "arms would be judged by other examples with other values of client",
-    ("--grid", "held-out-clients=0,1"): "with other values of held-out-clients: make a search",
-    ("--grid", "seed=1,2"): "grid: a search sets seed run by run",
-    (
-        "--grid",
-        "rate=1,2",
-        "--criterion",
-        "group-gap:accuracy",
-    ): "criterion = 'group-gap:accuracy': an app's runs have no groups",
-}
-
-
-@pytest.mark.parametrize(("words", "said"), FAULTS_OF_SEARCHES.items())
-def test_a_fault_of_a_search_is_said_before_a_run_starts(
-    app: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
-) -> None:
-    assert (
-        said
-        in captured(
-            capsys, "search", "--app", "tiny-app", "--methods", "fedavg", *words, code=2
-        ).err
-    )
-    assert not Path("runs").exists()
-
-
-@pytest.mark.slow
-def test_a_search_chooses_by_validation_and_tests_afresh(
-    app: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A model that is worse on test examples is better on validation examples here."""
-    change(app, "tiny/server.py", 'score="eval_acc"', 'score="eval_acc", best_model="val_acc"')
-    change(
-        app,
-        "tiny/client.py",
-        '"eval_acc": 1.0 / (1.0 + away)',
-        '"eval_acc": 1.0 / (1.0 + away), "val_acc": away / 4.0',
-    )
-    words = ("search", "--app", "tiny-app", "--methods", "fedavg", "--criterion", "mean")
-    words = (*words, "--grid", "rate=0.02,0.5", "--seeds", "1", "--out", "found")
-    found = as_json(capsys, *words)
-    values = {each["arm"]: each["validation"] for each in found["arms"]}
-    last = load("found/runs/fedavg-rate=0.02-seed0").metrics
-    last = last[(last["round"] == 3) & (last["metric"] == "val_acc") & (last["client"] != "")]
-    assert values["FedAvg (rate=0.02)"] == pytest.approx(last["value"].mean())
-    assert found["best"] == max(values, key=lambda arm: values[arm])
-    assert found["fresh"] == [1000]
-    assert found["comparison"]["seeds"] == [1000]
-    assert {row["method"] for row in found["comparison"]["clients"]} == {
-        found["best"],
-        found["baseline"],
-    }
-    assert as_json(capsys, *words) == found
-    assert as_json(capsys, "show", "found") == found
-    assert Path("found/report.html").exists()

@@ -61,7 +61,6 @@ class Plain:
     def finish(self, received, trained, state, steps):
         return trained, {}
 """,
-    "my_attacks": "def attack(sight):\n    return -sight.own\n",
 }
 
 NAMED = (
@@ -96,7 +95,7 @@ def test_a_run_is_not_taken_up_with_other_code(
     capsys: pytest.CaptureFixture[str],
     subtests: pytest.Subtests,
 ) -> None:
-    more = {"client-rule": "my_rules:Plain", "attack": "my_attacks:attack", "attackers": "0.34"}
+    more = {"client-rule": "my_rules:Plain"}
     words = (
         *NAMED,
         *SMALL,

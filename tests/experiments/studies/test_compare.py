@@ -391,26 +391,6 @@ def test_measures_without_meaning_are_left_out_of_the_rows() -> None:
     assert "gini" not in {row["measure"] for row in comparison.difference_rows()}
 
 
-def test_hostile_clients_are_left_out_of_every_method(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    attacked = ("attack=loss-scale,attackers=client-0", "attack=sign-flip,attackers=client-2")
-    words = ",".join(["fedavg", *(f"fedavg({each})" for each in attacked)])
-    small = ("--seeds", 2, "--clients", 4, "--rounds", 1, "--jobs", 1, "--set", "device=cpu")
-    assert fairbloom("compare", "--methods", words, *small, "--out", tmp_path / "out") == 0
-    rows = table(tmp_path / "out" / "clients.csv")
-    assert {row["method"] for row in rows} == {
-        "FedAvg",
-        "FedAvg (attack=loss-scale, attackers=client-0)",
-        "FedAvg (attack=sign-flip, attackers=client-2)",
-    }
-    assert {row["client"] for row in rows} == {"client-1", "client-3"}
-    text = " ".join(capsys.readouterr().out.split())
-    attacks = "client-0 attacks by loss-scale; client-2 attacks by sign-flip, as set: all measures"
-    assert f"{attacks} are over the honest clients." in text
-    assert text.count("honest clients") == 1
-
-
 def test_arms_with_idle_parameters_have_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     """Each arm has its own reason: a recipe with `--quick` cuts the rounds of several decays."""
     slow = {"fedmgdaplus.decay": 0.1}

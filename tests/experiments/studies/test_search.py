@@ -62,16 +62,18 @@ def test_a_method_tries_what_is_declared_given_or_written() -> None:
     ]
     assert labels("fedfv,fedavg", {"alpha": [0.0]}) == ["FedFV (alpha=0)", "FedAvg"]
     assert labels("fedfv(alpha=1)") == ["FedFV (alpha=1)", "FedAvg"]
+    arms = arms_of("ditto,local,fedfv(alpha=1)", {}, "fedavg", {})
+    assert {arm.method for arm in arms if arm.evaluated == "personal"} == {"ditto", "local"}
     assert labels("fedfv(alpha=1)", {"learning-rate": [0.1, 0.2]}) == [
         f"{name}learning-rate={rate})"
         for name in ("FedFV (alpha=1, ", "FedAvg (")
         for rate in (0.1, 0.2)
     ]
     within = labels("fedavg", {"num-rounds": [1, 2]})
-    assert within == ["FedAvg", "FedAvg (num-rounds=1)", "FedAvg (num-rounds=2)"]
+    assert within == ["FedAvg (num-rounds=1)", "FedAvg (num-rounds=2)"]
     assert labels("qfedavg(q=1),qfedavg(q=2)", baseline="qfedavg(q=2)") == [
-        "QFedAvg (q=2)",
         "QFedAvg (q=1)",
+        "QFedAvg (q=2)",
     ]
 
 
@@ -90,18 +92,6 @@ def test_every_method_declares_values_that_it_accepts(name: str, values: tuple[A
 @pytest.mark.parametrize(("rounds", "count"), [(50, 20), (300, 140)])
 def test_values_that_change_nothing_are_not_tried(rounds: int, count: int) -> None:
     assert len(arms_of("fedmgdaplus", {}, "fedavg", {"num-rounds": rounds})) == count + 1
-
-
-def test_all_methods_have_arms_those_for_groups_with_a_gap() -> None:
-    arms = arms_of("all", {}, "fedavg", {})
-    every = {arm.method for arm in arms}
-    assert not every & {"fairfed", "fcfl"}
-    assert "fairfed" in {
-        arm.method for arm in arms_of("all", {}, "fedavg", {}, "group-gap:accuracy")
-    }
-    assert {arm.method for arm in arms if arm.evaluated == "personal"} == {"ditto", "local"}
-    some = {"qfedsgd", "scaffold", "feddyn", "vred", "propfair", "eagle", "aaggff"}
-    assert {"fedavg", "fedfv", "ditto", "local", *some} <= every
 
 
 @pytest.mark.parametrize(
@@ -188,11 +178,14 @@ def test_the_best_of_each_method_is_tested_with_fresh_seeds(
     }
 
 
-def test_within_one_method_the_baseline_is_compared_too(tmp_path: Path) -> None:
+def test_the_best_arm_of_one_method_is_tested_alone(tmp_path: Path) -> None:
     words = {**SMALL, "methods": "fedavg", "grid": "learning-rate=0.01,0.3", "seeds": 1}
     found = api.search(out=tmp_path / "out", **words)
-    assert found.baseline == found.comparison.baseline == "FedAvg"
-    assert set(found.study.found.best) == {"FedAvg", found.best}
+    assert [arm.label for arm in found.study.arms] == [
+        "FedAvg (learning-rate=0.01)",
+        "FedAvg (learning-rate=0.3)",
+    ]
+    assert (found.baseline, found.comparison.methods) == (found.best, (found.best,))
 
 
 def test_the_same_folder_gives_the_same_answer(
