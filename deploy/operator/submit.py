@@ -34,7 +34,7 @@ from ..fleet.enrolment import describe_clients_beyond
 from ..fleet.federation import Federation
 from ..fleet.members import Member
 from ..fleet.messages import MAX_SETTINGS_BYTES
-from ..fleet.runs import DRAIN, END_SECONDS, STOPPED, Order, RunFiles, list_runs
+from ..fleet.runs import DRAIN, END_SECONDS, STOPPED, Order, RunFiles, list_runs, submit
 
 # Pause in seconds between two looks at a run's log.
 LOG_POLL_SECONDS = 0.2
@@ -247,6 +247,33 @@ def follow(federation: Federation, run: RunFiles) -> int:
             say(reason)
         printed = reason
         time.sleep(LOG_POLL_SECONDS)
+
+
+def carry_out(federation: Federation, given: Mapping[str, Value]) -> str:
+    """Carry out a run of our app, and print its log; return why it failed, "" if it completed.
+
+    A run into the same folder that has not ended is followed instead. Raise DeployError if the run
+    is stopped.
+    """
+    run = next(
+        (
+            run
+            for run in list_runs(federation.runs)
+            if run.status is None and Order.read(run.order).settings.get("out") == given["out"]
+        ),
+        None,
+    )
+    if run is None:
+        run = submit(federation.runs, OURS.order(federation, given))
+        federation.note("submit", run=run.number)
+    say(f"run {run.number}: {given['method']} with seed {given['seed']}")
+    status = follow(federation, run)
+    if status == STOPPED:
+        raise DeployError(
+            f"run {run.number} was stopped, and the comparison with it: the same command continues"
+            " both"
+        )
+    return text_if(status, f"run {run.number} {describe_end(status)}: {run.last_line}")
 
 
 def describe_wait(federation: Federation, run: RunFiles) -> str:

@@ -12,6 +12,7 @@ import typer
 from fairbloom.command import INTERRUPTED, Terminal
 from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.fleet.federation import SERVER_UNIT, Federation
+from fairbloom.protocol.parameters import Value
 from fairbloom.system.supervise import become
 
 from .device import client as client
@@ -32,6 +33,35 @@ _option = partial(
 )
 FederationOption = Annotated[
     Federation, _option(click_type=click.Path(path_type=Path), callback=Federation.read)
+]
+
+
+SetOption = Annotated[
+    list[str],
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help=(
+            "A setting of the run, as fairbloom settings lists them, or one of your app's run"
+            " config."
+        ),
+    ),
+]
+SchemaOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="What the clients' tables hold; each device's owner accepts it."
+    ),
+]
+SpendOption = Annotated[
+    str,
+    typer.Option(
+        metavar="UNITS|all|lowest",
+        help=(
+            "What the run may spend of each client's privacy account; lowest: the least of each"
+            " round, even if accounts do not last."
+        ),
+    ),
 ]
 
 
@@ -239,27 +269,60 @@ def profiles(
         print("\n".join(of_clients.write_schema(found, findings, write_schema, wanted)))
 
 
+def read_given(settings: list[str], schema: Path | None, spend: str) -> dict[str, Value]:
+    """Return the settings that options give."""
+    from fairbloom.protocol.settings import parse_assignments
+
+    named = {"schema": str(schema or ""), "privacy.spend": spend}
+    return {**parse_assignments(settings), **{key: each for key, each in named.items() if each}}
+
+
+@app.command(
+    epilog="Example: fairbloom deploy compare --methods fedavg,fedfv --seeds 5 --set clients=4"
+)
+def compare(
+    methods: Annotated[
+        str, typer.Option(help="The methods, separated by commas, as in fairbloom compare.")
+    ],
+    baseline: Annotated[
+        str, typer.Option(help="The method that the others are compared with.")
+    ] = "",
+    seeds: Annotated[int, typer.Option(min=1, help="The number of seeds.")] = 3,
+    seed: Annotated[int, typer.Option(help="The first seed; the others follow.")] = 0,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder of the tables, the report and the runs.")
+    ] = Path("runs/comparison"),
+    settings: SetOption = [],  # noqa: B006
+    schema: SchemaOption = None,
+    spend: SpendOption = "",
+    federation: FederationOption = HERE,
+) -> None:
+    """Compare methods on the devices: submit a run of each with each seed, and show who gains.
+
+    The same command continues an interrupted comparison. Ctrl-C leaves the current run going.
+    """
+    from fairbloom.deploy.operator import submit as runs
+    from fairbloom.experiments.arms import baseline_of, parse_arms
+    from fairbloom.experiments.studies.deployed import compare_deployed
+    from fairbloom.experiments.study import Study
+
+    from .results import show_result
+
+    given = read_given(settings, schema, spend)
+    arms = parse_arms(methods, given)
+    study = Study(
+        "compare", arms, list(range(seed, seed + seeds)), baseline_of(baseline, arms), given
+    )
+    found = compare_deployed(study, out, partial(runs.carry_out, federation))
+    show_result(found, as_json=False)
+
+
 @app.command(
     epilog="Example: fairbloom deploy submit --set method=fedfv --set clients=4 --set num-rounds=50"
 )
 def submit(
-    settings: Annotated[
-        list[str],
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help=(
-                "A setting of the run, as fairbloom settings lists them, or one of your app's run"
-                " config."
-            ),
-        ),
-    ] = [],  # noqa: B006
-    schema: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="What the clients' tables hold; each device's owner accepts it."
-        ),
-    ] = None,
+    settings: SetOption = [],  # noqa: B006
+    schema: SchemaOption = None,
     chosen: Annotated[
         str | None,
         typer.Option(
@@ -289,16 +352,7 @@ def submit(
         ),
     ] = None,
     method: Annotated[str, typer.Option(help="The method of --refit.")] = "",
-    spend: Annotated[
-        str,
-        typer.Option(
-            metavar="UNITS|all|lowest",
-            help=(
-                "What the run may spend of each client's privacy account; lowest: the least of each"
-                " round, even if accounts do not last."
-            ),
-        ),
-    ] = "",
+    spend: SpendOption = "",
     federation: FederationOption = HERE,
 ) -> None:
     """Submit a run, follow its log, and exit with the run's exit status: 0 only if it completed.
@@ -307,10 +361,9 @@ def submit(
     """
     from fairbloom.deploy.fleet.runs import submit as write_order
     from fairbloom.deploy.operator import submit as runs
-    from fairbloom.protocol.settings import Mark, marked, parse_assignments
+    from fairbloom.protocol.settings import Mark, marked
 
-    named = {"schema": str(schema or ""), "privacy.spend": spend}
-    given = {**parse_assignments(settings), **{key: each for key, each in named.items() if each}}
+    given = read_given(settings, schema, spend)
     if method and not refit:
         raise DeployError(f"--method {method} is of --refit: write --set method={method}")
     if refit:

@@ -31,6 +31,8 @@ from fairbloom.deploy.fleet.messages import MAX_SETTINGS_BYTES
 from fairbloom.deploy.fleet.runs import STOPPED, Order, RunFiles, list_runs, submit
 from fairbloom.deploy.operator import submit as runs
 from fairbloom.experiments.api import compare
+from fairbloom.experiments.results.run import REPORT
+from fairbloom.experiments.study import find_study
 from fairbloom.protocol.settings import Value
 from fairbloom.server.progress import ANNOUNCED
 from fairbloom.server.run_folder.files import PRIVACY
@@ -108,6 +110,74 @@ def test_a_refit_has_the_settings_of_the_compared_runs(
     said = captured(capsys, "deploy", "submit", "--method", "fedfv", code=2).err
     assert "--method fedfv is of --refit: write --set method=fedfv" in said
     assert fairbloom("deploy", "submit", "--detach", "--set", "method=fedfv") == 0
+
+
+class Served(threading.Thread):
+    """A server that carries out runs in this process, but for those with an `end` of their own."""
+
+    def __init__(self, federation: Federation, ends: dict[str, int]) -> None:
+        super().__init__(daemon=True)
+        self.federation = federation
+        self.ends = ends
+        self.over = threading.Event()
+        self.done = list[str]()
+
+    def run(self) -> None:
+        while not self.over.wait(0.05):
+            for run in list_runs(self.federation.runs):
+                if run.status is None:
+                    settings = Order.read(run.order).settings
+                    self.done.append(f"{settings['method']} {settings['seed']}")
+                    if not (end := self.ends.get(self.done[-1], 0)):
+                        simulate(Settings.of(settings))
+                    run.end(end)
+
+
+def test_a_comparison_submits_what_is_missing(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that fails is tried again, one that is stopped ends the comparison."""
+    served = Served(Federation.read(made), {"fedfv 1": 1})
+    served.start()
+    out = tmp_path / "cmp"
+    words = ["deploy", "compare", "--methods", "fedavg,fedfv(alpha=0.2)", "--out", out, "--seeds"]
+    for each in ("clients=5", "num-rounds=2", "device=cpu", "round-timeout=30.0"):
+        words[-1:-1] = ["--set", each]
+    try:
+        captured(capsys, *words, 2)
+        every = [f"{method} {seed}" for seed in (0, 1) for method in ("fedavg", "fedfv")]
+        assert served.done == every
+        study = find_study(out)
+        assert study is not None
+        assert [*study.failed] == ["runs/fedfv-alpha=0.2-seed1"]
+        served.ends = {"fedavg 2": STOPPED}
+        said = captured(capsys, *words, 3, code=2).err
+        assert "was stopped, and the comparison with it: the same command continues both" in said
+        assert served.done == [*every, "fedfv 1", "fedavg 2"]
+        served.ends = {}
+        shown = captured(capsys, *words, 3).out
+        assert served.done[6:] == ["fedavg 2", "fedfv 2"]
+    finally:
+        served.over.set()
+        served.join()
+    # a run into the same folder that has not ended is followed
+    federation = Federation.read(made)
+    given = {"method": "fedfv", "seed": 9, "out": str(out / "x"), "num-rounds": 2}
+    submit(federation.runs, runs.OURS.order(federation, given)).end(1)
+    waiting = submit(federation.runs, runs.OURS.order(federation, given))
+    threading.Timer(0.5, waiting.end, (0,)).start()
+    before = list_runs(federation.runs)
+    assert runs.carry_out(federation, given) == ""
+    assert len(list_runs(federation.runs)) == len(before)
+    # the same as in one process
+    here = compare(
+        methods="fedavg,fedfv(alpha=0.2)", seeds=3, out=tmp_path / "here", clients=5, rounds=2,
+        progress=False, jobs=1, settings={"device": "cpu"},
+    )  # fmt: skip
+    assert here.verdict.headline in " ".join(shown.split())
+    for name in ("comparison.csv", "differences.csv", "clients.csv"):
+        assert (out / name).read_bytes() == (tmp_path / "here" / name).read_bytes()
+    assert (out / REPORT).exists()
 
 
 def test_a_run_without_a_server_waits_and_says_so(

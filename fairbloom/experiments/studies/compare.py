@@ -68,8 +68,11 @@ def write_comparison(comparison: Comparison, out: Path) -> None:
     write_report(comparison, out / REPORT)
 
 
-def prepare(study: Study, out: Path) -> Study:
-    """Return a study with one score for all runs; raise SettingsError for an unused setting."""
+def prepare(study: Study, out: Path, *, deployed: bool = False) -> Study:
+    """Return a study with one score for all runs; raise SettingsError for an unused setting.
+
+    The clients of `deployed` runs are other machines.
+    """
     for key, value in study.settings.items():
         if key in OPTIONS:
             raise SettingsError(
@@ -79,7 +82,8 @@ def prepare(study: Study, out: Path) -> Study:
     if study.app is not None:  # its strategy and its clients decide on the score
         return study
     first = study.run(study.arms[0], study.seeds[0], out)
-    check_used(study.settings, [arm.method for arm in study.arms], first.task)
+    methods = [arm.method for arm in study.arms]
+    check_used(study.settings, methods, first.task, deployed=deployed)
     warn_of_idle({arm.label: Settings.of(study.config(arm)) for arm in study.arms})
     return replace(study, settings={**study.settings, **fix_score(first)})
 
