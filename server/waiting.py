@@ -14,6 +14,7 @@ from fairbloom.rounds.quorum import Quorum, QuorumError, Wait, quorum_of
 from fairbloom.rounds.refusals import join_alike
 from fairbloom.rounds.screening import beyond_others
 from fairbloom.system.deadline import Deadline
+from fairbloom.text import text_if
 
 # A client that reports more than this multiple of the others' median number of examples needs a
 # number that the operator has stated (enrolled-sizes).
@@ -64,7 +65,8 @@ def wait_for_clients(
         if len(online) > seen:
             seen = len(online)
             settled = Deadline.after(JOIN_SECONDS, quorum.clock.monotonic)
-            log.info("waiting for clients: %d of %s are online", seen, wanted or "as many as come")
+            of_all = text_if(seen <= wanted, f" of {wanted}")
+            log.info("waiting for clients: %d%s are online", seen, of_all)
         named = [name for name in awaited or enrolled if name not in online]
         there = len(quorum.counted(online))
         if there >= enough and len(online) >= wanted and not (awaited and named):

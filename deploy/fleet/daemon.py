@@ -152,13 +152,16 @@ class Daemon:
         at = time.time()
         online = {name: self._port.devices[name].others_seen for _, name in self._port.online()}
         self._seen |= dict.fromkeys(online, at)
-        disk = shutil.disk_usage(self._federation.path)
+        # the state may be mounted
+        places = (self._federation.path, self._federation.state)
+        disks = {str(place): shutil.disk_usage(place) for place in places}
         now = {
             "at": at,
             "run": self._runs.current,
             "waiting": self._runs.waiting_for,
             "version": __version__,
-            "free": disk.free / disk.total,
+            "failure": self._runs.failure,
+            "free": {place: disk.free / disk.total for place, disk in disks.items()},
             "online": online,
             "seen": self._seen,
             "versions": {name: device.version for name, device in self._port.devices.items()},
@@ -170,13 +173,15 @@ class Daemon:
         metrics = metric_lines(
             {
                 "clients_online": {"": len(online)},
+                "client_online": {name: int(name in online) for name in self._members.by_name},
+                "run_failed": {"": int(bool(self._runs.failure))},
                 "round": {"": self._runs.last_round[0]},
                 "round_age_seconds": {"": max(0.0, at - self._runs.last_round[1])},
                 "refused_total": self._port.admission.refused,
                 "mailbox_bytes": {"": self._mailbox.budget.used},
                 "certificate_remaining_days": self._days,
-                "disk_free_bytes": {"": disk.free},
-                "disk_size_bytes": {"": disk.total},
+                "disk_free_bytes": {place: disk.free for place, disk in disks.items()},
+                "disk_size_bytes": {place: disk.total for place, disk in disks.items()},
             }
         )
         for name, lines in ((NOW, [json.dumps(now)]), ("metrics.prom", metrics)):

@@ -235,7 +235,8 @@ class Now:
     """What the server wrote into now.json last.
 
     `run` is the number of the run that is carried out, or 0, and `waiting` says for which clients
-    it waits. `version` is the server's, and `free` the share of the disk that is free. `online`
+    it waits. `failure` says which run failed, if the last one did. `version` is the server's, and
+    `free` the share of each folder's disk that is free. `online`
     maps each client that is online to how often another process with its key was refused, `seen`
     each client to the time at which it was last seen, `versions` to its version of Fairbloom, and
     `reasons` to its last error or why it was refused. `connections` has the number of the port's,
@@ -247,7 +248,8 @@ class Now:
     run: int = 0
     waiting: str = ""
     version: str = ""
-    free: float = 1.0
+    failure: str = ""
+    free: Mapping[str, float] = field(default_factory=dict)
     online: Mapping[str, int] = field(default_factory=dict)
     seen: Mapping[str, float] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -263,15 +265,21 @@ def read_now(federation: Federation) -> Now:
         now = Now(**json.loads((federation.state / NOW).read_text()))
     except (OSError, ValueError, TypeError, RecursionError):
         return Now()
-    of_numbers = (now.online, now.seen, now.connections, now.refused, now.days)
+    of_numbers = (now.online, now.seen, now.connections, now.refused, now.days, now.free)
     if not all(isinstance(table, dict) for table in (*of_numbers, now.versions, now.reasons)):
         return Now()
-    numbers = [now.at, now.free, *(each for table in of_numbers for each in table.values())]
+    numbers = [now.at, *(each for table in of_numbers for each in table.values())]
     is_whole = all(
         isinstance(number, int | float) and 0 <= number <= LARGEST_TIME for number in numbers
     ) and all(
         isinstance(each, str)
-        for each in (now.waiting, now.version, *now.versions.values(), *now.reasons.values())
+        for each in (
+            now.waiting,
+            now.failure,
+            now.version,
+            *now.versions.values(),
+            *now.reasons.values(),
+        )
     )
     return now if is_whole and isinstance(now.run, int) else Now()
 

@@ -8,13 +8,15 @@ from fairbloom.text import text_if
 # _total are counted since the server has started.
 METRICS = {
     "clients_online": ("Clients that are online.", ""),
+    "client_online": ("Whether a client is online.", "client"),
+    "run_failed": ("Whether the run that ended last has failed.", ""),
     "round": ("Last round that a run has saved, 0 before the first one.", ""),
     "round_age_seconds": ("Time since then, or since the server has started.", ""),
     "refused_total": ("Calls of clients that were refused, and replies.", "kind"),
     "mailbox_bytes": ("Memory that messages and replies take.", ""),
     "certificate_remaining_days": ("Time until a certificate expires.", "file"),
-    "disk_free_bytes": ("Free space at the federation's folder.", ""),
-    "disk_size_bytes": ("Size of that disk.", ""),
+    "disk_free_bytes": ("Free space at the federation's folder, and at its state.", "folder"),
+    "disk_size_bytes": ("Size of these disks.", "folder"),
 }
 
 

@@ -251,6 +251,8 @@ class Runs:
         self.waiting_for = ""
         # The last round that was saved, 0 before the first one, and when.
         self.last_round: tuple[int, float] = (0, time())
+        # The run that ended last.
+        self._last: RunFiles | None = None
         self._awaited: set[str] = set()
         self._missing = 0
         self._arrived = asyncio.Event()
@@ -264,8 +266,18 @@ class Runs:
             self._faults.say("orders", f"no run is begun: {error}")
             return []
         self._faults.clear("orders")
-        self._ended |= {run.number for run in runs if run.status is not None}
+        for run in runs:
+            if run.status is not None:
+                self._ended.add(run.number)
+                self._last = run
         return [run for run in runs if run.number not in self._ended]
+
+    @property
+    def failure(self) -> str:
+        """What the run that ended last has failed with, "" if it did not."""
+        if self._last is None or self._last.status in (None, 0, STOPPED):
+            return ""
+        return f"run {self._last.number} failed: {self._last.last_line}"
 
     async def carry_out(self) -> None:
         """Carry out runs, one after the other, for ever; cancelling kills the current run."""

@@ -20,7 +20,12 @@ def check_health(federation: Federation) -> int:
     ]
     if now.waiting:
         faults.append(f"run {now.run} waits for clients: {now.waiting}")
-    if now.free < SMALLEST_SHARE:
-        faults.append(f"{now.free:.0%} of the disk is free: make room at {federation.path}")
+    if now.failure:
+        faults.append(f"{now.failure}: the same submit continues it")
+    faults += [
+        f"{share:.0%} of the disk is free: make room at {place}"
+        for place, share in now.free.items()
+        if share < SMALLEST_SHARE
+    ]
     print("\n".join(faults) or "serving")
     return 2 * bool(faults)

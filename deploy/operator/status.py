@@ -16,6 +16,7 @@ from fairbloom.command import Terminal
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import escape_unprintable
 from fairbloom.server.progress import describe_progress, find_announced
+from fairbloom.server.run_folder.files import is_run_folder
 from fairbloom.text import text_if
 
 from .. import pki
@@ -116,8 +117,8 @@ def _describe_run(run: RunFiles, state: str, status: int | None) -> dict[str, An
         "ended": _format_time(run.ended_at),
     }
     folder = find_announced(run.folder)
-    if folder is None:
-        return about
+    if folder is None or (status is None and not is_run_folder(folder)):
+        return about  # it has not begun
     try:
         return describe_progress(folder) | about
     except (FairbloomError, ValueError, OSError) as error:

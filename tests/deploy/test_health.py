@@ -21,6 +21,7 @@ from fairbloom.deploy.fleet.enrolment import enroll
 from fairbloom.deploy.fleet.federation import Federation, read_now, server_unit
 from fairbloom.deploy.fleet.metrics import METRICS
 from fairbloom.deploy.fleet.port import PortDevice
+from fairbloom.deploy.fleet.runs import STOPPED, Order, submit
 from fairbloom.system.lock import exclusive_lock
 from fairbloom.system.supervise import notify_systemd
 from tests.experiments.helpers import captured
@@ -30,11 +31,16 @@ from tests.experiments.helpers import captured
     ("now", "code", "said"),
     [
         ({}, 0, "serving\n"),
-        ({"days": {"ca.crt": 14.0}, "free": 0.05}, 0, "serving\n"),
+        ({"days": {"ca.crt": 14.0}, "free": {"/fed": 0.05}}, 0, "serving\n"),
         ({"days": {"server.crt": 500.0, "ca.crt": 13.9}}, 2, "ca.crt holds for 14 more days.*\n"),
-        ({"free": 0.049}, 2, "5% of the disk is free: .*\n"),
+        ({"free": {"/fed": 0.05, "/fed/state": 0.049}}, 2, "5% .*make room at /fed/state\n"),
         ({"run": 7, "waiting": "awaited: a"}, 2, "run 7 waits for clients: awaited: a\n"),
-        ({"waiting": "awaited: a", "free": 0.01}, 2, "run 0 waits .*\n1% of the disk .*\n"),
+        (
+            {"waiting": "awaited: a", "free": {"/fed": 0.01}},
+            2,
+            "run 0 waits .*\n1% of the disk .*\n",
+        ),
+        ({"failure": "run 7 failed: x"}, 2, "run 7 failed: x: the same submit continues it\n"),
         ({"at": 0.0}, 1, "no server runs: .*\n"),
     ],
 )
@@ -54,6 +60,11 @@ SAMPLE = re.compile(r'(fairbloom_[a-z_]+)(\{[a-z]+="(?:[^"\\\n]|\\["\\n])+"\})? 
 def test_each_second_has_numbers_in_prometheus_format(tmp_path: Path) -> None:
     federation = Federation.init(tmp_path / "fed", ["server.example"], 9092)
     enroll(federation, "a")
+    enroll(federation, "b")
+    for status in (0, 1, 1, STOPPED, 7):
+        run = submit(federation.runs, Order("app", "fairbloom", "1", {}))
+        run.log.write_text("round 1\nit is full\n")
+        run.end(status)
     pki.make_authority(federation.authority[0], tmp_path / "key", days=-2.0)
     daemon = Daemon(federation, 1024)
     daemon._port.devices["a"] = PortDevice(seen=time.monotonic(), version="1.0")
@@ -62,6 +73,7 @@ def test_each_second_has_numbers_in_prometheus_format(tmp_path: Path) -> None:
     daemon._port.admission.refused.update({"reply": 3, 'a"b\\c\nd': 1})
     daemon._runs.last_round = (7, time.time() + 3600.0)  # the clock was set back
     daemon._runs.waiting_for = "awaited: a"
+    assert daemon._runs.waiting() == []  # a server that starts again knows what failed
     daemon._look()
     lines = (federation.state / "metrics.prom").read_text().splitlines()
     comments = [line for line in lines if line.startswith("#")]
@@ -78,6 +90,9 @@ def test_each_second_has_numbers_in_prometheus_format(tmp_path: Path) -> None:
     assert {
         ("fairbloom_clients_online", None): 1.0,
         ("fairbloom_mailbox_bytes", None): 5.0,
+        ("fairbloom_client_online", '{client="a"}'): 1.0,
+        ("fairbloom_client_online", '{client="b"}'): 0.0,
+        ("fairbloom_run_failed", None): 1.0,
         ("fairbloom_round", None): 7.0,
         ("fairbloom_round_age_seconds", None): 0.0,
         ("fairbloom_refused_total", '{kind="reply"}'): 3.0,
@@ -86,15 +101,19 @@ def test_each_second_has_numbers_in_prometheus_format(tmp_path: Path) -> None:
         (place, '{file="ca.crt"}'): 0.0,  # it has expired
     }.items() <= numbers.items()
     now = read_now(federation)
+    assert now.failure == f"run {run.number} failed: it is full"
     assert (now.waiting, now.refused["reply"]) == ("awaited: a", 3)
     assert (now.version, now.versions, now.reasons) == (
         __version__,
         {"a": "1.0"},
         {"a": "it is slow"},
     )
-    sizes = [numbers[f"fairbloom_disk_{name}_bytes", None] for name in ("free", "size")]
-    assert now.free == sizes[0] / sizes[1] < 1
-    assert {each.name for each in federation.state.iterdir()} == {"metrics.prom", "now.json"}
+    for place in (federation.path, federation.state):
+        label = f'{{folder="{place}"}}'
+        free, size = (numbers[f"fairbloom_disk_{name}_bytes", label] for name in ("free", "size"))
+        assert now.free[str(place)] == free / size < 1
+    files = {each.name for each in federation.state.iterdir() if each.is_file()}
+    assert files == {"last-run", "metrics.prom", "now.json"}
 
 
 @pytest.mark.parametrize(
