@@ -9,9 +9,4 @@ With pytest, for example::
 """
 
 from fairbloom.checks.method import check_method as check_method
-from fairbloom.checks.report import (
-    CheckFailedError as CheckFailedError,
-    CheckReport as CheckReport,
-    PropertyResult as PropertyResult,
-    Status as Status,
-)
+from fairbloom.checks.report import CheckFailedError as CheckFailedError

@@ -1,4 +1,4 @@
-"""The entries of a device's log: how they are shortened, condensed and shown."""
+"""The entries of a device's log: how they are shortened and shown."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -48,24 +48,6 @@ def describe_entry(entry: Entry) -> str:
     return "; ".join([f"asked: {entry['asked']}", answer, *more])
 
 
-def condense(entries: Iterable[Entry]) -> list[Entry]:
-    """Return one entry, without numbers, for the entries of a run that differ only in numbers."""
-    found: dict[tuple[object, ...], Entry] = {}
-    for entry in entries:
-        key = (entry["run"], entry.get("settings-digest"), describe_entry(entry))
-        names = {
-            record: each if isinstance(each, str) else [*each]
-            for record, each in entry.get("sent", {}).items()
-        }
-        kept = {name: entry[name] for name in entry if name not in ("message", "terms", "settings")}
-        one = found.setdefault(key, {**kept, "sent": names, "times": 0})
-        one["times"] += entry.get("times", 1)
-        one["until"] = entry.get("until", entry["time"])
-        if "left" in entry:
-            one["left"] = entry["left"]
-    return [*found.values()]
-
-
 @dataclass
 class _RunEntries:
     """The entries of one run: its task, the first and last time, and how often each row occurs."""
@@ -87,19 +69,18 @@ def describe_entries(entries: Iterable[Entry]) -> Iterator[str]:
     left = 0
     ends: list[Entry] = []
     for entry in entries:
-        times = entry.get("times", 1)
         run = runs.setdefault(entry["run"], _RunEntries("unknown", entry["time"]))
         run.task = str(entry.get("task", run.task))
-        run.last = str(entry.get("until", entry["time"]))
+        run.last = str(entry["time"])
         if "left" in entry:
             of_account = ", ".join(f"{count} {what}" for what, count in entry["left"].items())
             run.left = f"; left of the privacy account: {of_account}"
         row = describe_entry(entry)
         if "refused" in entry:
-            run.rows[row] = max(times, run.rows.get(row, 0))
+            run.rows[row] = max(entry.get("times", 1), run.rows.get(row, 0))
             continue
-        run.rows[row] = times + run.rows.get(row, 0)
-        left += times
+        run.rows[row] = run.rows.get(row, 0) + 1
+        left += 1
         ends = [*ends[:1], entry]
         numbers, settings = seen.setdefault(entry.get("schema", ""), (set(), set()))
         numbers.add(entry["run"])
@@ -118,8 +99,8 @@ def _describe_ends(left: int, ends: list[Entry]) -> str:
     if not ends:
         return "nothing has left this device"
     first, last = (
-        f"{entry.get(key, entry['time'])}, run {entry['run']}, {describe_entry(entry)}"
-        for entry, key in ((ends[0], "time"), (ends[-1], "until"))
+        f"{entry['time']}, run {entry['run']}, {describe_entry(entry)}"
+        for entry in (ends[0], ends[-1])
     )
     return f"{left} {plural(left, 'reply', 'replies')} left; the first: {first}; the last: {last}"
 

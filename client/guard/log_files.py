@@ -1,8 +1,7 @@
 """The files of a device's log, in its state folder: lines of JSON.
 
-`sent.jsonl` has an entry for each reply that left. At 100 MB it becomes `sent.1.jsonl`; the one
-before is condensed into `sent.0.jsonl`, which stays. `log.jsonl` has the refusals, at most 4 MB,
-and as much in `log.1.jsonl`. What is refused therefore cannot push out what left.
+`sent.jsonl` has an entry for each reply that left, and is never cut. `log.jsonl` has the refusals,
+at most 4 MB, and as much in `log.1.jsonl`. What is refused therefore cannot push out what left.
 """
 
 import heapq
@@ -17,16 +16,13 @@ from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.system.files import append_line
 
-from .log_entries import MAX_REASON, Entry, condense, shorten
+from .log_entries import MAX_REASON, Entry, shorten
 
 SENT = "sent.jsonl"
-SENT_EARLIER = "sent.1.jsonl"
-SENT_CONDENSED = "sent.0.jsonl"
 REFUSED = "log.jsonl"
 REFUSED_EARLIER = "log.1.jsonl"
 
-# The sizes at which a file is renamed to the earlier one.
-MAX_SENT_BYTES = 100 * 10**6
+# The size at which the file of refusals is renamed to the earlier one.
 MAX_REFUSED_BYTES = 4 * 2**20
 
 # Runs with logged settings, and refusals with a count, that a process remembers.
@@ -52,7 +48,7 @@ class AuditLog:
         if run not in self._described:
             entry["settings"] = shorten(settings)
         if "refused" not in entry:
-            self._note_sent(entry)
+            _append(self._folder / SENT, entry)
         else:
             try:
                 self._note_refusal(entry)
@@ -76,16 +72,6 @@ class AuditLog:
             path.replace(self._folder / REFUSED_EARLIER)
         _append(path, entry)
 
-    def _note_sent(self, entry: Entry) -> None:
-        path = self._folder / SENT
-        if _size_of(path) > MAX_SENT_BYTES:
-            earlier = self._folder / SENT_EARLIER
-            # a crash before the replacement may count these entries twice, and loses none
-            for each in condense(_read(earlier)):
-                _append(self._folder / SENT_CONDENSED, each)
-            path.replace(earlier)
-        _append(path, entry)
-
 
 @lru_cache(maxsize=8)
 def open_log(folder: Path) -> AuditLog:
@@ -98,9 +84,7 @@ def read_entries(folder: Path) -> Iterator[Entry]:
 
     Raise FairbloomError if there is no log.
     """
-    paths = [
-        folder / name for name in (SENT_CONDENSED, SENT_EARLIER, SENT, REFUSED_EARLIER, REFUSED)
-    ]
+    paths = [folder / name for name in (SENT, REFUSED_EARLIER, REFUSED)]
     if not any(path.exists() for path in paths):
         raise FairbloomError(
             f"{folder} has no log of what was asked and sent: name the client's state-dir, or its"

@@ -16,7 +16,7 @@ from fairbloom.rounds.arrays import FloatArray, Model
 from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
 from fairbloom.strategies import FairStrategy
 
-from .report import CheckReport, Failure, Remark, bits, check_properties
+from .report import CheckFailedError, Failure, NotApplicable, bits, silence
 from .subject import MethodUnderTest, initial_model, real_clients
 
 # What the memory of a method may consist of.
@@ -31,7 +31,7 @@ LEARNING_ROUNDS = 3
 
 def check_method(
     method: Callable[..., FairStrategy], arguments: Mapping[str, Value] | None = None
-) -> CheckReport:
+) -> dict[str, str]:
     """Check every property of a method; takes a few seconds.
 
     Parameters
@@ -41,15 +41,28 @@ def check_method(
     arguments
         The values of its parameters, as {"share": 0.3}; by default all have their defaults.
 
+    Returns
+    -------
+    dict
+        What was found, by property. What you should judge yourself begins with "Remark: ", a
+        property that cannot be checked with "Not checked: ".
+
     Raises
     ------
     CheckFailedError
-        When a property fails; the message has the fault of each.
+        When a property fails; the message has the fault.
     """
     subject = MethodUnderTest(method, arguments or {})
-    given = ", ".join(f"{name}={value!r}" for name, value in subject.arguments.items())
-    name = getattr(subject.source, "__name__", subject.source)
-    return check_properties(f"{name}({given})", PROPERTIES, subject)
+    found = dict[str, str]()
+    with silence():
+        for name, check_property in PROPERTIES.items():
+            try:
+                found[name] = check_property(subject)
+            except NotApplicable as reason:
+                found[name] = f"Not checked: {reason}"
+            except Failure as fault:
+                raise CheckFailedError(f"{subject.name} fails {name}: {fault}") from None
+    return found
 
 
 # Parameters ---------------------------------------------------------------------------------------
@@ -146,9 +159,9 @@ def check_learns(subject: MethodUnderTest) -> str:
     rounds = subject.run_rounds(method, LEARNING_ROUNDS, first, batch_size=20, learning_rate=0.1)
     coefficients = [np.array(list(finished.coefficients.values())) for finished in rounds]
     if not any(c.any() for c in coefficients):
-        raise Remark(
-            "All coefficients are 0: the global model stays as it is, and only personal ones could"
-            " learn."
+        return (
+            "Remark: all coefficients are 0: the global model stays as it is, and only personal"
+            " ones could learn."
         )
 
     def losses(model: Model) -> FloatArray:
@@ -180,8 +193,9 @@ def check_learns(subject: MethodUnderTest) -> str:
             " of c_k u_k, so coefficients that sum to 1 average the clients' models."
         )
     if not after.mean() < before.mean():
-        raise Remark(
-            f"{said} The mean loss did not fall: the step is too long, or goes for something else."
+        return (
+            f"Remark: the mean loss did not fall: the step is too long, or goes for something else."
+            f" {said}"
         )
     return said
 

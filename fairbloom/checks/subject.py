@@ -108,6 +108,12 @@ class MethodUnderTest:
         """The method's class or function."""
         return self.factory.func if isinstance(self.factory, partial) else self.factory
 
+    @property
+    def name(self) -> str:
+        """The method's name, with its arguments."""
+        given = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+        return f"{getattr(self.source, '__name__', self.source)}({given})"
+
     @contextmanager
     def explain_errors(self, given: str) -> Iterator[None]:
         """Turn exceptions into Failure, which names a line of the code under test.

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 import typer
+from rich.markup import escape
 
 from fairbloom.checks.method import check_method
 from fairbloom.checks.report import CheckFailedError
@@ -28,11 +29,12 @@ def check(method: str, *, settings: Mapping[str, Value] = {}) -> None:
     """
     cls = find_method(method)
     try:
-        report = check_method(cls, arguments_of(cls, settings))
+        found = check_method(cls, arguments_of(cls, settings))
     except CheckFailedError as error:
-        error.report.show(console)
+        console.print(escape(str(error)))
         raise typer.Exit(1) from None
-    report.show(console)
+    for name, said in found.items():
+        console.print(escape(f"{name}: {said}"))
 
 
 def arguments_of(method: type[FairStrategy], settings: Mapping[str, Value]) -> dict[str, Value]:
