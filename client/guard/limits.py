@@ -33,6 +33,7 @@ KEYS = {
     "round-seconds": "round_seconds",
     "memory": "memory",
     "profiles": "profiles",
+    "describe": "describe",
     "privacy": "privacy",
 }
 
@@ -81,7 +82,10 @@ class Limits:
     memory
         Gigabytes that one message of a run may have; 0: half of the machine's memory.
     profiles
-        Most profiles of the tables, and answers on schemas, that leave the device in all.
+        Most profiles and tables of the rows, and answers on schemas, that leave in all.
+    describe
+        "off": no table of the rows leaves by `fairbloom client describe`; "counts": one without
+        quartiles of numbers; "all": with them.
     privacy
         The budget of the account that `fairbloom client account open` opens, {} for none: epsilon;
         delta, at most 1/(10 n); training steps, 90 by default; test reports, 1; units-a-run, the
@@ -99,6 +103,7 @@ class Limits:
     round_seconds: Annotated[float, Interval(ge=0.0, lt=TIMEOUT_MAX)] = 0.0
     memory: Annotated[float, Interval(ge=0.0, lt=math.inf)] = 0.0
     profiles: Annotated[int, Ge(0)] = 12
+    describe: Literal["off", "counts", "all"] = "off"
     privacy: dict[str, Any] = field(default_factory=dict)
 
     @field_validator("privacy")

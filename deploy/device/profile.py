@@ -5,6 +5,7 @@ left. A letter lies there with the digests of its cells: where a new one would d
 fewer rows than the floor, the difference would show them, and the earlier one goes again.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -15,7 +16,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from fairbloom.client.guard.accepted_schemas import counting_keys
+from fairbloom.client.guard.accepted_schemas import SHOWN, counting_keys, digest_of
 from fairbloom.client.guard.limits import Limits
 from fairbloom.client.guard.log_files import open_log
 from fairbloom.client.guard.order import secret_of
@@ -42,6 +43,7 @@ from fairbloom.tables.letters import (
 from fairbloom.tables.reading import read
 from fairbloom.tables.reasons import DataError
 from fairbloom.tables.schema import EVERY_FILE, Schema, fold, parse_schema, with_files
+from fairbloom.tables.site_table import SiteTable, describe_rows
 from fairbloom.tasks.catalogue import TASKS
 from fairbloom.text import text_if
 
@@ -51,9 +53,11 @@ from ..fleet.wire_pb2 import Told
 from .client import ClientSettings
 from .connectivity import connection_fault
 
-# The folder in a state folder of what has left, and the letters in it; the others are answers.
+# The folder in a state folder of what has left, and the letters and tables in it; the others are
+# answers.
 FOLDER = "profiles"
 LETTER = "*.letter"
+TABLE = "*.table"
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +67,15 @@ class SentLetter:
     letter: Letter
     digests: NDArray[np.uint32]
     note: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class SentTable:
+    """A table that may leave or has left, and the digests of the cells of these columns."""
+
+    table: SiteTable
+    columns: Sequence[str]
+    digests: NDArray[np.uint32]
 
 
 def read_site(client: ClientSettings) -> SiteTables:
@@ -103,12 +116,7 @@ def choose_letter(client: ClientSettings, site: SiteTables, day: str) -> SentLet
     Raise FairbloomError if none may leave.
     """
     _count_sent(client)
-    if not client.unit:
-        raise DeployError(
-            'owner.toml does not say whom a row is about: write unit = "COLUMN" at its top, with'
-            " the column that names each row's person, or unit ="
-            f' "{ROW}" if each row is another person'
-        )
+    _check_unit(client)
     floor = max(Limits.of(client.limits).min_rows, MIN_FLOOR)
     letter = letter_of(site, client.name, day, floor, client.unit)
     decode_letter(encode_letter(letter))  # what the server would refuse does not leave
@@ -217,6 +225,78 @@ def find_faults(client: ClientSettings, schema: str) -> Sequence[str]:
         return [str(error)]
 
 
+def choose_table(client: ClientSettings, schema: str, day: str) -> tuple[SentTable, str]:
+    """Return the table of the rows by a schema that may leave, and a note on why it is this one.
+
+    Raise FairbloomError if none may leave.
+    """
+    _count_sent(client)
+    limits = Limits.of(client.limits)
+    if limits.describe == "off":
+        raise DeployError(
+            'limits.describe is "off", so no table of the rows leaves: write describe = "counts" or'
+            ' "all" under [limits] in owner.toml'
+        )
+    _check_unit(client)
+    if faults := find_faults(client, schema):
+        raise DeployError(
+            f"{len(faults)} faults, which client data shows: the first is {faults[0]}"
+        )
+    site = read_site(client)
+    secret = secret_of(Path(client.state_dir))
+    rows = site.rows_of(client.unit)
+    floor = max(limits.min_rows, MIN_FLOOR)
+    names = tuple(site.columns)
+    for earlier in reversed([*_read_tables(client, secret)]):
+        changed = min(count_changed(earlier.digests, site.digest(rows, secret, earlier.columns)))
+        if changed >= floor:
+            break
+        if earlier.table.schema != digest_of(schema):
+            raise DeployError(
+                f"a table by another schema has left, and {changed} rows changed since: the"
+                " difference of two schemas would show the people between their categories"
+            )
+        return earlier, f"Only {changed} rows changed since: the earlier table goes again.\n"
+    about = Letter(
+        client=client.name, date=day, floor=floor, unit=client.unit, formats=(), rows=0, columns={}
+    )
+    text = with_files(schema, client.files, client.name)
+    file = encode_files(_paths_of(client), client.name, text)
+    letters = describe_rows(file, about, with_numbers=limits.describe == "all")
+    table = SiteTable(digest_of(schema), letters)
+    return SentTable(table, names, site.digest(rows, secret, names)), ""
+
+
+def _check_unit(client: ClientSettings) -> None:
+    if not client.unit:
+        raise DeployError(
+            'owner.toml does not say whom a row is about: write unit = "COLUMN" at its top, with'
+            " the column that names each row's person, or unit ="
+            f' "{ROW}" if each row is another person'
+        )
+
+
+def send_table(client: ClientSettings, chosen: SentTable) -> None:
+    """Send a table to the server; it counts as one that has left before it leaves."""
+    number = _count_sent(client, by_wire=True)
+    content = chosen.table.encode()
+    head = [_check_of(secret_of(Path(client.state_dir))), content]
+    parts = [json.dumps(chosen.columns).encode(), chosen.digests.tobytes()]
+    write_sealed(_folder_of(client) / f"{number:04}.table", b"\n".join([*head, *parts]), b"")
+    open_log(Path(client.state_dir)).note(
+        {"run": 0, "asked": "table", "sent": {"table": chosen.table.schema[:SHOWN]}}, {}
+    )
+    tell(client, Told(table=content))
+
+
+def _read_tables(client: ClientSettings, secret: bytes) -> Iterator[SentTable]:
+    """Yield the tables that have left, in order; raise DeployError for a damaged one."""
+    for content, columns, digests in _read_parts(client, TABLE, secret, 2):
+        names = json.loads(columns)
+        numbers = np.frombuffer(digests, np.uint32).reshape(-1, len(names))
+        yield SentTable(SiteTable.decode(content), names, numbers)
+
+
 def describe_sent(client: ClientSettings) -> str:
     """Return whether profiles of the device's tables have left, and when the last one did."""
     sent = [*_read_sent(client, secret_of(Path(client.state_dir)))]
@@ -254,17 +334,24 @@ def _folder_of(client: ClientSettings) -> Path:
 
 def _read_sent(client: ClientSettings, secret: bytes) -> Iterator[SentLetter]:
     """Yield the letters that have left, in order; raise DeployError for a damaged one."""
-    for path in sorted(_folder_of(client).glob(LETTER)):
-        head, _ = read_sealed(path, "a new profile cannot be compared with it")
+    for content, digests in _read_parts(client, LETTER, secret, 1):
+        letter = decode_letter(content)
+        yield SentLetter(letter, np.frombuffer(digests, np.uint32).reshape(-1, len(letter.columns)))
+
+
+def _read_parts(
+    client: ClientSettings, files: str, secret: bytes, lines: int
+) -> Iterator[list[bytes]]:
+    """Yield the parts of what has left, in order: this many lines, and the rest."""
+    for path in sorted(_folder_of(client).glob(files)):
+        head, _ = read_sealed(path, "a new one cannot be compared with it")
         check, _, rest = head.partition(b"\n")
         if check != _check_of(secret):
             raise DeployError(
                 f"{path} is damaged, or of another order-secret: without it a new profile may show"
                 " single rows. Bring the state-dir back from a copy"
             )
-        content, _, digests = rest.partition(b"\n")
-        letter = decode_letter(content)
-        yield SentLetter(letter, np.frombuffer(digests, np.uint32).reshape(-1, len(letter.columns)))
+        yield rest.split(b"\n", lines)
 
 
 def _check_of(secret: bytes) -> bytes:

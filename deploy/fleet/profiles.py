@@ -1,7 +1,7 @@
 """What owners of devices tell the operator, in the federation's folder `profiles`, by client.
 
-Each client has a folder: its letters by the day on which they came, and `accepts`, its last answer
-on a schema. A file is there whole or not at all.
+Each client has a folder: its letters by the day on which they came, `table`, the last one of its
+rows, and `accepts`, its last answer on a schema. A file is there whole or not at all.
 """
 
 from pathlib import Path
@@ -13,9 +13,10 @@ from fairbloom.system.files import make_folder, write_private
 from .members import timestamp
 from .wire_pb2 import Told
 
-# The folder in a federation's folder, the letters in that of a client, and its answer there.
+# The folder in a federation's folder; in that of a client the letters, the last table, its answer.
 FOLDER = "profiles"
 LETTER = "*.json"
+TABLE = "table"
 ANSWER = "accepts"
 
 # The content of an answer.
@@ -27,7 +28,9 @@ def keep(folder: Path, name: str, message: Told) -> None:
 
     Raise ValueError if no device of this name sends it.
     """
-    from fairbloom.tables.letters import decode_letter  # late: a server needs no tables before
+    # late: a server needs no tables before
+    from fairbloom.tables.letters import decode_letter
+    from fairbloom.tables.site_table import SiteTable
 
     kind = message.WhichOneof("content")
     place = folder / FOLDER / name
@@ -41,8 +44,13 @@ def keep(folder: Path, name: str, message: Told) -> None:
             )
         file = place / f"{timestamp()[:10]}.json"
         content = message.profile
+    elif kind == "table":
+        file = place / TABLE
+        content = message.table
+        if any(each.client != name for each in SiteTable.decode(content).letters.values()):
+            raise ValueError(f"the table is of another client than {name!r}, which sent it")
     elif kind is None:
-        raise ValueError("the call has neither a profile nor an answer")
+        raise ValueError("the call has neither a profile nor an answer nor a table")
     make_folder(place)
     write_private(file, content)
     log.info("client %s: %s is kept", name, file.name)

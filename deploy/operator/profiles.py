@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fairbloom.client.guard.accepted_schemas import digest_of
 from fairbloom.logs import escape_unprintable
 from fairbloom.system.files import read_small, write_whole
 from fairbloom.tables.advice import propose, say, spell
@@ -21,13 +22,14 @@ from fairbloom.tables.letters import (
     stand_in,
 )
 from fairbloom.tables.schema import EVERY_FILE, SCHEMA_NAME, Schema, fold, parse_schema
+from fairbloom.tables.site_table import SiteTable
 from fairbloom.tables.toml import quote, write_key
 from fairbloom.tasks.targets import POSITIVE_WORDS
 from fairbloom.text import join_first, text_if
 
 from ..errors import DeployError
 from ..fleet.federation import Federation
-from ..fleet.profiles import find_letter
+from ..fleet.profiles import FOLDER, TABLE, find_letter
 
 # The heading of what owner.toml says of all files of a device.
 FILES = f'[files."{EVERY_FILE}"]'
@@ -57,6 +59,36 @@ def read_letters(federation: Federation, files: Sequence[Path]) -> dict[str, Let
             " fairbloom client profile client.toml, or writes it by --out FILE, for you to name"
         )
     return letters
+
+
+def read_tables(federation: Federation, schema: str) -> tuple[dict[str, SiteTable], list[str]]:
+    """Return the tables that clients have sent by a schema, and the clients that have sent none."""
+    tables = dict[str, SiteTable]()
+    waits = list[str]()
+    for member in federation.enrolled():
+        path = federation.path / FOLDER / member.name / TABLE
+        try:
+            table = SiteTable.decode(read_small(path).encode())
+        except FileNotFoundError:
+            table = SiteTable("", {})
+        except (OSError, ValueError) as error:
+            raise DeployError(
+                f"{path} cannot be used: {error}. Delete it, and ask its client's owner for another"
+            ) from error
+        if table.schema == digest_of(schema):
+            tables[member.name] = table
+        else:
+            waits.append(member.name)
+    return tables, waits
+
+
+def write_markdown(rows: Sequence[Mapping[str, str]]) -> str:
+    """Return rows as a table in Markdown."""
+    heads = [*dict.fromkeys(head for row in rows for head in row)]
+    cells = [heads, ["---"] * len(heads), *([row.get(head, "") for head in heads] for row in rows)]
+    return "".join(
+        f"| {' | '.join(each.replace('|', '&#124;') for each in row)} |\n" for row in cells
+    )
 
 
 def describe_findings(findings: Sequence[Finding]) -> Iterator[str]:

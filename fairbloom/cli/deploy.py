@@ -317,6 +317,44 @@ def compare(
     show_result(found, as_json=False)
 
 
+@app.command(epilog="Example: fairbloom deploy describe --schema schema.toml --out table1.csv")
+def describe(
+    schema: Annotated[
+        Path, typer.Option(metavar="FILE", help="The schema that the devices' owners accepted.")
+    ],
+    by_class: Annotated[
+        bool, typer.Option("--by-class", help="Also count each class of the target by itself.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the table as .csv, or as .md.")
+    ] = None,
+    federation: FederationOption = HERE,
+) -> None:
+    """Print Table 1 of the clients, by the tables that their owners let leave.
+
+    Each device's owner sends one by fairbloom client describe, where owner.toml allows it.
+    """
+    from fairbloom.deploy.operator import profiles as of_clients
+    from fairbloom.server.run_folder.tables import format_csv
+    from fairbloom.system.files import write_whole
+    from fairbloom.tables.schema import parse_schema, read_schema
+    from fairbloom.tables.site_table import join_tables
+
+    text = read_schema(str(schema))
+    tables, waits = of_clients.read_tables(federation, text)
+    rows = [*join_tables(parse_schema(text), tables, by_class=by_class)]
+    shown = of_clients.write_markdown(rows)
+    if out is not None:
+        heads = tuple(dict.fromkeys(head for row in rows for head in row))
+        written = format_csv(heads, rows) if out.suffix == ".csv" else shown
+        write_whole(out, written.encode())
+        print(f"{out} is written")
+    else:
+        print(shown, end="")
+    for name in waits:
+        print(f"waits for {name}: fairbloom client describe, on its device")
+
+
 @app.command(
     epilog="Example: fairbloom deploy submit --set method=fedfv --set clients=4 --set num-rounds=50"
 )

@@ -269,6 +269,30 @@ SchemaOption = Annotated[
 ]
 
 
+@client.command(epilog="Example: fairbloom client describe client.toml")
+def describe(
+    config: ClientToml,
+    schema: SchemaOption = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Let it leave without a question.")] = False,
+) -> None:
+    """Show the table of the rows by a schema, and let it leave for the operator's Table 1.
+
+    It has counts and quartiles of no fewer rows, or persons, than limits.rows.
+    """
+    from fairbloom.deploy.device import profile as profiles
+
+    settings = ClientSettings.of({}, config)
+    day = str(datetime.now(UTC).date())
+    chosen, note = profiles.choose_table(settings, read_own_schema(settings, schema), day)
+    print(f"{note}This would leave:")
+    for name, letter in chosen.table.letters.items():
+        print(f"{name or 'all rows'}:")
+        print("\n".join(map(escape_unprintable, profiles.describe_letter(letter))))
+    if yes or typer.confirm(f"May it leave, to {settings.server}?"):
+        profiles.send_table(settings, chosen)
+        print(f"it has left, to {settings.server}")
+
+
 @client.command(epilog="Example: fairbloom client data client.toml")
 def data(config: ClientToml, schema: SchemaOption = None) -> None:
     """Show what the device's tables hold by a schema, and their faults, as fairbloom data does.

@@ -1,0 +1,256 @@
+"""Table 1 of hospitals whose data never meet: what a device's owner lets leave, and what the
+operator makes of it."""
+
+import json
+import re
+from itertools import product
+from pathlib import Path
+
+import pytest
+from hypothesis import given, strategies as st
+
+from fairbloom.client.guard.log_files import read_entries
+from fairbloom.deploy.device.client import ClientSettings
+from fairbloom.deploy.device.profile import choose_table, send_table
+from fairbloom.deploy.errors import DeployError
+from fairbloom.deploy.fleet.federation import Federation
+from fairbloom.deploy.fleet.profiles import keep
+from fairbloom.deploy.fleet.wire_pb2 import Told
+from fairbloom.deploy.operator.profiles import read_tables, write_markdown
+from fairbloom.tables.schema import parse_schema
+from fairbloom.tables.site_table import ALL, SiteTable, hide_more, join_tables
+from tests.deploy.served import Served
+from tests.experiments.helpers import captured
+from tests.tables.helpers import refused_with
+from tests.tables.test_letters import Rows, hospital, with_cells
+
+from .test_profiles import DAY, write
+
+SCHEMA = """
+target = "outcome"
+unit = "patient"
+ignore = ["remark", "stage"]
+missing = "fill"
+[fields.age]
+type = "number"
+[fields.sex]
+type = "string"
+categories = ["f", "m"]
+[fields.smoker]
+type = "string"
+categories = ["no", "yes"]
+[fields.outcome]
+type = "integer"
+categories = [0, 1]
+"""
+
+
+class Site:
+    """A device of a federation that is served, whose owner lets tables leave."""
+
+    def __init__(self, served: Served, name: str, rows: Rows) -> None:
+        self.served = served
+        self.folder = served.place / "bundles" / name
+        self.config = self.folder / "client.toml"
+        write(self.folder / "data", rows)
+        self.say('[limits]\ndescribe = "all"')
+
+    def say(self, *lines: str, unit: str = "patient") -> None:
+        text = "\n".join(['data-dir = "data"', f'unit = "{unit}"', *lines])
+        (self.folder / "owner.toml").write_text(text)
+
+    @property
+    def client(self) -> ClientSettings:
+        return ClientSettings.of({"server": self.served.address}, self.config)
+
+    def send(self, schema: str = SCHEMA) -> SiteTable:
+        chosen, _ = choose_table(self.client, schema, DAY)
+        send_table(self.client, chosen)
+        return chosen.table
+
+
+@pytest.fixture
+def site(served: Served) -> Site:
+    return Site(served, "a", hospital(130, visits=2))
+
+
+def test_a_table_counts_persons_above_the_floor(site: Site) -> None:
+    """Each of 130 persons, a third of whom have the outcome, has two rows."""
+    table = site.send()
+    assert {name: each.rows for name, each in table.letters.items()} == {ALL: 130, "0": 85, "1": 40}
+    every = table.letters[ALL].columns
+    assert every.keys() == {"age", "sex", "outcome"}  # no file has smoker
+    assert every["sex"].values == {"f": 65, "m": 65}
+    assert every["outcome"].values == {"0": 85, "1": 40}
+    assert len(every["age"].quantiles) == 7
+    assert not every["age"].values
+    for letter in table.letters.values():
+        for column in letter.columns.values():
+            assert (column.found, column.patterns, column.others) == ((), {}, 0)
+            assert all(count >= 5 and count % 5 == 0 for count in column.values.values())
+    assert SiteTable.decode(table.encode()) == table
+    (entry,) = read_entries(site.folder / "state")
+    assert entry["asked"] == "table"
+
+
+@pytest.mark.parametrize(
+    ("says", "words"),
+    [
+        ((), 'limits.describe is "off"'),
+        (("[limits]", 'describe = "off"'), 'write describe = "counts" or "all"'),
+        (("[limits]", 'describe = "all"', "profiles = 0"), "limits.profiles = 0 is the most"),
+    ],
+)
+def test_no_table_leaves_unless_its_owner_allows_it(
+    site: Site, says: tuple[str, ...], words: str
+) -> None:
+    site.say(*says)
+    with refused_with(words):
+        choose_table(site.client, SCHEMA, DAY)
+    site.say("[limits]", 'describe = "counts"')
+    for letter in site.send().letters.values():
+        assert letter.columns["age"].quantiles == ()
+        assert letter.columns["sex"].values
+
+
+def test_a_table_needs_a_unit_and_files_without_faults(site: Site) -> None:
+    site.say("[limits]", 'describe = "all"', unit="")
+    with refused_with('write unit = "COLUMN"'):
+        choose_table(site.client, SCHEMA, DAY)
+    site.say("[limits]", 'describe = "all"')
+    write(site.folder / "data", with_cells(hospital(130, visits=2), "sex", "?!"))
+    with refused_with("1 faults, which client data shows"):
+        choose_table(site.client, SCHEMA, DAY)
+
+
+def test_a_table_of_nearly_the_same_persons_goes_again(site: Site) -> None:
+    """A difference of fewer persons than the floor would show them: by rows, or by categories."""
+    first = site.send()
+    write(site.folder / "data", hospital(134, visits=2))
+    chosen, note = choose_table(site.client, SCHEMA, DAY)
+    assert chosen.table == first
+    assert note.startswith("Only 4 rows changed since")
+    other = SCHEMA.replace('"f", "m"', '"f", "m", "x"')
+    with refused_with("a table by another schema has left, and 4 rows changed"):
+        choose_table(site.client, other, DAY)
+    write(site.folder / "data", hospital(135, visits=2))
+    chosen, note = choose_table(site.client, other, DAY)
+    assert note == ""
+    # one in three categories has nobody: another one is hidden with it
+    assert len(chosen.table.letters[ALL].columns["sex"].values) == 1
+    assert site.send().letters[ALL].rows == 135
+
+
+@given(
+    counts=st.lists(st.lists(st.integers(0, 12), min_size=3, max_size=3), min_size=1, max_size=4)
+)
+def test_no_line_of_counts_has_exactly_one_hidden_cell(counts: list[list[int]]) -> None:
+    categories = ["a", "b", "c"]
+    whole = [
+        {name: count for name, count in zip(categories, row, strict=True) if count >= 5}
+        for row in counts
+    ]
+    shown = [dict(row) for row in whole]
+    hide_more(shown, categories)
+    lines = [[(row, name) for name in categories] for row in shown]
+    lines += [[(row, name) for row in shown] for name in categories]
+    for line in lines:
+        hidden = sum(name not in row for row, name in line)
+        assert hidden != 1 or len(line) == 1
+    for before, after in zip(whole, shown, strict=True):
+        assert after.items() <= before.items()
+    if not any(len(row) == 2 for row in whole) and len({tuple(row) for row in whole}) == 1:
+        assert shown == whole  # no more is hidden than is needed
+
+
+def test_the_operator_reads_one_table_and_whom_it_waits_for(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schema = tmp_path / "schema.toml"
+    schema.write_text(SCHEMA)
+    words = ("deploy", "describe", "--schema", schema, "--dir", site.served.place)
+    nobody = captured(capsys, *words).out
+    assert "waits for a: fairbloom client describe" in nobody
+    site.send()
+    said = captured(capsys, *words).out.splitlines()
+    assert said[0] == "| field | value | a |"
+    assert "|  | n | 130 |" in said
+    assert "| sex | f, n (%) | 65 (50) |" in said
+    assert "| smoker | missing | absent |" in said
+    assert any(
+        re.fullmatch(r"\| age \| median \[25 %, 75 %\] \| 5\d.* \[.*\] \|", line) for line in said
+    )
+    assert said[-1] == "waits for b: fairbloom client describe, on its device"
+    captured(capsys, *words, "--by-class", "--out", tmp_path / "t.csv")
+    heads, n, *_ = (tmp_path / "t.csv").read_text().splitlines()
+    assert heads == 'field,value,a,"a, 0","a, 1"'
+    assert n == ",n,130,85,40"
+    captured(capsys, *words, "--out", tmp_path / "t.md")
+    assert (tmp_path / "t.md").read_text().splitlines() == said[:-1]
+    schema.write_text(SCHEMA + "# another\n")
+    assert "waits for a" in captured(capsys, *words).out
+
+
+def test_the_owner_sees_and_confirms_what_leaves(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schema = site.folder / "schema.toml"
+    schema.write_text(SCHEMA)
+    left = list[ClientSettings]()
+    monkeypatch.setattr(
+        "fairbloom.deploy.device.profile.send_table", lambda client, chosen: left.append(client)
+    )
+    words = ("client", "describe", site.config, "--schema", schema)
+    monkeypatch.setattr("typer.confirm", lambda question: False)
+    captured(capsys, *words)
+    assert left == []
+    said = captured(capsys, *words, "--yes").out
+    assert "all rows:" in said
+    assert "sex: 'f' 65, 'm' 65" in said
+    assert len(left) == 1
+
+
+def edited(table: SiteTable, **changes: object) -> bytes:
+    made = json.loads(table.encode())
+    return json.dumps({**made, **changes}).encode()
+
+
+def test_a_server_refuses_a_table_that_no_device_makes(site: Site, tmp_path: Path) -> None:
+    table = site.send()
+    letters = json.loads(table.encode())["letters"]
+    forged = json.loads(json.dumps(letters))
+    forged["1"]["columns"]["sex"]["values"] = {"f": 3}
+    for content in (
+        b"{}",
+        b"nonsense",
+        edited(table, letters={}),
+        edited(table, letters={"1": letters["1"]}),
+        edited(table, letters=forged),
+        edited(table, letters=[1]),
+    ):
+        with pytest.raises(ValueError, match="it is no "):
+            keep(tmp_path, "a", Told(table=content))
+    with pytest.raises(ValueError, match="of another client than 'b'"):
+        keep(tmp_path, "b", Told(table=table.encode()))
+    keep(tmp_path, "a", Told(table=table.encode()))
+    assert (tmp_path / "profiles" / "a" / "table").read_bytes() == table.encode()
+
+
+def test_a_damaged_table_is_named(site: Site) -> None:
+    table = site.send()
+    federation = Federation.read(site.served.place)
+    assert read_tables(federation, SCHEMA)[0] == {"a": table}
+    path = federation.path / "profiles" / "a" / "table"
+    path.write_bytes(table.encode()[:-9])
+    with pytest.raises(DeployError, match="table cannot be used: .* Delete it"):
+        read_tables(federation, SCHEMA)
+    path.unlink()  # the remedy
+    assert read_tables(federation, SCHEMA) == ({}, ["a", "b"])
+
+
+def test_sites_and_classes_have_columns_of_their_own(site: Site) -> None:
+    table = site.send()
+    rows = [*join_tables(parse_schema(SCHEMA), {"a": table, "b": table}, by_class=True)]
+    heads = {f"{name}{of}" for name, of in product("ab", ("", ", 0", ", 1"))}
+    assert rows[0].keys() == {"field", "value", *heads}
+    assert write_markdown([{"a|b": "x"}]).startswith("| a&#124;b |")
