@@ -242,7 +242,7 @@ def test_a_damaged_table_is_named(site: Site) -> None:
     assert read_tables(federation, SCHEMA)[0] == {"a": table}
     path = federation.path / "profiles" / "a" / "table"
     path.write_bytes(table.encode()[:-9])
-    with pytest.raises(DeployError, match="table cannot be used: .* Delete it"):
+    with pytest.raises(DeployError, match=r"table cannot be used: .* Delete it"):
         read_tables(federation, SCHEMA)
     path.unlink()  # the remedy
     assert read_tables(federation, SCHEMA) == ({}, ["a", "b"])
