@@ -221,14 +221,18 @@ def test_a_module_that_raises_keeps_its_traceback(
 
 
 def test_a_method_of_ones_own_is_checked_from_the_command_line(
+    here: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert (
-        captured(capsys, "check", "my_method:WorstHalf", "--set", "worsthalf.share=0.3").out.count(
-            "✓"
-        )
-        == 4
+    said = captured(capsys, "check", "my_method:WorstHalf", "--set", "worsthalf.share=0.3").out
+    for name in ("parameters", "determinism", "resume", "learns"):
+        assert f"{name}: " in said
+    lines = (
+        "class Uphill(FairStrategy):\n    def weigh(self, cohort):\n        return -cohort.prior\n"
     )
+    (here / "wrong.py").write_text(f"from fairbloom.strategies import FairStrategy\n{lines}")
+    failed = captured(capsys, "check", "wrong:Uphill", code=1).out
+    assert failed.startswith("Uphill() fails learns: The coefficients are negative")
     error = captured(
         capsys, "check", "my_method:WorstHalf", "--set", "worsthalf.size=0.3", code=2
     ).err

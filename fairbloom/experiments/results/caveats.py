@@ -1,6 +1,5 @@
 """Sentences on the limits of the numbers of a run or a comparison."""
 
-import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,6 @@ from fairbloom.tables.schema import parse_schema
 from fairbloom.tasks import TaskInfo
 from fairbloom.text import join_first, plural, text_if
 
-from .differences import mean_by_client
 from .noise import WRONGLY_NAMED
 from .run import Run
 
@@ -109,7 +107,6 @@ def caveats_of_run(run: Run) -> list[str]:
         *describe_small_tests(run.test_examples(), run.score, named=True),
         _rare_classes(run),
         text_if(run.noise(), NOISE),
-        *(f"F{said.removeprefix('f')}" for said in _worse_than_the_mean([run])),
     ]
     return [*filter(None, found)]
 
@@ -120,7 +117,6 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
     The verdict names the methods that equal the baseline, and how few test examples clients have.
     """
     every = [run for by_seed in runs.values() for run in by_seed]
-    worse = {label: _worse_than_the_mean(by_seed) for label, by_seed in runs.items()}
     spans = [
         f"{label} after {join_ends(sorted(run.rounds_done for run in by_seed))}"
         f" of {by_seed[0].num_rounds}"
@@ -133,10 +129,6 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
             spans,
             f"Runs stopped early ({', '.join(spans)} rounds), so methods are compared after"
             " different numbers of rounds.",
-        ),
-        *(
-            f"Under {join_all([label for label, texts in worse.items() if said in texts])}, {said}"
-            for said in dict.fromkeys(itertools.chain(*worse.values()))
         ),
         _rare_classes(every[0]),
         text_if(any(run.noise() for run in every), NOISE),
@@ -251,25 +243,6 @@ def describe_leak(run: Run) -> list[str]:
         f"Every client is at {best}, and {join_all(names)} {determine} the target: is it known"
         " only after the outcome?"
     ]
-
-
-def _worse_than_the_mean(by_seed: Sequence[Run]) -> list[str]:
-    """Return for which clients a model predicts worse than the mean of their targets.
-
-    By the mean over the seeds, or by the first seed if each has clients of its own.
-    """
-    found = []
-    same = by_seed[:1] if SharedData.of(by_seed).clients_differ else by_seed
-    r2 = [score for score in same[0].scores if score.name == "r2"]
-    for score, model in itertools.product(r2, same[0].models):
-        values = mean_by_client(run.final(score, model) for run in same)
-        if worse := sorted((value, client) for client, value in values.items() if value < 0.0):
-            shown = join_first([f"{client} {value:.3g}" for value, client in worse], MAX_LISTED)
-            found.append(
-                f"for {len(worse)} of {len(values)} clients the {model} model is worse than to"
-                f" predict the mean of their test targets for everyone (r2 below 0: {shown})."
-            )
-    return found
 
 
 def join_ends(values: Sequence[object]) -> str:

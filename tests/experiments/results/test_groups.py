@@ -14,7 +14,6 @@ from sklearn.metrics import accuracy_score
 
 import fairbloom as api
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.results.caveats import caveats_of_comparison
 from fairbloom.experiments.results.group_scores import ALL
 from fairbloom.experiments.results.run import REPORT, Run
 from fairbloom.server.run_folder.files import KNOWN
@@ -343,40 +342,6 @@ def test_every_score_says_over_which_clients_it_is_a_mean(
     assert fairbloom(*words[:-1], tmp_path / "own", "--set", "personal-lambda=0.1") == 0
     # by global and personal models
     assert capsys.readouterr().out.count("AUC is the mean of 2 of 3 clients") == 1
-
-
-# Worse than the mean ------------------------------------------------------------------------------
-
-
-def test_regression_that_is_worse_than_the_mean_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    random = np.random.default_rng(3)
-    tables = {
-        name: "x,y\n"
-        + "".join(f"{x:.4f},{10 * x + shift + e:.4f}\n" for x, e in random.normal(size=(60, 2)))
-        for name, shift in (("a", 0.0), ("b", 0.0), ("far", 40.0))
-    }
-    write_sites(tmp_path / "sites", **tables)
-    words = (
-        "--task",
-        "csv",
-        "--data-dir",
-        tmp_path / "sites",
-        "--rounds",
-        "8",
-        "--set",
-        "device=cpu",
-    )
-    printed = captured(capsys, "run", *words, "--out", tmp_path / "run").out
-    values = api.load(tmp_path / "run").final(api.load(tmp_path / "run").scores[1])
-    assert values["far"] < 0.0
-    worse = sum(value < 0.0 for value in values.values())
-    assert f"For {worse} of 3 clients the global model is worse than to predict the mean" in printed
-    assert f"far {values['far']:.3g}" in printed
-    run = api.load(tmp_path / "run")
-    (line,) = (each for each in caveats_of_comparison({"A": [run], "Other": [run]}) if "r2" in each)
-    assert line.startswith("Under A and Other")
 
 
 SCHEMA = """
