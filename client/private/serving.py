@@ -92,7 +92,8 @@ def reply_by(account: Account, message: Message, context: Context) -> RecordDict
             " with: submit it with that schema"
         )
     settings = settings.model_copy(
-        update={"state_dir": str(account.place / STATES), "device": "cpu"}
+        # not as on a device, which would keep other sides of the rows than the account does
+        update={"state_dir": str(account.place / STATES), "device": "cpu", wire.DEPLOYED: False}
     )
     with account.ledger.lock():
         return Request(account, kind, message, context, settings, terms).serve(partition, name_here)

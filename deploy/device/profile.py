@@ -12,16 +12,14 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from blake3 import blake3
 from numpy.typing import NDArray
 
 from fairbloom.client.guard.accepted_schemas import counting_keys
 from fairbloom.client.guard.limits import Limits
 from fairbloom.client.guard.log_files import open_log
-from fairbloom.client.guard.order import secret_of
 from fairbloom.client.private.account import Known
 from fairbloom.system.files import make_folder, write_private
-from fairbloom.system.versions import read_sealed, write_sealed
+from fairbloom.system.kept_rows import FOLDER, read_kept, secret_of, write_kept
 from fairbloom.tables.comparison import compare
 from fairbloom.tables.encoding import encode_files
 from fairbloom.tables.folders import files_in, place_of
@@ -51,8 +49,7 @@ from ..fleet.wire_pb2 import Told
 from .client import ClientSettings
 from .connectivity import connection_fault
 
-# The folder in a state folder of what has left, and the letters in it; the others are answers.
-FOLDER = "profiles"
+# The letters in the folder of what is kept of rows; other files with a number are answers.
 LETTER = "*.letter"
 
 
@@ -164,8 +161,11 @@ def send(client: ClientSettings, chosen: SentLetter, out: Path | None) -> None:
     """
     number = _count_sent(client, by_wire=out is None)
     content = encode_letter(chosen.letter)
-    head = [_check_of(secret_of(Path(client.state_dir))), content, chosen.digests.tobytes()]
-    write_sealed(_folder_of(client) / f"{number:04}.letter", b"\n".join(head), b"")
+    write_kept(
+        _folder_of(client) / f"{number:04}.letter",
+        b"\n".join([content, chosen.digests.tobytes()]),
+        secret_of(Path(client.state_dir)),
+    )
     open_log(Path(client.state_dir)).note(
         {
             "run": 0,
@@ -253,19 +253,9 @@ def _folder_of(client: ClientSettings) -> Path:
 
 
 def _read_sent(client: ClientSettings, secret: bytes) -> Iterator[SentLetter]:
-    """Yield the letters that have left, in order; raise DeployError for a damaged one."""
+    """Yield the letters that have left, in order; raise ReportableError for a damaged one."""
+    loss = "without it a new profile may show single rows. Bring the state-dir back from a copy"
     for path in sorted(_folder_of(client).glob(LETTER)):
-        head, _ = read_sealed(path, "a new profile cannot be compared with it")
-        check, _, rest = head.partition(b"\n")
-        if check != _check_of(secret):
-            raise DeployError(
-                f"{path} is damaged, or of another order-secret: without it a new profile may show"
-                " single rows. Bring the state-dir back from a copy"
-            )
-        content, _, digests = rest.partition(b"\n")
+        content, _, digests = read_kept(path, secret, loss).partition(b"\n")
         letter = decode_letter(content)
         yield SentLetter(letter, np.frombuffer(digests, np.uint32).reshape(-1, len(letter.columns)))
-
-
-def _check_of(secret: bytes) -> bytes:
-    return blake3(b"profiles", key=secret).hexdigest().encode()

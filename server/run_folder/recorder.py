@@ -4,6 +4,7 @@ import math
 import os
 import platform
 import secrets
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
@@ -57,6 +58,7 @@ from .files import (
     SCORES,
     is_finished,
     is_run_folder,
+    record_rows,
     record_trained,
 )
 from .group_rows import Grouped, format_groups
@@ -134,7 +136,13 @@ class RunRecorder:
         self._keep = keep
         self._rounds = TableWriter(
             ROUNDS.path_in(path),
-            round_columns(method, self.score, validation, accounts=accounts),
+            round_columns(
+                method,
+                self.score,
+                validation,
+                accounts=accounts,
+                devices=not (in_process or app_metrics),
+            ),
         )
         self._grouped = grouped
         self._groups = TableWriter(GROUPS.path_in(path), grouped.columns) if grouped else None
@@ -289,6 +297,8 @@ class RunRecorder:
         cells = format_round(finished, seconds, self.method.reports, self.score, self._validation)
         row = {name: cells[name] for name in self._rounds.columns if name in cells}
         with explain_write_errors(f"round {finished.number}", self.path):
+            if "other_rows" in self._rounds.columns:
+                row["other_rows"] = shlex.join(record_rows(self.path, finished))
             self._rounds.add([[row.get(column) for column in self._rounds.columns]])
             self._participations.add(finished)
             self._clients.add(self._table.rows(finished, self._participations))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fairbloom.errors import FairbloomError, join_names
 from fairbloom.protocol.settings import Mark, Setup, Value, key_of, marked
-from fairbloom.server.run_folder.files import is_run_folder
+from fairbloom.server.run_folder.files import DATA, LEFT_OUT, ROWS, is_run_folder
 from fairbloom.strategies.named import title
 
 from ..arms import Arm, baseline_of, label_of
@@ -158,13 +158,20 @@ def _check_same_data(run: Run, other: Run) -> None:
 def _check_same_clients(run: Run, base: Run) -> list[str]:
     """Raise FairbloomError if two runs of a seed have other clients.
 
-    Return a sentence if clients have other numbers of test examples.
+    Also if their clients have other rows. Return a sentence if clients have other numbers of test
+    examples.
     """
     pair = f"{_name(run)} and {_name(base)}"
     if differing := run.known ^ base.known:
         raise FairbloomError(
             f"{pair} cannot be compared: only one of them has {join_names(sorted(differing))}:"
             " choose runs of the same clients, which have the same names in every run"
+        )
+    here, there = (_contents_of(side) for side in (run, base))
+    if other := sorted(name for name in here.keys() & there.keys() if here[name] != there[name]):
+        raise FairbloomError(
+            f"{pair} cannot be compared: in one of them {join_names(other)} had other rows: choose"
+            " runs with the same data"
         )
     before = base.test_examples()
     changed = [
@@ -176,6 +183,13 @@ def _check_same_clients(run: Run, base: Run) -> list[str]:
         f"{pair} have other numbers of test examples of {join_names(changed)}: differences are"
         " also due to these."
     ]
+
+
+def _contents_of(run: Run) -> Mapping[str, Sequence[object]]:
+    """Return the checksums of all files of a run in one process, or each device's tables."""
+    files = sorted(str(each) for name, each in DATA.read(run.folder).items() if name != LEFT_OUT)
+    devices = ROWS.read(run.folder).items()
+    return {name: [table for _, table in each] for name, each in devices} or {"files": files}
 
 
 def _name(run: Run) -> str:
