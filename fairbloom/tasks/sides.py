@@ -49,8 +49,8 @@ class Sides:
     Attributes
     ----------
     rows
-        By the digest of a row, the places in `Parts` of it and of all equal ones, in order: "001"
-        of three equal rows of which the last one is for tests.
+        By the digest of a row, the places in `Parts` of it and of all equal ones, in the order of
+        the table: "010" of three equal rows of which the second one is for tests.
     tables
         The digests of the different tables that were seen, the first one first.
     """
@@ -109,17 +109,18 @@ def assign(
     """Return the parts of a table, and the sides of all rows, as in `Sides`.
 
     `first` is the run's own split. It stands if it moves no row that has a side; the parts of other
-    tables have the rows in order. Of equal rows, as many stay on each side as before, and more of
-    them join these. A row that is new has a side by its digest. Raise ReportableError if a part
-    would be empty and no new row can fill it.
+    tables have the rows in order. Equal rows keep their sides in order, and more of them join
+    these, training first. A row that is new has a side by its digest. Raise ReportableError if a
+    part would be empty and no new row can fill it.
     """
+    sides = np.repeat(list("012"), [len(part) for part in first])
+    in_order = sides[np.argsort(np.concatenate(first))]
     dealt = defaultdict[str, str](str)
-    for side, part in enumerate(first):
-        for place in part.tolist():
-            dealt[digests[place]] += str(side)
+    for row, side in zip(digests, in_order, strict=True):
+        dealt[row] += side
     if kept.keys().isdisjoint(dealt):
         return first, {**kept, **dealt}
-    if all(Counter(sides) <= Counter(kept.get(row, "")) for row, sides in dealt.items()):
+    if all(kept.get(row, "").startswith(each) for row, each in dealt.items()):
         return first, kept
     extended = _extend(kept, digests, setup)
     return deal_by_sides(extended, digests), {**kept, **extended}
@@ -137,7 +138,7 @@ def _extend(kept: Mapping[str, str], digests: Sequence[str], setup: DeviceSetup)
     rows = dict[str, str]()
     for row, count in Counter(digests).items():
         before = kept.get(row) or _side_of(row, setup)
-        rows[row] = before + before[0] * (count - len(before))
+        rows[row] = before + min(before) * (count - len(before))
     shares = [1.0, setup.test_share, setup.validation_share]
     for place, share in enumerate(shares[:1] if setup.after else shares):
         sizes = [len(part) for part in deal_by_sides(rows, digests)]

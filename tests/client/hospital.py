@@ -97,7 +97,7 @@ class Device:
         """Return its metrics of the initial model, without the number of its table."""
         message = _message(settings, measure)
         metrics = dict(self.ask(MessageType.EVALUATE, settings, message, lives)["metrics"])
-        del metrics["rows-version"]
+        metrics.pop("rows-version", None)  # of an account's device
         return metrics
 
     def train(self, *measure: str, **settings: Any) -> dict[str, float]:
