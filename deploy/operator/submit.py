@@ -168,8 +168,10 @@ def prepare(federation: Federation, given: Mapping[str, Value]) -> dict[str, Val
     weights = str(config.get("initial-weights", ""))
     if weights and "weights-digest" not in config:
         from fairbloom.tasks.models.weights import digest_weights  # imported late: PyTorch
+        from fairbloom.tasks.trained_rows import find_all_rows
 
         config["weights-digest"] = digest_weights(weights)
+        config["after-all-rows"] = find_all_rows(weights)
     named = RunSettings.of(config).given()
     check_not_pythons(named)
     settings = Settings.of(config)

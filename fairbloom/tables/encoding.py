@@ -433,18 +433,6 @@ class EncodedFile:
             is_named = self.units < NO_UNIT
             yield np.where(is_named, numbers[np.where(is_named, self.units, -1)], self.units)
 
-    def contents(self, rows: NDArray[np.intp]) -> Iterator[bytes]:
-        """Yield of each of these rows the name of its unit, or all its values if it has none."""
-        names = sorted(self.columns)
-        values = np.stack([self.columns[name][rows].astype(np.float64) for name in names], axis=1)
-        values[np.isnan(values)] = np.nan  # in the same bits
-        units = NO_UNIT + rows if self.units is None else self.units[rows]
-        for unit, row in zip(units.tolist(), values + 0.0, strict=True):
-            is_named = unit < NO_UNIT
-            yield (
-                self.unit_names[unit].encode() if is_named else repr(names).encode() + row.tobytes()
-            )
-
     def read(self) -> Iterator[ReadTable]:
         """Read the files again."""
         return _read_files(self.paths, self.client, self.schema)

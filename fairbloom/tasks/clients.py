@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.tables import ClientTable, DataError, EncodedFile, Schema
+from fairbloom.tables.duplicates import hash_rows
 from fairbloom.tables.encoding import measure_columns
 from fairbloom.tables.preprocessing import (
     MAX_INPUT,
@@ -159,12 +160,20 @@ class FileClients:
             len(firsts),
             self._setup,
             client,
-            lambda: self.encoded.contents(usable[firsts]),
+            lambda: self._contents(usable[firsts]),
             self.encoded.schema.unit,
         )
         if units is None:
             return Parts(*(start + part for part in parts))
         return Parts(*(start + np.flatnonzero(np.isin(of_row, part)) for part in parts))
+
+    def _contents(self, rows: Rows) -> list[bytes]:
+        """Return what is in each of these rows: the name of its unit, or all its values."""
+        columns = self.encoded.columns
+        hashes = hash_rows([columns[name][rows] for name in sorted(columns)])
+        names = {place: name.encode() for place, name in enumerate(self.encoded.unit_names)}
+        units = rows if self.encoded.units is None else self.encoded.units[rows]
+        return [names.get(unit, row.tobytes()) for unit, row in zip(units, hashes, strict=True)]
 
     def _check_units(self, count: int) -> None:
         """Raise DataError unless there is a unit for each part of the split."""

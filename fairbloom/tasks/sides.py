@@ -113,11 +113,10 @@ def assign(
     these, training first. A row that is new has a side by its digest. Raise ReportableError if a
     part would be empty and no new row can fill it.
     """
-    sides = np.repeat(list("012"), [len(part) for part in first])
-    in_order = sides[np.argsort(np.concatenate(first))]
+    sides = np.repeat(range(len(first)), [len(part) for part in first])
     dealt = defaultdict[str, str](str)
-    for row, side in zip(digests, in_order, strict=True):
-        dealt[row] += side
+    for row, side in zip(digests, sides[np.argsort(np.concatenate(first))], strict=True):
+        dealt[row] += str(side)
     if kept.keys().isdisjoint(dealt):
         return first, {**kept, **dealt}
     if all(kept.get(row, "").startswith(each) for row, each in dealt.items()):

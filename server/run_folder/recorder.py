@@ -90,6 +90,8 @@ class RunRecorder:
         Whether the clients are in this process: rounds shorter than SHARED_SECONDS share a
         checkpoint, and the losses that clients report after a round are those before the next one.
         A deployed client's rows may change.
+    about
+        What the files of models say of them, in plain values.
     keep
         Called before a checkpoint is written, with the round of the oldest checkpoint to which the
         run may go back, or 0: makes the clients store their states.
@@ -110,6 +112,7 @@ class RunRecorder:
         scores: Sequence[Score] = (ACCURACY,),
         *,
         in_process: bool = False,
+        about: Mapping[str, Any] = MappingProxyType({}),
         keep: Callable[[int], None] = lambda since: None,
         validation: Validation | None = None,
         best_by: str = "mean",
@@ -133,6 +136,7 @@ class RunRecorder:
         self._scores = scores
         self.score = scores[0]
         self.in_process = in_process
+        self._about = about
         self._keep = keep
         self._rounds = TableWriter(
             ROUNDS.path_in(path),
@@ -362,7 +366,11 @@ class RunRecorder:
                 BEST.write(
                     self.path,
                     _to_numpy(self._new_best),
-                    {"round": self._best["round"], self._chosen_by.column: self._best["mean"]},
+                    {
+                        **self._about,
+                        "round": self._best["round"],
+                        self._chosen_by.column: self._best["mean"],
+                    },
                 )
             self._keep(
                 min((int(path.stem) for path in list_checkpoints(self._checkpoints)), default=0)
@@ -387,7 +395,8 @@ class RunRecorder:
         self.begin()
         self._save()
         with explain_write_errors("the final model", self.path):
-            MODEL.write(self.path, arrays, {"stopped": self.stopped} if self.stopped else {})
+            stopped = {"stopped": self.stopped} if self.stopped else {}
+            MODEL.write(self.path, arrays, {**self._about, **stopped})
         if self.stopped:
             log.info(
                 "the run is finished after round %d, before its last one: %s",
