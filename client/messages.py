@@ -25,8 +25,8 @@ from fairbloom.protocol.codec import Codec, name_of
 from fairbloom.protocol.settings import FINGERPRINT, Mark, RunSettings, marked
 from fairbloom.protocol.terms import Terms
 from fairbloom.recorddict import read_values, view_of
-from fairbloom.system.kept_rows import NAME
 from fairbloom.system.retry import deadline, write_until
+from fairbloom.system.versions import NAME
 from fairbloom.tables.folders import place_of
 from fairbloom.tables.schema import with_files
 from fairbloom.tasks import find_task, forget_tasks

@@ -73,8 +73,12 @@ from fairbloom.tasks.models import (
     shared_parameters,
 )
 from fairbloom.tasks.models.personal import PARTS
-from fairbloom.tasks.models.weights import digest_weights, load_initial_weights
-from fairbloom.tasks.trained_rows import check_rows, describe_rows
+from fairbloom.tasks.models.weights import (
+    check_rows,
+    describe_rows,
+    digest_weights,
+    load_initial_weights,
+)
 from fairbloom.tasks.optimizers import usual_learning_rate
 from fairbloom.tasks.score import check_measured, decide_score, has_two_classes, log_positive
 from fairbloom.text import join_first, text_if

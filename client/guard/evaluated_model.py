@@ -17,7 +17,7 @@ from fairbloom.system.files import make_folder, sync_folder, write_private
 from fairbloom.system.sealed import Arrays, save_model
 from fairbloom.tables.schema import SCHEMA_NAME
 from fairbloom.tasks import Task
-from fairbloom.tasks.trained_rows import describe_rows
+from fairbloom.tasks.models.weights import describe_rows
 
 from ..states import folder_of, keep_preprocessing
 

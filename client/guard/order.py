@@ -7,7 +7,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from fairbloom.protocol.settings import RunSettings
-from fairbloom.system.kept_rows import secret_of
+from fairbloom.system.versions import secret_of
 
 from ..states import explain_disk_errors, fingerprint_of
 

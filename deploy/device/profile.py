@@ -19,7 +19,7 @@ from fairbloom.client.guard.limits import Limits
 from fairbloom.client.guard.log_files import open_log
 from fairbloom.client.private.account import Known
 from fairbloom.system.files import make_folder, write_private
-from fairbloom.system.kept_rows import FOLDER, read_kept, secret_of, write_kept
+from fairbloom.system.versions import FOLDER, read_kept, secret_of, write_kept
 from fairbloom.tables.comparison import compare
 from fairbloom.tables.encoding import encode_files
 from fairbloom.tables.folders import files_in, place_of

@@ -167,8 +167,8 @@ def prepare(federation: Federation, given: Mapping[str, Value]) -> dict[str, Val
     config = {"enrolled-sizes": " ".join(sizes), **given} if sizes else dict(given)
     weights = str(config.get("initial-weights", ""))
     if weights and "weights-digest" not in config:
-        from fairbloom.tasks.models.weights import digest_weights  # imported late: PyTorch
-        from fairbloom.tasks.trained_rows import find_all_rows
+        # imported late: PyTorch
+        from fairbloom.tasks.models.weights import digest_weights, find_all_rows
 
         config["weights-digest"] = digest_weights(weights)
         config["after-all-rows"] = find_all_rows(weights)

@@ -16,7 +16,7 @@ import numpy as np
 from blake3 import blake3
 
 from fairbloom.errors import ReportableError
-from fairbloom.system.kept_rows import FOLDER, read_kept, secret_of, write_kept
+from fairbloom.system.versions import FOLDER, read_kept, secret_of, write_kept
 
 from .partition import Parts, split
 from .task import Setup
@@ -119,10 +119,9 @@ def assign(
         dealt[row] += str(side)
     if kept.keys().isdisjoint(dealt):
         return first, {**kept, **dealt}
-    if all(kept.get(row, "").startswith(each) for row, each in dealt.items()):
-        return first, kept
-    extended = _extend(kept, digests, setup)
-    return deal_by_sides(extended, digests), {**kept, **extended}
+    rows = {**kept, **_extend(kept, digests, setup)}
+    stands = all(rows[row].startswith(each) for row, each in dealt.items())
+    return first if stands else deal_by_sides(rows, digests), rows
 
 
 def deal_by_sides(rows: Mapping[str, str], digests: Sequence[str]) -> Parts:

@@ -33,8 +33,8 @@ from fairbloom.deploy.fleet.profiles import describe_told, keep
 from fairbloom.deploy.fleet.wire_pb2 import Told
 from fairbloom.deploy.operator.profiles import describe_findings, read_letters, write_schema
 from fairbloom.deploy.operator.status import survey
-from fairbloom.system.kept_rows import NAME as SECRET
 from fairbloom.system.lock import exclusive_lock
+from fairbloom.system.versions import NAME as SECRET
 from fairbloom.tables.comparison import compare
 from fairbloom.tables.letters import (
     MAX_BYTES,

@@ -64,12 +64,9 @@ def study_of_runs(folders: Iterable[Path], baseline: str) -> Study:
             f"no seed has a run of each of {', '.join(by_label)}: name runs with the same seeds"
         )
     seeds = sorted(shared)
-    left_out += [
-        sentence
-        for runs in by_label.values()
-        for seed in seeds
-        for sentence in _check_same_clients(runs[seed], by_label[base][seed])
-    ]
+    for runs in by_label.values():
+        for seed in seeds:
+            _check_same_clients(runs[seed], by_label[base][seed])
     study = Study("compare", [arms[label] for label in by_label], seeds, base)
     places = {
         study.folder(arms[label], seed): str(runs[seed].folder)
@@ -155,12 +152,8 @@ def _check_same_data(run: Run, other: Run) -> None:
         )
 
 
-def _check_same_clients(run: Run, base: Run) -> list[str]:
-    """Raise FairbloomError if two runs of a seed have other clients.
-
-    Also if their clients have other rows. Return a sentence if clients have other numbers of test
-    examples.
-    """
+def _check_same_clients(run: Run, base: Run) -> None:
+    """Raise FairbloomError if two runs of a seed have other clients, or these have other rows."""
     pair = f"{_name(run)} and {_name(base)}"
     if differing := run.known ^ base.known:
         raise FairbloomError(
@@ -173,23 +166,18 @@ def _check_same_clients(run: Run, base: Run) -> list[str]:
             f"{pair} cannot be compared: in one of them {join_names(other)} had other rows: choose"
             " runs with the same data"
         )
-    before = base.test_examples()
-    changed = [
-        name for name, count in run.test_examples().items() if count != before.get(name, count)
-    ]
-    if not changed:
-        return []
-    return [
-        f"{pair} have other numbers of test examples of {join_names(changed)}: differences are"
-        " also due to these."
-    ]
 
 
 def _contents_of(run: Run) -> Mapping[str, Sequence[object]]:
-    """Return the checksums of all files of a run in one process, or each device's tables."""
+    """Return what is known of each client's rows, or in one process of all files."""
     files = sorted(str(each) for name, each in DATA.read(run.folder).items() if name != LEFT_OUT)
     devices = ROWS.read(run.folder).items()
-    return {name: [table for _, table in each] for name, each in devices} or {"files": files}
+    if files:
+        return {"all clients": files}
+    return {
+        **{name: [count] for name, count in run.test_examples().items()},
+        **{name: [table for _, table in changes] for name, changes in devices},
+    }
 
 
 def _name(run: Run) -> str:

@@ -22,7 +22,7 @@ from fairbloom.client.states import StateDict
 from fairbloom.client.work import batches
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.settings import Settings
-from fairbloom.system.kept_rows import NAME, SIZE
+from fairbloom.system.versions import NAME, SIZE
 from fairbloom.tasks import load_task
 
 from ..hospital import RUN, write_hospital
