@@ -58,7 +58,7 @@ def test_other_files_have_other_rows(tmp_path: Path) -> None:
 
 def test_a_model_of_all_rows_is_tested_on_other_files(tmp_path: Path) -> None:
     path = save(tmp_path / "m.safetensors", data=FILES, **ALL)
-    with pytest.raises(FairbloomError, match="trained on all rows of these data.*test-share = 0"):
+    with pytest.raises(FairbloomError, match=r"trained on all rows of these data.*test-share = 0"):
         check(path, data=FILES)
     check(path, data=FILES, **ALL)
     check(path, data={"a.csv": "45"})
@@ -75,7 +75,7 @@ def test_devices_are_told_of_the_model_of_all_rows(tmp_path: Path) -> None:
     later = save(tmp_path / "later.safetensors", seed=4, **after)
     assert find_all_rows(str(later)) == digest
     check(later, seed=4, **after)
-    with pytest.raises(FairbloomError, match="the run has .*after-all-rows = ''"):
+    with pytest.raises(FairbloomError, match=r"the run has .*after-all-rows = ''"):
         check(later, seed=4)
 
 
