@@ -105,7 +105,7 @@ def train(message: Message, context: Context) -> Message:
         if local.gate.min_rows > 1 and terms.server_round == 1:
             check_first_model(local, received, rounded=terms.codec.rounds_model)
         update = train_client(local, received, terms, vectors)
-        metrics = MetricRecord({**update.metrics})
+        metrics = MetricRecord({**update.metrics, **_name_rows(local)})
         if terms.codec.rounds_updates:
             metrics[wire.UPDATE_BITS] = BITS_PER_NUMBER
         wanted = wanted_arrays(local, message)
@@ -136,7 +136,7 @@ def evaluate(message: Message, context: Context) -> Message:
     from .local_round import evaluate_client
 
     def work(local: LocalClient, received: StateDict, terms: Terms) -> RecordDict:
-        metrics = MetricRecord({**evaluate_client(local, received, terms)})
+        metrics = MetricRecord({**evaluate_client(local, received, terms), **_name_rows(local)})
         keep_evaluated(context, local, received, terms)
         return RecordDict({wire.METRICS: metrics})
 
@@ -188,6 +188,11 @@ def _answer(
             client = content.config_records.setdefault(wire.CLIENT, ConfigRecord())
             client[wire.FROZEN] = digest_arrays(arrays_of(arrays_sent_once(local, own)))
         return Message(content, reply_to=message)
+
+
+def _name_rows(local: LocalClient) -> dict[str, int]:
+    """Return the number of a device's table, {} in one process."""
+    return {wire.ROWS_VERSION: version} if (version := local.splits.version) else {}
 
 
 def load_states(context: Context) -> dict[str, dict[int, StateDict]]:

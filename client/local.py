@@ -96,7 +96,8 @@ class LocalClient:
         key = find_client_key(settings, task, partition, name)
         folder = folder_of(settings, key)
         keep_preprocessing(folder, task, (key,))
-        splits = task.splits(key)
+        with explain_disk_errors("written to"):
+            splits = task.splits(key)
         files: Versions | None = None
         if folder is not None:
             with explain_disk_errors("read from"):

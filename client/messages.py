@@ -26,6 +26,7 @@ from fairbloom.protocol.settings import FINGERPRINT, Mark, RunSettings, marked
 from fairbloom.protocol.terms import Terms
 from fairbloom.recorddict import read_values, view_of
 from fairbloom.system.retry import deadline, write_until
+from fairbloom.system.versions import NAME
 from fairbloom.tables.folders import place_of
 from fairbloom.tables.schema import with_files
 from fairbloom.tasks import find_task, forget_tasks
@@ -78,7 +79,6 @@ def min_rows_in(context: Context) -> int:
 
 def order_in(context: Context, settings: RunSettings) -> int | str | None:
     """Return the seed of the order if it is the owner's choice, or in the context, else None."""
-    from .guard.order import NAME
     from .states import fingerprint_of
 
     if context.node_config.get(wire.ORDER) == wire.ORDER_OF_RUN:

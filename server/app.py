@@ -73,7 +73,12 @@ from fairbloom.tasks.models import (
     shared_parameters,
 )
 from fairbloom.tasks.models.personal import PARTS
-from fairbloom.tasks.models.weights import digest_weights, load_initial_weights
+from fairbloom.tasks.models.weights import (
+    check_rows,
+    describe_rows,
+    digest_weights,
+    load_initial_weights,
+)
 from fairbloom.tasks.optimizers import usual_learning_rate
 from fairbloom.tasks.score import check_measured, decide_score, has_two_classes, log_positive
 from fairbloom.text import join_first, text_if
@@ -258,6 +263,8 @@ def federate(
     check_accounts(settings, method, accounts)
     compare_budgets(settings, method, accounts, refuses=deployed and not known)
     task = load_task(keep_schema(settings, path))
+    if settings.initial_weights:
+        check_rows(settings, task.schema, None if deployed else data)
     score = decide_score(
         settings, task, str(CONFIG.read(path).settings.get("score", "")), deployed=deployed
     )
@@ -278,6 +285,7 @@ def federate(
                 for each in put_first(task.scores, score)
             ],
             in_process=not deployed,
+            about={"rows": describe_rows(settings, task.schema, data)},
             keep=clients.keep,
             validation=(
                 Validation.of(score, measure=measure) if settings.validation_share else None

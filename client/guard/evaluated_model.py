@@ -17,6 +17,7 @@ from fairbloom.system.files import make_folder, sync_folder, write_private
 from fairbloom.system.sealed import Arrays, save_model
 from fairbloom.tables.schema import SCHEMA_NAME
 from fairbloom.tasks import Task
+from fairbloom.tasks.models.weights import describe_rows
 
 from ..states import folder_of, keep_preprocessing
 
@@ -70,9 +71,8 @@ def keep_model(
         write_private(draft / SCHEMA_NAME, task.schema.encode())
     keep_preprocessing(draft, task, (client,))
     states = folder_of(settings.model_copy(update={"state_dir": "."}), client)
-    save_model(
-        draft / MODEL, arrays, {"round": number, "states": str(states), "serves": serves}, 0o600
-    )
+    about = {"rows": describe_rows(settings, task.schema), "round": number, "serves": serves}
+    save_model(draft / MODEL, arrays, {**about, "states": str(states)}, 0o600)
     if kept.exists():
         shutil.rmtree(before, ignore_errors=True)
         kept.rename(before)

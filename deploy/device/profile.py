@@ -13,16 +13,14 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from blake3 import blake3
 from numpy.typing import NDArray
 
 from fairbloom.client.guard.accepted_schemas import SHOWN, counting_keys, digest_of
 from fairbloom.client.guard.limits import Limits
 from fairbloom.client.guard.log_files import open_log
-from fairbloom.client.guard.order import secret_of
 from fairbloom.client.private.account import Known
 from fairbloom.system.files import make_folder, write_private
-from fairbloom.system.versions import read_sealed, write_sealed
+from fairbloom.system.versions import FOLDER, read_kept, secret_of, write_kept
 from fairbloom.tables.comparison import compare
 from fairbloom.tables.encoding import encode_files
 from fairbloom.tables.folders import files_in, place_of
@@ -53,9 +51,8 @@ from ..fleet.wire_pb2 import Told
 from .client import ClientSettings
 from .connectivity import connection_fault
 
-# The folder in a state folder of what has left, and the letters and tables in it; the others are
+# The letters and tables in the folder of what is kept of rows; other files with a number are
 # answers.
-FOLDER = "profiles"
 LETTER = "*.letter"
 TABLE = "*.table"
 
@@ -172,8 +169,11 @@ def send(client: ClientSettings, chosen: SentLetter, out: Path | None) -> None:
     """
     number = _count_sent(client, by_wire=out is None)
     content = encode_letter(chosen.letter)
-    head = [_check_of(secret_of(Path(client.state_dir))), content, chosen.digests.tobytes()]
-    write_sealed(_folder_of(client) / f"{number:04}.letter", b"\n".join(head), b"")
+    write_kept(
+        _folder_of(client) / f"{number:04}.letter",
+        b"\n".join([content, chosen.digests.tobytes()]),
+        secret_of(Path(client.state_dir)),
+    )
     open_log(Path(client.state_dir)).note(
         {
             "run": 0,
@@ -280,9 +280,9 @@ def send_table(client: ClientSettings, chosen: SentTable) -> None:
     """Send a table to the server; it counts as one that has left before it leaves."""
     number = _count_sent(client, by_wire=True)
     content = chosen.table.encode()
-    head = [_check_of(secret_of(Path(client.state_dir))), content]
-    parts = [json.dumps(chosen.columns).encode(), chosen.digests.tobytes()]
-    write_sealed(_folder_of(client) / f"{number:04}.table", b"\n".join([*head, *parts]), b"")
+    parts = [content, json.dumps(chosen.columns).encode(), chosen.digests.tobytes()]
+    secret = secret_of(Path(client.state_dir))
+    write_kept(_folder_of(client) / f"{number:04}.table", b"\n".join(parts), secret)
     open_log(Path(client.state_dir)).note(
         {"run": 0, "asked": "table", "sent": {"table": chosen.table.schema[:SHOWN]}}, {}
     )
@@ -333,7 +333,7 @@ def _folder_of(client: ClientSettings) -> Path:
 
 
 def _read_sent(client: ClientSettings, secret: bytes) -> Iterator[SentLetter]:
-    """Yield the letters that have left, in order; raise DeployError for a damaged one."""
+    """Yield the letters that have left, in order; raise ReportableError for a damaged one."""
     for content, digests in _read_parts(client, LETTER, secret, 1):
         letter = decode_letter(content)
         yield SentLetter(letter, np.frombuffer(digests, np.uint32).reshape(-1, len(letter.columns)))
@@ -343,16 +343,6 @@ def _read_parts(
     client: ClientSettings, files: str, secret: bytes, lines: int
 ) -> Iterator[list[bytes]]:
     """Yield the parts of what has left, in order: this many lines, and the rest."""
+    loss = "without it a new profile may show single rows. Bring the state-dir back from a copy"
     for path in sorted(_folder_of(client).glob(files)):
-        head, _ = read_sealed(path, "a new one cannot be compared with it")
-        check, _, rest = head.partition(b"\n")
-        if check != _check_of(secret):
-            raise DeployError(
-                f"{path} is damaged, or of another order-secret: without it a new profile may show"
-                " single rows. Bring the state-dir back from a copy"
-            )
-        yield rest.split(b"\n", lines)
-
-
-def _check_of(secret: bytes) -> bytes:
-    return blake3(b"profiles", key=secret).hexdigest().encode()
+        yield read_kept(path, secret, loss).split(b"\n", lines)

@@ -167,9 +167,11 @@ def prepare(federation: Federation, given: Mapping[str, Value]) -> dict[str, Val
     config = {"enrolled-sizes": " ".join(sizes), **given} if sizes else dict(given)
     weights = str(config.get("initial-weights", ""))
     if weights and "weights-digest" not in config:
-        from fairbloom.tasks.models.weights import digest_weights  # imported late: PyTorch
+        # imported late: PyTorch
+        from fairbloom.tasks.models.weights import digest_weights, find_all_rows
 
         config["weights-digest"] = digest_weights(weights)
+        config["after-all-rows"] = find_all_rows(weights)
     named = RunSettings.of(config).given()
     check_not_pythons(named)
     settings = Settings.of(config)

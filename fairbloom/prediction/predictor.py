@@ -23,6 +23,7 @@ from fairbloom.errors import MAX_LISTED, FairbloomError, did_you_mean, join_name
 from fairbloom.imports import only_trusted_imports
 from fairbloom.logs import log
 from fairbloom.own_code import digest_own_code
+from fairbloom.protocol.names import SIDES_IN
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
 from fairbloom.server.run_folder.files import (
@@ -448,6 +449,7 @@ def find_rows(run: Path, path: Path, client: str, split: str) -> NDArray[np.int6
             "schema": schema_in(run, settings),
             "data-dir": str(path),
             "held-out-clients": 0.0,  # it may be a client that was not in training
+            SIDES_IN: str(run.parent) if read_kept(run) else "",
         }
     )
     if task.parts is None:

@@ -13,7 +13,7 @@ from fairbloom.client.local import LocalClient
 from fairbloom.client.local_round import evaluate_client
 from fairbloom.errors import FairbloomError, did_you_mean, join_names
 from fairbloom.logs import log
-from fairbloom.protocol.names import NUM_EXAMPLES
+from fairbloom.protocol.names import NUM_EXAMPLES, SIDES_IN
 from fairbloom.protocol.scores import ACCURACY, Score, put_first
 from fairbloom.protocol.settings import SETTINGS, RunSettings
 from fairbloom.protocol.terms import Terms
@@ -23,7 +23,7 @@ from fairbloom.tables.schema import client_of, parse_schema, with_files, without
 from fairbloom.tasks import find_task, load_task
 from fairbloom.tasks.score import decide_score
 
-from .predictor import global_arrays, schema_in, settings_in
+from .predictor import global_arrays, read_kept, schema_in, settings_in
 
 MODELS = ("last", "best")
 
@@ -54,6 +54,7 @@ def evaluate_site(run: Path, data_dir: str, client: str, model: str) -> SiteScor
     settings: dict[str, Any] = {
         **settings_in(run),
         **{"data-dir": data_dir, "state-dir": "", "device": "auto", "pooled": False},
+        SIDES_IN: str(run.parent) if read_kept(run) else "",
     }
     if data_dir:  # a site may be one that was not in training
         settings |= {

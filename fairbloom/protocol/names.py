@@ -61,6 +61,10 @@ DEPLOYED = "deployed"
 # set it.
 ONE_CLIENT = "one-client"
 
+# Key in the settings of a prediction: the state folder of the device that keeps the sides of the
+# rows. No run can set it.
+SIDES_IN = "sides-in"
+
 # Key in the settings of clients in one process: the schema that a continued run began with, if the
 # settings name none. No run can set it.
 RECORDED_SCHEMA = "recorded-schema"
@@ -101,6 +105,10 @@ NUM_EXAMPLES = "num-examples"
 # the status of its privacy account.
 ACCURACY_DEVIATION = "accuracy-deviation"
 LOSS_DEVIATION = "loss-deviation"
+
+# The number of a device's table among the different ones that it has had with the run's split, from
+# 1: other rows have another number. It is in the metrics of a reply.
+ROWS_VERSION = "rows-version"
 
 # The share of a client's test examples that belong to the larger one of two classes.
 LARGER_CLASS = "larger-class"

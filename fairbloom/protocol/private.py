@@ -46,9 +46,10 @@ ANY = frozenset(
     {
         *("task", "model", "norm", "clients", "partition", "shards-per-client", "seed", "schema"),
         *("classes-per-client", "dirichlet-alpha", "smallest-client", "test-share", "verify-data"),
-        *("method", "weights-digest", "num-rounds", "local-epochs", "smallest-batch", "device"),
+        *("method", "weights-digest", "after-all-rows", "num-rounds", "local-epochs", "device"),
         *("learning-rate", "learning-rate-decay", "schedule", "warmup", "momentum", "nesterov"),
         *("weight-decay", "gradient-clip", "stragglers", "drop-stragglers", "smallest-group"),
+        "smallest-batch",
     }
 )
 

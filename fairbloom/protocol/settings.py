@@ -19,7 +19,7 @@ from pydantic import (
 from fairbloom.errors import reason_of
 
 from .effects import IdleIf
-from .names import DEPLOYED, ONE_CLIENT
+from .names import DEPLOYED, ONE_CLIENT, SIDES_IN
 from .options import DECLARED, RunOptions
 from .parameters import (
     Choices,
@@ -266,6 +266,10 @@ class RunSettings(Setup):
     weights_digest: Annotated[str, Mark.SENT_TO_CLIENTS] = Field(
         "",
         description="Digest of the arrays of initial-weights; owners of devices accept it",
+    )
+    after_all_rows: Annotated[str, Mark.SENT_TO_CLIENTS] = Field(
+        "",
+        description="Digest of the model of all rows before; devices test on rows since then",
     )
     num_rounds: Annotated[int, Range("[1, inf)"), Mark.SENT_TO_CLIENTS, Mark.EXTENDABLE] = Field(
         50, description="Number of rounds after which the run is finished"
@@ -651,6 +655,7 @@ def fingerprint(config: Mapping[str, Any]) -> str:
         OWN_SETTINGS,
         DEPLOYED,
         ONE_CLIENT,
+        SIDES_IN,
         "score",  # it changes no client's work, and is decided after the clients have begun
     }
     defaults = {key: each.default for key, each in SETTINGS.items()}

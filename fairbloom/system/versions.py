@@ -1,19 +1,27 @@
 """Versions of states in a folder, each with a checksum, and sealed files.
 
+A device keeps digests of its rows under a secret of its own, in one folder of its state: with the
+letters that have left (`deploy.device.profile`), and with the sides of rows (`tasks.sides`). Each
+of these files begins with a check of the secret: under another one, no row would be known.
+
 The process of a device imports this module, which therefore loads no large library.
 """
 
 import json
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 from pathlib import Path
+from secrets import token_bytes
 from typing import NamedTuple
 
 from blake3 import blake3
 
+from fairbloom.errors import ReportableError
 from fairbloom.logs import log
 
-from .files import make_folder, whole_file
+from .files import make_folder, whole_file, write_private
+from .retry import write_until
 
 
 class Point(NamedTuple):
@@ -41,6 +49,16 @@ END = b"end\n"
 # The beginning of a sealed file names the algorithm of the digest, which follows.
 SEAL = b"blake3\n"
 DIGEST_BYTES = 32
+
+
+# The folder of what a device keeps of its rows, in its state folder.
+FOLDER = "profiles"
+
+# The secret's file in a state folder; of a client without one, its record in Flower's context.
+NAME = "order-secret"
+
+# Bytes of a secret.
+SIZE = 32
 
 
 class Place(NamedTuple):
@@ -219,3 +237,44 @@ def read_sealed(file: Path, loss: str) -> tuple[bytes, bytes]:
         log.error("%s is damaged: %s", file, loss)
         return b"", b""
     return head, kept[end:]
+
+
+def secret_of(folder: Path, until: float = -math.inf) -> bytes:
+    """Return the secret in a state folder, of SIZE bytes; it is made if needed.
+
+    A write is tried again until the moment `until`; see `write_until`.
+    """
+    path = folder / NAME
+
+    def make() -> None:
+        make_folder(folder)
+        write_private(path, token_bytes(SIZE))
+
+    if not path.exists() or path.stat().st_size != SIZE:
+        write_until(make, until, folder)
+    return path.read_bytes()
+
+
+def write_kept(path: Path, content: bytes, secret: bytes) -> None:
+    """Write what is kept of rows into a sealed file."""
+    make_folder(path.parent)
+    write_sealed(path, b"\n".join([_check_of(secret), content]), b"")
+
+
+def read_kept(path: Path, secret: bytes, loss: str) -> bytes:
+    """Return what `write_kept` wrote, b"" if there is no such file.
+
+    Raise ReportableError, which says what the `loss` means, if it is damaged or of another secret.
+    """
+    if not path.exists():
+        return b""
+    head, _ = read_sealed(path, loss)
+    check, _, content = head.partition(b"\n")
+    if check != _check_of(secret):
+        fault = f"is damaged, or of another {NAME}: {loss}"
+        raise ReportableError(f"{path} {fault}", f"a file in its state-dir {fault}")
+    return content
+
+
+def _check_of(secret: bytes) -> bytes:
+    return blake3(b"profiles", key=secret).hexdigest().encode()

@@ -5,6 +5,7 @@ PyTorch is imported late, when a client's examples are needed.
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.tables import ClientTable, DataError, EncodedFile, Schema
+from fairbloom.tables.duplicates import hash_rows
 from fairbloom.tables.encoding import measure_columns
 from fairbloom.tables.preprocessing import (
     MAX_INPUT,
@@ -28,7 +30,8 @@ from fairbloom.tables.schema import parse_schema
 from fairbloom.tables.sizes import Row
 from fairbloom.text import join_first, plural, text_if
 
-from .partition import MIN_EXAMPLES, Parts, split, splits_of
+from .partition import MIN_EXAMPLES, Parts, splits_of
+from .sides import split_by_sides
 from .targets import Target, as_targets
 from .task import Setup, Splits
 
@@ -67,6 +70,7 @@ class FileClients:
         usable = {name: each[encoded.usable[each]] for name, each in rows.items()}
         self._usable = {name: each for name, each in usable.items() if len(each) >= smallest}
         self._setup = setup
+        self._versions: dict[str, int] = {}
         self.names = tuple(self._usable)
         self.left_out = tuple(name for name in rows if name not in self._usable)
 
@@ -74,7 +78,8 @@ class FileClients:
         """Return the examples of a client, in the tensors of all; raise DataError if unusable."""
         parts = self._parts_of(client)
         inputs, targets, groups, units, _ = self._examples
-        return splits_of(inputs, targets, parts, groups, units)
+        splits = splits_of(inputs, targets, parts, groups, units)
+        return replace(splits, version=self._versions[client])
 
     def parts_in_file(self, client: str) -> Mapping[str, Rows]:
         """Return the rows of the file in each part of a client's examples, in the file's order."""
@@ -144,11 +149,34 @@ class FileClients:
                 kept=kept,
                 fewest=MIN_EXAMPLES,
             )
-        if self.encoded.units is None:
-            return split(np.arange(start, start + kept), self._setup, client)
-        units, of_row = np.unique(self.encoded.units[self._usable[client]], return_inverse=True)
-        count = len(units)
-        # One for each part of the split.
+        usable = self._usable[client]
+        units = self.encoded.units
+        firsts = np.arange(kept)
+        if units is not None:
+            _, firsts, of_row = np.unique(units[usable], return_index=True, return_inverse=True)
+            self._check_units(len(firsts))
+        # No unit is split, and shares count units.
+        parts, self._versions[client] = split_by_sides(
+            len(firsts),
+            self._setup,
+            client,
+            lambda: self._contents(usable[firsts]),
+            self.encoded.schema.unit,
+        )
+        if units is None:
+            return Parts(*(start + part for part in parts))
+        return Parts(*(start + np.flatnonzero(np.isin(of_row, part)) for part in parts))
+
+    def _contents(self, rows: Rows) -> list[bytes]:
+        """Return what is in each of these rows: the name of its unit, or all its values."""
+        columns = self.encoded.columns
+        hashes = hash_rows([columns[name][rows] for name in sorted(columns)])
+        names = {place: name.encode() for place, name in enumerate(self.encoded.unit_names)}
+        units = rows if self.encoded.units is None else self.encoded.units[rows]
+        return [names.get(unit, row.tobytes()) for unit, row in zip(units, hashes, strict=True)]
+
+    def _check_units(self, count: int) -> None:
+        """Raise DataError unless there is a unit for each part of the split."""
         fewest = 3 if self._setup.validation_share else 2
         if count < fewest:
             raise DataError(
@@ -159,9 +187,6 @@ class FileClients:
                 units=count,
                 fewest=fewest,
             )
-        # No unit is split, and shares count units.
-        parts = split(np.arange(count), self._setup, client)
-        return Parts(*(start + np.flatnonzero(np.isin(of_row, part)) for part in parts))
 
     @cached_property
     def _examples(self) -> FileExamples:

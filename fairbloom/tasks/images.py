@@ -6,6 +6,7 @@ white.
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -26,7 +27,8 @@ from fairbloom.text import join_first, plural, text_if
 
 from . import models
 from .catalogue import TASKS
-from .partition import MIN_EXAMPLES, split, splits_of
+from .partition import MIN_EXAMPLES, splits_of
+from .sides import split_by_sides
 from .targets import POSITIVE_WORDS, Target, as_targets
 from .task import Setup, Splits, Task
 
@@ -234,14 +236,21 @@ def _load_client(folder: Path, client: str, setup: Setup, schema: ImageSchema) -
         " image-folder.size=32 without one, brings all to one size",
     )
     raise_faults(faults)
-    return splits_of(
+    parts, version = split_by_sides(
+        len(files),
+        setup,
+        client,
+        lambda: (file.parent.name.encode() + b"/" + file.read_bytes() for file in files),
+    )
+    splits = splits_of(
         image_inputs(files, schema.shape),
         as_targets(
             [schema.classes.index(name) for name, each in found.items() for _ in each],
             Target(schema.classes),
         ),
-        split(np.arange(len(files)), setup, client),
+        parts,
     )
+    return replace(splits, version=version)
 
 
 # Pixels -------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 from fairbloom.errors import FairbloomError, ReportableError, did_you_mean, join_names
 from fairbloom.imports import is_import_string
 from fairbloom.logs import log
-from fairbloom.protocol.names import DEPLOYED, RECORDED_SCHEMA
+from fairbloom.protocol.names import DEPLOYED, RECORDED_SCHEMA, SIDES_IN
 from fairbloom.protocol.scores import GroupScore, Score
 from fairbloom.protocol.settings import RunSettings, Setup, Value, split_names
 from fairbloom.tables.reasons import MAX_FAULTS
@@ -23,6 +23,7 @@ from .catalogue import TASKS
 from .datasets.store import digest_files, digest_of
 from .partition import draw_held_out
 from .permit import check_permit
+from .sides import DeviceSetup
 from .task import Described, Examples, Splits, Task, model_loss
 from .task_info import TaskInfo
 
@@ -93,6 +94,15 @@ def load_task(settings: RunSettings | Mapping[str, Any]) -> Task:
     files = info.find_files(setup.data_dir)
     check_permit(files)
     stamps = tuple((file, (about := file.stat()).st_ctime_ns, about.st_size) for file in files)
+    is_deployed = settings.parameters.get(DEPLOYED)
+    state_dir = settings.state_dir if is_deployed else settings.parameters.get(SIDES_IN)
+    if info.infer and state_dir:
+        setup = DeviceSetup.model_construct(
+            **vars(setup),
+            state_dir=state_dir,
+            after=settings.after_all_rows,
+            writes=bool(is_deployed),
+        )
     parameters = tuple(info.check_parameters(settings.parameters).items())
     task = _load(info, setup, parameters, stamps)
     if settings.held_out_clients:

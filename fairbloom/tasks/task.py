@@ -203,11 +203,14 @@ class Splits:
         Every client has both.
     validation
         The examples that choose the best model; None if there are none.
+    version
+        On a device, the number of its table, from 1: other rows have another one. Else 0.
     """
 
     train: AnyExamples
     test: AnyExamples
     validation: AnyExamples | None = None
+    version: int = 0
 
     def __iter__(self) -> Iterator[AnyExamples]:
         """Yield the training examples, then the test examples."""
@@ -251,6 +254,7 @@ class Splits:
             change(self.train),
             change(self.test),
             None if self.validation is None else change(self.validation),
+            self.version,
         )
 
 

@@ -33,6 +33,7 @@ ABSENT = ("refused", "missing", "offline", "excluded")
 WORDS = (
     "client",
     *ABSENT,
+    "other_rows",
     "lost_states",
     "model",
     "split",
@@ -227,15 +228,17 @@ def round_columns(
     validation: Validation | None = None,
     *,
     accounts: bool = False,
+    devices: bool = False,
 ) -> tuple[str, ...]:
     """Return the columns of rounds.csv, by the models, examples and method of the run.
 
-    With `accounts`, a client has a privacy account.
+    With `accounts`, a client has a privacy account; with `devices`, rows may become others.
     """
     models = ("global", "personal") if method.terms(1).has_personal_models else ("global",)
     columns = (
         *("round", "participants", "replies_used", "refused", "missing", "offline"),
         text_if(accounts, "excluded"),
+        text_if(devices, "other_rows"),
         text_if(method.keeps_states, "lost_states"),
         *("clients", "clients_scored", IMPROVED),
         *(f"{score.column(model)}_{measure}" for model in models for measure in MEASURES),

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from numpy.typing import NDArray
 
 from fairbloom.logs import log
+from fairbloom.protocol.names import ROWS_VERSION
 from fairbloom.protocol.scores import ACCURACY, NO_UNIT, Score
+from fairbloom.rounds.round import Round
 from fairbloom.system.files import write_whole
 from fairbloom.system.lock import is_held
 from fairbloom.system.sealed import read_about
@@ -255,6 +257,15 @@ PRIVACY = File[Mapping[str, Any]](
     remedy="Restore it from a copy, or delete it",
 )
 
+# Of each device, pairs of a round and the number of the table that it had from then on.
+ROWS = File[Mapping[str, Sequence[Sequence[int]]]](
+    name="rows.json",
+    encode=_encode_json,
+    decode=_decode_object,
+    default={},
+    remedy="Restore it from a copy, or delete it",
+)
+
 # How results call clients that are not in training.
 NOT_IN_TRAINING = "not in training"
 
@@ -383,6 +394,24 @@ def record_trained(folder: Path, counts: Mapping[str, float]) -> None:
     new = {name: int(count) for name, count in counts.items() if name not in trained}
     if "seeds" in about and new:
         EXAMPLES.write(folder, {**about, "trained": {**trained, **new}})
+
+
+def record_rows(folder: Path, finished: Round) -> list[str]:
+    """Note the numbers of devices' tables; return the clients with others than before a round."""
+    before = ROWS.read(folder)
+    tables = {
+        name: [change for change in changes if change[0] < finished.number]  # it may be repeated
+        for name, changes in before.items()
+    }
+    changed = []
+    for name, report in {**finished.train_metrics, **finished.evaluations}.items():
+        last = [number for _, number in tables.get(name, [])][-1:]
+        if ROWS_VERSION in report and last != [number := int(report[ROWS_VERSION])]:
+            tables[name] = [*tables.get(name, []), [finished.number, number]]
+            changed += [name] * len(last)
+    if tables != before:
+        ROWS.write(folder, tables)
+    return sorted(changed)
 
 
 def record_known(folder: Path, names: Iterable[str]) -> Known:

@@ -4,6 +4,7 @@ import math
 import os
 import platform
 import secrets
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
@@ -57,6 +58,7 @@ from .files import (
     SCORES,
     is_finished,
     is_run_folder,
+    record_rows,
     record_trained,
 )
 from .group_rows import Grouped, format_groups
@@ -88,6 +90,8 @@ class RunRecorder:
         Whether the clients are in this process: rounds shorter than SHARED_SECONDS share a
         checkpoint, and the losses that clients report after a round are those before the next one.
         A deployed client's rows may change.
+    about
+        What the files of models say of them, in plain values.
     keep
         Called before a checkpoint is written, with the round of the oldest checkpoint to which the
         run may go back, or 0: makes the clients store their states.
@@ -108,6 +112,7 @@ class RunRecorder:
         scores: Sequence[Score] = (ACCURACY,),
         *,
         in_process: bool = False,
+        about: Mapping[str, Any] = MappingProxyType({}),
         keep: Callable[[int], None] = lambda since: None,
         validation: Validation | None = None,
         best_by: str = "mean",
@@ -131,10 +136,17 @@ class RunRecorder:
         self._scores = scores
         self.score = scores[0]
         self.in_process = in_process
+        self._about = about
         self._keep = keep
         self._rounds = TableWriter(
             ROUNDS.path_in(path),
-            round_columns(method, self.score, validation, accounts=accounts),
+            round_columns(
+                method,
+                self.score,
+                validation,
+                accounts=accounts,
+                devices=not (in_process or app_metrics),
+            ),
         )
         self._grouped = grouped
         self._groups = TableWriter(GROUPS.path_in(path), grouped.columns) if grouped else None
@@ -288,6 +300,8 @@ class RunRecorder:
         cells = format_round(finished, seconds, self.method.reports, self.score, self._validation)
         row = {name: cells[name] for name in self._rounds.columns if name in cells}
         with explain_write_errors(f"round {finished.number}", self.path):
+            if "other_rows" in self._rounds.columns:
+                row["other_rows"] = shlex.join(record_rows(self.path, finished))
             self._rounds.add([[row.get(column) for column in self._rounds.columns]])
             self._participations.add(finished)
             self._clients.add(self._table.rows(finished, self._participations))
@@ -351,7 +365,11 @@ class RunRecorder:
                 BEST.write(
                     self.path,
                     _to_numpy(self._new_best),
-                    {"round": self._best["round"], self._chosen_by.column: self._best["mean"]},
+                    {
+                        **self._about,
+                        "round": self._best["round"],
+                        self._chosen_by.column: self._best["mean"],
+                    },
                 )
             self._keep(
                 min((int(path.stem) for path in list_checkpoints(self._checkpoints)), default=0)
@@ -376,7 +394,8 @@ class RunRecorder:
         self.begin()
         self._save()
         with explain_write_errors("the final model", self.path):
-            MODEL.write(self.path, arrays, {"stopped": self.stopped} if self.stopped else {})
+            stopped = {"stopped": self.stopped} if self.stopped else {}
+            MODEL.write(self.path, arrays, {**self._about, **stopped})
         if self.stopped:
             log.info(
                 "the run is finished after round %d, before its last one: %s",

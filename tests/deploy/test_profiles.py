@@ -13,7 +13,6 @@ import grpc
 import pytest
 
 from fairbloom.client.guard.log_files import read_entries
-from fairbloom.client.guard.order import NAME as SECRET
 from fairbloom.deploy.device import profile as device
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.device.profile import (
@@ -35,6 +34,7 @@ from fairbloom.deploy.fleet.wire_pb2 import Told
 from fairbloom.deploy.operator.profiles import describe_findings, read_letters, write_schema
 from fairbloom.deploy.operator.status import survey
 from fairbloom.system.lock import exclusive_lock
+from fairbloom.system.versions import NAME as SECRET
 from fairbloom.tables.comparison import compare
 from fairbloom.tables.letters import (
     MAX_BYTES,
@@ -315,7 +315,7 @@ def test_a_killed_send_counts_and_leaves_no_part(
     assert owner.left == ["0000.letter"]
     assert not owner.out.exists()
     with monkeypatch.context() as patch:
-        patch.setattr(device, "write_sealed", kill)
+        patch.setattr(device, "write_kept", kill)
         with pytest.raises(KeyboardInterrupt):
             owner.send(hospital())
     (owner.bundle / "state" / "profiles" / ".0001.letter.draft").write_bytes(b"half")

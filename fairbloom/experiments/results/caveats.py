@@ -10,7 +10,7 @@ from fairbloom.protocol.private import SIMULATED_NOISE
 from fairbloom.protocol.scores import Score
 from fairbloom.rounds.screening import LARGEST_COUNT
 from fairbloom.server.run_folder.csv_rows import SHARE_OF_LARGER_CLASS
-from fairbloom.server.run_folder.files import EXAMPLES, SCHEMA
+from fairbloom.server.run_folder.files import EXAMPLES, ROWS, SCHEMA
 from fairbloom.tables.schema import parse_schema
 from fairbloom.tasks import TaskInfo
 from fairbloom.text import join_first, plural, text_if
@@ -103,6 +103,7 @@ def caveats_of_run(run: Run) -> list[str]:
             run.stopped,
             f"The run stopped after round {run.rounds_done} of {run.num_rounds}: {run.stopped}.",
         ),
+        *describe_other_rows(run),
         _single([run], "the method had nothing"),
         *describe_small_tests(run.test_examples(), run.score, named=True),
         _rare_classes(run),
@@ -130,6 +131,7 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
             f"Runs stopped early ({', '.join(spans)} rounds), so methods are compared after"
             " different numbers of rounds.",
         ),
+        *(f"{run.folder.name}: {each}" for run in every for each in describe_other_rows(run)),
         _rare_classes(every[0]),
         text_if(any(run.noise() for run in every), NOISE),
         text_if(
@@ -138,6 +140,15 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
         *caveats_of_data(next(iter(runs.values()))),
     ]
     return [*filter(None, found)]
+
+
+def describe_other_rows(run: Run) -> list[str]:
+    """Return a sentence for each device with other rows from a round on."""
+    changes = {name: each[1:] for name, each in ROWS.read(run.folder).items() if len(each) > 1}
+    return [
+        f"{name}: other rows from round {join_all([str(number) for number, _ in each])} on."
+        for name, each in changes.items()
+    ]
 
 
 def _single(runs: Sequence[Run], who: str) -> str:

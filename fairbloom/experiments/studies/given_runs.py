@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fairbloom.errors import FairbloomError, join_names
 from fairbloom.protocol.settings import Mark, Setup, Value, key_of, marked
-from fairbloom.server.run_folder.files import is_run_folder
+from fairbloom.server.run_folder.files import DATA, LEFT_OUT, ROWS, is_run_folder
 from fairbloom.strategies.named import title
 
 from ..arms import Arm, baseline_of, label_of
@@ -64,12 +64,9 @@ def study_of_runs(folders: Iterable[Path], baseline: str) -> Study:
             f"no seed has a run of each of {', '.join(by_label)}: name runs with the same seeds"
         )
     seeds = sorted(shared)
-    left_out += [
-        sentence
-        for runs in by_label.values()
-        for seed in seeds
-        for sentence in _check_same_clients(runs[seed], by_label[base][seed])
-    ]
+    for runs in by_label.values():
+        for seed in seeds:
+            _check_same_clients(runs[seed], by_label[base][seed])
     study = Study("compare", [arms[label] for label in by_label], seeds, base)
     places = {
         study.folder(arms[label], seed): str(runs[seed].folder)
@@ -155,27 +152,32 @@ def _check_same_data(run: Run, other: Run) -> None:
         )
 
 
-def _check_same_clients(run: Run, base: Run) -> list[str]:
-    """Raise FairbloomError if two runs of a seed have other clients.
-
-    Return a sentence if clients have other numbers of test examples.
-    """
+def _check_same_clients(run: Run, base: Run) -> None:
+    """Raise FairbloomError if two runs of a seed have other clients, or these have other rows."""
     pair = f"{_name(run)} and {_name(base)}"
     if differing := run.known ^ base.known:
         raise FairbloomError(
             f"{pair} cannot be compared: only one of them has {join_names(sorted(differing))}:"
             " choose runs of the same clients, which have the same names in every run"
         )
-    before = base.test_examples()
-    changed = [
-        name for name, count in run.test_examples().items() if count != before.get(name, count)
-    ]
-    if not changed:
-        return []
-    return [
-        f"{pair} have other numbers of test examples of {join_names(changed)}: differences are"
-        " also due to these."
-    ]
+    here, there = (_contents_of(side) for side in (run, base))
+    if other := sorted(name for name in here.keys() & there.keys() if here[name] != there[name]):
+        raise FairbloomError(
+            f"{pair} cannot be compared: in one of them {join_names(other)} had other rows: choose"
+            " runs with the same data"
+        )
+
+
+def _contents_of(run: Run) -> Mapping[str, Sequence[object]]:
+    """Return what is known of each client's rows, or in one process of all files."""
+    files = sorted(str(each) for name, each in DATA.read(run.folder).items() if name != LEFT_OUT)
+    devices = ROWS.read(run.folder).items()
+    if files:
+        return {"all clients": files}
+    return {
+        **{name: [count] for name, count in run.test_examples().items()},
+        **{name: [table for _, table in changes] for name, changes in devices},
+    }
 
 
 def _name(run: Run) -> str:

@@ -15,7 +15,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, R
 from fairbloom.client.app import app
 from fairbloom.client.guard.accepted_settings import accepted_settings
 from fairbloom.client.guard.disclosure import guarded
-from fairbloom.client.guard.order import NAME, SIZE
 from fairbloom.client.local import LocalClient
 from fairbloom.client.local_round import own_work, train_client
 from fairbloom.client.plan import global_work, work_of_client
@@ -23,6 +22,7 @@ from fairbloom.client.states import StateDict
 from fairbloom.client.work import batches
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.settings import Settings
+from fairbloom.system.versions import NAME, SIZE
 from fairbloom.tasks import load_task
 
 from ..hospital import RUN, write_hospital

@@ -9,8 +9,9 @@ import pytest
 
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.api import compare, load
+from fairbloom.experiments.results.caveats import caveats_of_run
 from fairbloom.protocol.scores import Score
-from fairbloom.server.run_folder.files import CONFIG, MODEL
+from fairbloom.server.run_folder.files import CONFIG, DATA, LEFT_OUT, MODEL, ROWS
 from fairbloom.strategies import FedAvg, FedFV, from_config
 from tests.server.run_folder.test_flower import start
 
@@ -180,11 +181,41 @@ def test_other_clients_scores_or_data_are_refused_by_name(
     assert not Path("runs/all").exists()
 
 
-def test_other_numbers_of_test_examples_are_named(here: Path) -> None:
-    table = here / "runs/fedfv-0/clients.csv"
+def add_test_examples(folder: Path) -> None:
+    table = folder / "clients.csv"
     table.write_text(table.read_text().replace(",2,", ",3,"))
-    said = " ".join(compare(runs=folders("fed*-0"), out="all", progress=False).caveats)
-    assert "runs/fedfv-0 and runs/fedavg-0 have other numbers of test examples of site-0," in said
+
+
+OTHER_ROWS: dict[str, Callable[[Path, Path], object]] = {
+    "site-0": lambda here, there: add_test_examples(here),
+    "site-1": lambda here, there: [
+        ROWS.write(folder, {"site-1": [[1, 1], *changes], "site-2": [[1, 4]]})
+        for folder, changes in ((here, [[2, 2]]), (there, []))
+    ],
+    "all clients": lambda here, there: [
+        DATA.write(folder, {"a.csv": digest}) for folder, digest in ((here, "01"), (there, "23"))
+    ],
+}
+
+
+@pytest.mark.parametrize("names", OTHER_ROWS)
+def test_runs_of_other_rows_are_no_pair(here: Path, names: str) -> None:
+    OTHER_ROWS[names](here / "runs/fedfv-0", here / "runs/fedavg-0")
+    said = f"runs/fedfv-0 and runs/fedavg-0 cannot be compared: in one of them {names}.* had other"
+    with pytest.raises(FairbloomError, match=said):
+        compare(runs=folders("fed*-0"), out="all", progress=False)
+    compare(runs=folders("fed*-1"), out="all", progress=False)
+
+
+def test_rows_that_changed_in_both_runs_are_named(here: Path) -> None:
+    for name in ("fedfv-0", "fedavg-0"):
+        ROWS.write(here / "runs" / name, {"a": [[1, 1]], "b": [[1, 1], [2, 2], [3, 1]]})
+        DATA.write(here / "runs" / name, {LEFT_OUT: [name]})
+    compared = compare(runs=folders("fed*-0"), out="all", progress=False)
+    said = "b: other rows from round 2 and 3 on."
+    assert {f"{name}: {said}" for name in ("fedfv-0", "fedavg-0")} <= {*compared.caveats}
+    found = caveats_of_run(load(here / "runs/fedfv-0"))
+    assert [each for each in found if "other rows" in each] == [said]
 
 
 def test_the_reported_examples_widen_the_intervals(here: Path) -> None:

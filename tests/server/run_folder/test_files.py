@@ -60,6 +60,7 @@ from fairbloom.server.run_folder.files import (
     File,
     read_model,
     record_known,
+    record_rows,
 )
 from fairbloom.server.run_folder.group_rows import Grouped
 from fairbloom.server.run_folder.tables import format_csv, read_table
@@ -98,6 +99,7 @@ VALUES: dict[File[Any], Any] = {
     ),
     MODULES: {"my_module": "0123"},
     HELD_OUT: {"not in training": {"é": {"auc": None, "accuracy": 62.5}}},
+    files.ROWS: {"é": [[1, 1], [11, 2]]},
     PRIVACY: {"simulated": True, "clients": {"é": {"epsilon": 3.0}}},
     GROUPED: Grouped(
         {"sex": ("ä", "b", "other")}, (GroupScore("accuracy", percent=True), TRUE_POSITIVE_RATE)
@@ -187,7 +189,7 @@ def test_a_run_writes_exactly_its_declared_files(finished: Path) -> None:
     assert there <= declared
     of_others = {"data.json", "examples.json", "schema.toml", "known.json", *OF_GROUPS}
     of_others |= {"modules.json", "metrics.csv", "contexts", "data", "privacy.json"}
-    of_others |= {"held-out.json"}
+    of_others |= {"held-out.json", "rows.json"}
     assert declared - there == of_others | {".lock"}
 
 
@@ -232,6 +234,28 @@ def test_who_came_first_is_whom_a_run_began_with(tmp_path: Path) -> None:
     )
 
 
+def test_a_round_names_the_clients_with_other_rows_than_before(tmp_path: Path) -> None:
+    def with_tables(number: int, *, tested: bool = True, **tables: int) -> list[str]:
+        reports = {name: {"rows-version": float(table)} for name, table in tables.items()}
+        finished = a_round(number)
+        parts = {"evaluations": reports, "train_metrics": {}}
+        if not tested:
+            parts = {"evaluations": {}, "train_metrics": reports}
+        return record_rows(tmp_path, replace(finished, **parts))
+
+    assert with_tables(1, a=3, b=1) == []  # nothing was known of them
+    assert with_tables(2, a=4, b=1) == ["a"]
+    assert with_tables(2, a=3, b=1) == []  # the round is repeated
+    assert with_tables(3, tested=False, b=2, c=1) == ["b"]
+    assert with_tables(4, a=5, b=1, c=1) == ["a", "b"]
+    assert with_tables(5) == []
+    assert files.ROWS.read(tmp_path) == {
+        "a": [[1, 3], [4, 5]],
+        "b": [[1, 1], [3, 2], [4, 1]],
+        "c": [[3, 1]],
+    }
+
+
 def test_until_the_final_model_the_last_checkpoints_is_read(finished: Path, tmp_path: Path) -> None:
     assert read_model(tmp_path) is None
     final = MODEL.read(finished)
@@ -243,11 +267,12 @@ def test_until_the_final_model_the_last_checkpoints_is_read(finished: Path, tmp_
     finally:
         CHECKPOINTS.path_in(tmp_path).rename(CHECKPOINTS.path_in(finished))
     assert BEST.read_about(finished).keys() == {
+        "rows",
         "round",
         "validation_accuracy_of_global_model_mean",
         "blake3",
     }
-    assert MODEL.read_about(finished).keys() == {"blake3"}
+    assert MODEL.read_about(finished).keys() == {"rows", "blake3"}
     assert MODEL.read_about(finished) != {"blake3": BEST.read_about(finished)["blake3"]}
 
 
