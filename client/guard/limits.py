@@ -35,6 +35,7 @@ KEYS = {
     "round-seconds": "round_seconds",
     "memory": "memory",
     "profiles": "profiles",
+    "release": "release",
     "privacy": "privacy",
 }
 
@@ -83,6 +84,9 @@ class Limits:
         Gigabytes that one message of a run may have; 0: half of the machine's memory.
     profiles
         Most profiles of the tables, and answers on schemas, that leave the device in all.
+    release
+        What the device does with a model that the operator releases: "take" it for predictions;
+        "ask": keep it until the owner takes it; "off": nothing.
     privacy
         The budget of the account that `fairbloom client account open` opens, {} for none: epsilon;
         delta, at most 1/(10 n); training steps, 90 by default; test reports, 1; units-a-run, the
@@ -100,6 +104,7 @@ class Limits:
     round_seconds: Annotated[float, Interval(ge=0.0, lt=TIMEOUT_MAX)] = 0.0
     memory: Annotated[float, Interval(ge=0.0, lt=math.inf)] = 0.0
     profiles: Annotated[int, Ge(0)] = 12
+    release: Literal["take", "ask", "off"] = "take"
     privacy: dict[str, Any] = field(default_factory=dict)
 
     @field_validator("privacy")

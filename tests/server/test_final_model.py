@@ -3,7 +3,6 @@ the run."""
 
 import filecmp
 import json
-import logging
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
@@ -126,9 +125,9 @@ def test_each_device_keeps_the_final_model_for_its_owner_alone(ended: Path, plac
 def test_the_state_folder_predicts_as_the_run_does(ended: Path, model: str) -> None:
     inputs = load_task(CONFIG.read(ended / "run").settings).splits("client-1").test.inputs
     found = load_predictor(ended / "1", model=model)
-    assert found.describe(2) == "2 predictions" + (
-        " by the model of round 2 of 2" if model == "last" else ""
-    )
+    beside = "the client's own beside " if model == "personal" else ""
+    kept = "the model of round 2 of a trial, not released"
+    assert found.describe(2) == f"2 predictions by {beside}{kept}"
     (own,) = (ended / "1").glob("*/client-1")
     assert Versions(own).last(json.dumps(["", "personal"]))
     of_run = load_predictor(ended / "run")
@@ -164,76 +163,6 @@ def test_clients_without_a_state_folder_keep_nothing(tmp_path: Path) -> None:
     )
     submit(settings, Devices(settings, None))
     assert {path.name for path in tmp_path.rglob("*")}.isdisjoint({"model", "model.draft"})
-
-
-# The final model ----------------------------------------------------------------------------------
-
-
-class Leaving(Devices):
-    """Client 2 goes away after its last training; with `comes_back` it is there again once the run
-    is over."""
-
-    def __init__(self, settings: Settings, state: Path, *, comes_back: bool) -> None:
-        super().__init__(settings, state)
-        self._model = Path(settings.out, MODEL.name)
-        self._comes_back = comes_back
-        self._last = settings.num_rounds
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        replies = list(super().pull_messages(message_ids))
-        self._last -= bool([reply for reply in replies if reply.content.array_records])
-        if not self._last:
-            self.there = (0, 1)
-        return replies
-
-    def get_node_ids(self) -> list[int]:
-        self.there = (0, 1, 2) if self._comes_back and self._model.exists() else self.there
-        return super().get_node_ids()
-
-
-def test_a_device_that_missed_the_last_evaluation_gets_the_model(tmp_path: Path) -> None:
-    """Its reply is recorded nowhere, and who has evaluated that model is not asked again."""
-    settings = settings_of(tmp_path / "run", **{"num-rounds": 1, "min-clients": 2})
-    grid = Leaving(settings, tmp_path, comes_back=True)
-    submit(settings, grid)
-    assert grid.evaluated == [(0, 1), (1, 1), (2, 1)]
-    assert {read_kept(tmp_path / str(place)) for place in range(3)} == {
-        (as_bytes(MODEL.read(tmp_path / "run")), 1)
-    }
-    assert [row["client"] for row in CLIENTS.read(tmp_path / "run")] == ["client-0", "client-1"]
-    assert [row["clients_scored"] for row in ROUNDS.read(tmp_path / "run")] == ["2"]
-
-
-def test_resubmitting_a_finished_run_sends_the_model_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings = settings_of(
-        tmp_path / "run", **{"num-rounds": 2, "evaluate-every": 2, "min-clients": 2}
-    )
-    grid = Leaving(settings, tmp_path, comes_back=False)
-    submit(settings, grid)
-    assert grid.evaluated == [(0, 2), (1, 2)]
-    tables = {
-        path.name: path.read_bytes() for path in (tmp_path / "run").glob("*.*") if path.is_file()
-    }
-    caplog.set_level(logging.INFO, logger="flwr")
-    again = Devices(settings, tmp_path)
-    submit(settings, again)
-    assert again.evaluated == [(2, 2)]
-    assert read_kept(tmp_path / "2")[1] == 2
-    assert "client-2" in caplog.text
-    assert {
-        path.name: path.read_bytes() for path in (tmp_path / "run").glob("*.*") if path.is_file()
-    } == tables
-
-
-def test_who_joined_no_run_is_not_sent_its_model(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path / "run", **{"min-clients": 2, "wait-for-clients": 0.0})
-    submit(settings, Devices(settings, tmp_path, there=(0, 1)))
-    grid = Devices(settings, tmp_path)
-    submit(settings, grid)
-    assert grid.evaluated == []
-    assert not (tmp_path / "2").exists()
 
 
 def test_the_last_evaluation_is_as_in_one_process(tmp_path: Path) -> None:
@@ -332,16 +261,6 @@ def test_a_disk_that_takes_no_model_changes_no_reply(
     assert len(CLIENTS.read(tmp_path / "run")) == 3
     assert len([line for line in caplog.messages if "No space left on device" in line]) == 3
     assert find_model(tmp_path / "0") == tmp_path / "0"
-
-
-def test_a_run_is_over_whatever_becomes_of_its_final_model(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings = settings_of(tmp_path / "run", **{"num-rounds": 1})
-    submit(settings, Devices(settings, None))
-    CLIENTS.path_in(tmp_path / "run").write_text("{")
-    submit(settings, Devices(settings, None))
-    assert "not all clients were sent the final model" in caplog.text
 
 
 def test_a_run_names_the_digest_of_its_initial_weights(tmp_path: Path) -> None:
