@@ -223,11 +223,11 @@ def keep_released(message: Message, context: Context, local: LocalClient) -> Rec
                 "the released model has other arrays than its settings make on this device, or"
                 " values that are not finite: release the model of another run"
             )
-        about = {
+        about: dict[str, Any] = {
             name: escape_unprintable(str(shorten(config.get(name, "unknown"))))
             for name in ("run", "method", "day")
         }
-        about["round"] = str(Terms.of(config).server_round)
+        about |= {"round": Terms.of(config).server_round}
         with explain_disk_errors("written to"):
             rule = store_released(
                 Path(str(node["state-dir"])), local, arrays_of(received), about, rule

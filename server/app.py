@@ -205,7 +205,7 @@ def release_model(folder: Path, settings: Settings, grid: Grid) -> None:
     about = {"run": folder.name, "method": settings.method, "day": str(datetime.now(UTC).date())}
     config = ConfigRecord({PROTOCOL_KEY: PROTOCOL, **terms.to_config(), **about})
     content = RecordDict({ARRAYS: record_of(entry.read(folder)), MESSAGE_CONFIG: config})
-    names = {node.node_id: node.name for node in grid.get_nodes()}
+    names = {node.node_id: node.name or str(node.node_id) for node in grid.get_nodes()}
     enrolled = Path(os.environ.get(CLIENTS_FOLDER, folder / "none")).glob("*.toml")
     found = dict.fromkeys(drop_revoked(file.stem for file in enrolled), "is away")
     messages = [Message(content, node_id, RELEASE) for node_id in names]

@@ -3,8 +3,8 @@ the run."""
 
 import filecmp
 import json
+import logging
 import stat
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,10 @@ from fairbloom.client.guard import evaluated_model
 from fairbloom.client.guard.evaluated_model import find_model, keep_model
 from fairbloom.errors import FairbloomError
 from fairbloom.prediction.predictor import load_predictor
-from fairbloom.protocol.names import DEPLOYED
+from fairbloom.protocol.names import CLIENTS_FOLDER, DEPLOYED
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.rounds.records import record_of
-from fairbloom.server.app import main
+from fairbloom.server.app import main, release_model
 from fairbloom.server.run_folder.files import BEST, CLIENTS, CONFIG, MODEL, ROUNDS
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
@@ -34,34 +34,13 @@ ARRAYS = {"weight": np.ones(3, np.float32)}
 
 
 class Devices(InProcessGrid):
-    """Clients that are deployed, each with a state folder of its own; only those of `there` are
-    online.
+    """Clients that are deployed, each with a state folder of its own."""
 
-    Attributes
-    ----------
-    evaluated
-        The clients that were sent a model to evaluate, in order, with its round.
-    """
-
-    def __init__(
-        self, settings: Settings, state: Path | None, there: Iterable[int] = range(3)
-    ) -> None:
+    def __init__(self, settings: Settings, state: Path | None) -> None:
         super().__init__(client_app.app, settings.run_config(), 3)
-        self.there = tuple(there)
-        self.evaluated: list[tuple[int, int]] = []
         for place, context in enumerate(self.contexts.values()):
             folder = {} if state is None else {"state-dir": str(state / str(place))}
             context.node_config = {"partition-id": place, "limit-order": "run", **folder}
-
-    def get_node_ids(self) -> list[int]:
-        return [node for place, node in enumerate(self.contexts) if place in self.there]
-
-    def _answer(self, message: Message) -> Message:
-        if message.metadata.message_type == MessageType.EVALUATE:
-            number = message.content.config_records["config"]["server-round"]
-            assert isinstance(number, int)
-            self.evaluated.append((message.metadata.dst_node_id - 2, number))
-        return super()._answer(message)
 
 
 def settings_of(out: Path, **changes: Any) -> Settings:
@@ -173,6 +152,57 @@ def test_the_last_evaluation_is_as_in_one_process(tmp_path: Path) -> None:
     submit(here, Devices(here, None))
     files = [file.name for file in (MODEL, BEST, CLIENTS)]
     assert filecmp.cmpfiles(tmp_path / "there", tmp_path / "here", files, shallow=False)[0] == files
+
+
+# What is released ---------------------------------------------------------------------------------
+
+
+def test_the_best_model_is_released_with_its_round(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path / "run")
+    submit(settings, Devices(settings, tmp_path))
+    best = {name: each + 1.0 for name, each in BEST.read(tmp_path / "run").items()}
+    BEST.write(tmp_path / "run", best, {"round": 1})
+    for model, arrays, number in (
+        ("best", best, 1),
+        ("last", MODEL.read(tmp_path / "run"), 2),
+    ):
+        again = settings_of(tmp_path / "run", release=model)
+        submit(again, Devices(again, tmp_path))
+        assert read_kept(tmp_path / "0") == (as_bytes(arrays), number)
+
+
+@pytest.mark.parametrize("changes", [{"method": "local"}, {"release": "best", "test-share": 0.0}])
+def test_what_no_run_has_is_not_released(tmp_path: Path, changes: dict[str, Any]) -> None:
+    settings = settings_of(tmp_path / "run", **{"num-rounds": 1, "release": "last", **changes})
+    with pytest.raises(FairbloomError, match="has no such model for all clients"):
+        submit(settings, Devices(settings, tmp_path))
+    assert not (tmp_path / "0" / "released").exists()
+
+
+def test_a_release_says_by_name_who_lacks_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = settings_of(tmp_path / "run")
+    submit(settings, Devices(settings, tmp_path))
+    clients = tmp_path / "clients"
+    clients.mkdir()
+    for name, content in (("away", ""), ("gone", 'revoked = "2026"')):
+        (clients / f"{name}.toml").write_text(content)
+    monkeypatch.setenv(CLIENTS_FOLDER, str(clients))
+    caplog.set_level(logging.INFO, logger="flwr")
+    grid = Devices(settings, tmp_path)
+    _, second, third = grid.contexts.values()
+    second.node_config["limit-release"] = "ask"
+    third.node_config["partition-id"] = 99
+    release_model(tmp_path / "run", settings_of(tmp_path / "run", release="last"), grid)
+    assert caplog.messages[-5:-1] == [
+        "2 has taken it",
+        "3 keeps it until its owner takes it (fairbloom client release take)",
+        "4 does not take it: partition-id = 99 in the node config: with clients = 3 it must be an"
+        " integer from 0 to 2: set clients higher, or give this client a partition that is free",
+        "away is away",
+    ]
+    assert "gone" not in caplog.text
 
 
 # What goes wrong ----------------------------------------------------------------------------------
