@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -26,6 +27,7 @@ from fairbloom.tasks import load_task
 from .messages import (
     is_deployed,
     keep_evaluated,
+    keep_released,
     log_exchange,
     min_rows_in,
     order_in,
@@ -89,15 +91,28 @@ def query(message: Message, context: Context) -> Message:
     return Message(RecordDict({wire.CLIENT: client}), reply_to=message)
 
 
+@app.query("release")
+def release(message: Message, context: Context) -> Message:
+    """Store the model that the operator has released, if the device's owner allows that.
+
+    Reply the owner's rule, and nothing of the data.
+    """
+    from .local import LocalClient
+
+    with redact_data_errors(context):
+        local = LocalClient.of(*own_settings(context, begins=False))
+        return Message(keep_released(message, context, local), reply_to=message)
+
+
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train the received model on the local training set.
 
     Reply with the trained model and the metrics that the terms ask for.
     """
-    from .guard.initial_weights import check_first_model
+    from .guard.initial_weights import TRAINED, check_first_model, note
     from .local_round import SUPPORTED, train_client
-    from .states import ClientStates
+    from .states import ClientStates, fingerprint_of
 
     def work(local: LocalClient, received: StateDict, terms: Terms) -> RecordDict:
         records = message.content.array_records.items()
@@ -105,6 +120,8 @@ def train(message: Message, context: Context) -> Message:
         if local.gate.min_rows > 1 and terms.server_round == 1:
             check_first_model(local, received, rounded=terms.codec.rounds_model)
         update = train_client(local, received, terms, vectors)
+        if place := local.settings.state_dir:
+            note(Path(place), TRAINED, fingerprint_of(local.settings))
         metrics = MetricRecord({**update.metrics, **_name_rows(local)})
         if terms.codec.rounds_updates:
             metrics[wire.UPDATE_BITS] = BITS_PER_NUMBER

@@ -19,9 +19,9 @@ from blake3 import blake3
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from fairbloom.errors import ReportableError, reportable
-from fairbloom.logs import log
+from fairbloom.logs import escape_unprintable, log
 from fairbloom.protocol import names as wire
-from fairbloom.protocol.codec import Codec, name_of
+from fairbloom.protocol.codec import Codec, digest_arrays, name_of
 from fairbloom.protocol.settings import FINGERPRINT, Mark, RunSettings, marked
 from fairbloom.protocol.terms import Terms
 from fairbloom.recorddict import read_values, view_of
@@ -89,8 +89,13 @@ def order_in(context: Context, settings: RunSettings) -> int | str | None:
     return f"{kept[KEY]!s} {fingerprint_of(settings)}"
 
 
-def own_settings(context: Context) -> tuple[RunSettings, object, str | None]:
-    """Return the run's settings on this device, the client's partition, and its name."""
+def own_settings(
+    context: Context, *, begins: bool = True
+) -> tuple[RunSettings, object, str | None]:
+    """Return the run's settings on this device, the client's partition, and its name.
+
+    `begins`: the device's data are used with the weights that the run begins with, if any.
+    """
     from .guard.initial_weights import check_weights
 
     begin_run(context.run_id)
@@ -111,7 +116,7 @@ def own_settings(context: Context) -> tuple[RunSettings, object, str | None]:
         # A device reads its own data, so its enrolment number chooses no partition of them.
         partition = None
     settings = RunSettings.of(config)
-    if is_deployed(context):
+    if begins and is_deployed(context):
         check_weights(settings, str(node.get("weights", "")))
     return settings, partition, None if name is None else str(name)
 
@@ -162,6 +167,7 @@ def keep_evaluated(context: Context, local: LocalClient, received: StateDict, te
     from fairbloom.tasks.models import arrays_of
 
     from .guard.evaluated_model import keep_model
+    from .guard.initial_weights import accept_final
 
     if not (state_dir := context.node_config.get("state-dir")):
         return
@@ -172,16 +178,19 @@ def keep_evaluated(context: Context, local: LocalClient, received: StateDict, te
         )
         return
     serves = wire.PERSONAL if terms.local_only else "global"
+    arrays = arrays_of(received)
     try:
         keep_model(
             Path(str(state_dir)),
             local.settings,
             local.task,
             local.key,
-            arrays_of(received),
+            arrays,
             terms.server_round,
             serves,
         )
+        if not terms.local_only and terms.server_round >= local.settings.num_rounds:
+            accept_final(local.settings, Path(str(state_dir)), digest_arrays(arrays))
     except OSError as error:
         log.warning(
             "the model of round %d is not kept in %s: %s",
@@ -189,6 +198,41 @@ def keep_evaluated(context: Context, local: LocalClient, received: StateDict, te
             state_dir,
             error.strerror,
         )
+
+
+def keep_released(message: Message, context: Context, local: LocalClient) -> RecordDict:
+    """Treat a released model as the device's owner says, and return by which rule.
+
+    Raise ReportableError if it is not a model of the run's settings, or the disk refuses it.
+    """
+    from fairbloom.tasks.models import arrays_of
+
+    from .guard.released_model import store_released
+    from .states import explain_disk_errors
+
+    node = context.node_config
+    rule = str(node.get(wire.RELEASE_LIMIT, wire.TAKE) if node.get("state-dir") else wire.OFF)
+    if rule != wire.OFF:
+        config = message.content.config_records[wire.CONFIG]
+        received = state_of(message.content.array_records[wire.ARRAYS])
+        own = local.model.state_dict()
+        if {name: each.shape for name, each in received.items()} != {
+            name: each.shape for name, each in own.items()
+        } or not all(bool(each.isfinite().all()) for each in received.values()):
+            raise ReportableError(
+                "the released model has other arrays than its settings make on this device, or"
+                " values that are not finite: release the model of another run"
+            )
+        about: dict[str, Any] = {
+            name: escape_unprintable(str(shorten(config.get(name, "unknown"))))
+            for name in ("run", "method", "day")
+        }
+        about |= {"round": Terms.of(config).server_round}
+        with explain_disk_errors("written to"):
+            rule = store_released(
+                Path(str(node["state-dir"])), local, arrays_of(received), about, rule
+            )
+    return RecordDict({wire.CLIENT: ConfigRecord({wire.RELEASE_LIMIT: rule})})
 
 
 # The log of a device ------------------------------------------------------------------------------

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
-from flwr.app import Context
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from torch.nn import Module
 
@@ -24,12 +25,22 @@ from fairbloom.protocol.accounts import (
 )
 from fairbloom.protocol.names import (
     ACCURACY,
+    ARRAYS,
+    ASK,
+    CLIENT,
     CLIENTS_FOLDER,
+    CONFIG as MESSAGE_CONFIG,
     DISPARITY,
     DISPARITY_HARD,
     LOSS,
     LOSS_BEFORE,
+    OFF,
+    PERSONAL,
+    PROTOCOL as PROTOCOL_KEY,
     RECORDED_SCHEMA,
+    RELEASE,
+    RELEASE_LIMIT,
+    TAKE,
     TRAIN_LOSS,
 )
 from fairbloom.protocol.parameters import split_pairs
@@ -59,6 +70,7 @@ from fairbloom.rounds.learning import NothingLearnedError
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.quorum import Quorum
+from fairbloom.rounds.records import record_of
 from fairbloom.rounds.round import StopRun
 from fairbloom.rounds.screening import BrokenModelError
 from fairbloom.strategies import FairStrategy
@@ -91,8 +103,8 @@ from .run_folder.checks import check_folder, check_same_data
 from .run_folder.csv_rows import Validation
 from .run_folder.errors import explain_other_state, name_app_option
 from .run_folder.files import (
+    BEST,
     CHECKPOINTS,
-    CLIENTS,
     CONFIG,
     COUNTS,
     EXAMPLES,
@@ -114,6 +126,13 @@ from .run_folder.stopping import EarlyStopping
 from .run_folder.values import RunStart
 from .settings import Settings, default_config, find_grown, resolve
 from .waiting import MOST_TIMES, ask_sizes, check_sizes, drop_revoked, wait_for_clients
+
+# What becomes of a released model on a device, by the rule of its owner that it has followed.
+ANSWERS = {
+    TAKE: "has taken it",
+    ASK: "keeps it until its owner takes it (fairbloom client release take)",
+    OFF: "takes no model: its owner's limits.release is off",
+}
 
 app = ServerApp()
 
@@ -171,36 +190,38 @@ def main(grid: Grid, context: Context) -> None:
         save: Callable[[int], None] = getattr(grid, "save", lambda last: None)
         save(0)
         federate(settings, wait_for_them, lambda recorded: save(recorded.number), deployed=True)
-        if not is_simulated(grid):
-            send_final_model(folder, settings, patient)
+        if settings.release:
+            release_model(folder, settings, patient)
 
 
-def send_final_model(folder: Path, settings: Settings, grid: Grid) -> None:
-    """Send the final model to online clients that have not evaluated it, so that devices keep it.
+def release_model(folder: Path, settings: Settings, grid: Grid) -> None:
+    """Send the last or the best model of a finished run to all clients of the federation.
 
-    Their replies are not recorded. Failures are only logged, because the run is over.
+    Log by name what becomes of it. Raise FairbloomError if the run has no such model.
     """
-    method = settings.strategy()
-    clients = FlowerClients(method, grid, settings.round_timeout, protocol=PROTOCOL)
-    try:
-        last = max((int(row["round"]) for row in ROUNDS.read(folder)), default=0)
-        seen = {row["client"] for row in CLIENTS.read(folder) if int(row["round"]) == last}
-        known = set(drop_revoked(KNOWN.read(folder).known)) - seen
-        missing = [name for name in clients.online(0) if name in known]
-        if missing:
-            log.info(
-                "sending the final model to those that have not evaluated it: %s",
-                join_names(missing),
-            )
-            declare_arrays(method, load_task(settings).model())
-            terms = Terms(
-                server_round=last,
-                local_only=method.terms(last).local_only,
-                wire_dtype=method.wire_dtype,
-            )
-            clients.evaluate(missing, MODEL.read(folder), terms, ())
-    except FairbloomError as error:
-        log.warning("not all clients were sent the final model: %s", error)
+    entry = {"last": MODEL, "best": BEST}[settings.release]
+    if settings.strategy().serves == PERSONAL or not entry.exists_in(folder):
+        raise FairbloomError(
+            f"release = {settings.release}: the run in {folder} has no such model for all clients:"
+            " release last, or a run of a method with a common model"
+        )
+    last = max(int(row["round"]) for row in ROUNDS.read(folder))
+    terms = Terms(server_round=int(entry.read_about(folder).get("round", last)))
+    about = {"run": folder.name, "method": settings.method, "day": str(datetime.now(UTC).date())}
+    config = ConfigRecord({PROTOCOL_KEY: PROTOCOL, **terms.to_config(), **about})
+    content = RecordDict({ARRAYS: record_of(entry.read(folder)), MESSAGE_CONFIG: config})
+    names = {node.node_id: node.name or str(node.node_id) for node in grid.get_nodes()}
+    enrolled = Path(os.environ.get(CLIENTS_FOLDER, folder / "none")).glob("*.toml")
+    found = dict.fromkeys(drop_revoked(file.stem for file in enrolled), "is away")
+    messages = [Message(content, node_id, RELEASE) for node_id in names]
+    for reply in grid.send_and_receive(messages, timeout=settings.round_timeout):
+        words = f"does not take it: {reply.error.reason}" if reply.has_error() else ""
+        found[names[reply.metadata.src_node_id]] = words or ANSWERS.get(
+            str(reply.content.config_records[CLIENT][RELEASE_LIMIT]), "answers nothing"
+        )
+    for name, words in sorted(found.items()):
+        log.info("%s %s", name, words)
+    log.info("the same command sends the model again, to those that lack it")
 
 
 def declare_arrays(method: FairStrategy, module: Module) -> None:

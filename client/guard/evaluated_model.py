@@ -1,12 +1,16 @@
-"""The model that a device stores for predictions: the global one that it evaluated last.
+"""The models that a device stores for predictions, of which it uses one.
 
-It is in the state folder, in the format of a run folder, with the settings that the device took
-from the run, the schema, and the device's preprocessing. Only the owner can read it, for example by
-`fairbloom predict`. The states of `fairbloom.client.states` are in the same state folder.
+It uses the model that was released to it, see `released_model`, and before that the global one
+that it evaluated last. Each is in the state folder, in the format of a run folder, with the
+settings that the device took from the run, the schema, and the device's preprocessing. Only the
+owner can read it, for example by `fairbloom predict`. The states of `fairbloom.client.states` are
+in the same state folder.
 """
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 
@@ -14,26 +18,34 @@ from fairbloom.protocol.names import DEPLOYED, ONE_CLIENT
 from fairbloom.protocol.settings import Mark, RunSettings, marked
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT
 from fairbloom.system.files import make_folder, sync_folder, write_private
-from fairbloom.system.sealed import Arrays, save_model
+from fairbloom.system.sealed import Arrays, read_about, save_model
 from fairbloom.tables.schema import SCHEMA_NAME
 from fairbloom.tasks import Task
 from fairbloom.tasks.models.weights import describe_rows
 
-from ..states import folder_of, keep_preprocessing
+from ..states import fingerprint_of, folder_of, keep_preprocessing
+from .accepted_schemas import SHOWN
 
 CONFIG = "config.toml"
 MODEL = "model.safetensors"
 
-# Folders in a state folder: the model, the previous model while it is replaced, and the next model
-# while it is written.
+# Folders in a state folder: the evaluated model, the previous one while it is replaced, and the
+# next one while it is written.
 KEPT = "model"
 BEFORE = "model.before"
 DRAFT = "model.draft"
 
+# The released model, and the one that it replaced.
+RELEASED = "released"
+RELEASED_BEFORE = "released.before"
+
 
 def find_model(folder: Path) -> Path:
-    """Return the folder of the model in a state folder; return any other folder unchanged."""
-    for name in (KEPT, BEFORE):
+    """Return the folder of the model that is used in a state folder.
+
+    Return any other folder unchanged.
+    """
+    for name in (RELEASED, RELEASED_BEFORE, KEPT, BEFORE):
         if (folder / name / CONFIG).exists():
             return folder / name
     return folder
@@ -54,8 +66,20 @@ def keep_model(
     the client's key. `serves` is "personal" if the run trains no global model, else "global".
     """
     draft = state_dir / DRAFT
-    kept = state_dir / KEPT
-    before = state_dir / BEFORE
+    write_model(draft, settings, task, client, arrays, {"round": number, "serves": serves})
+    replace_model(state_dir / KEPT, draft, state_dir / BEFORE)
+    shutil.rmtree(state_dir / BEFORE, ignore_errors=True)
+
+
+def write_model(
+    draft: Path,
+    settings: RunSettings,
+    task: Task,
+    client: str,
+    arrays: Arrays,
+    about: Mapping[str, Any],
+) -> None:
+    """Write a model into a new folder, with notes on it and all that a prediction needs."""
     shutil.rmtree(draft, ignore_errors=True)
     make_folder(draft)
     # Whoever predicts would import a method of the user's, and need not have it.
@@ -71,11 +95,25 @@ def keep_model(
         write_private(draft / SCHEMA_NAME, task.schema.encode())
     keep_preprocessing(draft, task, (client,))
     states = folder_of(settings.model_copy(update={"state_dir": "."}), client)
-    about = {"rows": describe_rows(settings, task.schema), "round": number, "serves": serves}
-    save_model(draft / MODEL, arrays, {**about, "states": str(states)}, 0o600)
+    # by which the owner's log knows the run
+    digest = fingerprint_of(settings)[:SHOWN]
+    own = {"rows": describe_rows(settings, task.schema), "states": str(states), "settings": digest}
+    save_model(draft / MODEL, arrays, {**about, **own}, 0o600)
+
+
+def replace_model(kept: Path, new: Path, before: Path) -> None:
+    """Move a model into the place of another, which becomes the one before; a crash leaves both."""
     if kept.exists():
         shutil.rmtree(before, ignore_errors=True)
         kept.rename(before)
-    draft.rename(kept)
-    sync_folder(state_dir)
-    shutil.rmtree(before, ignore_errors=True)
+    new.rename(kept)
+    sync_folder(kept.parent)
+
+
+def describe_kept(place: Path) -> str:
+    """Return the model in a folder as text: its round, and of which run it was released."""
+    about = read_about(place / MODEL)
+    words = "the model of round {round} of a trial, not released"
+    if "run" in about:
+        words = "the model of round {round} of {run}: {method}, seed {seed}, released on {day}"
+    return words.format_map(about)

@@ -2,9 +2,10 @@
 
 A server that chooses a model can read single rows from its first update or loss. So the first model
 is that of the seed, which the device makes itself, with weights of a file only if the owner has
-accepted these. In the state folder, `weights` has the accepted files' arrays, `DIGEST.safetensors`,
-`accepted.json` with the schema and the model that each was accepted for, and `refused.json` with
-those of the run that was refused last.
+accepted these, or the device knows them as the final model of a run in which it trained. In the
+state folder, `weights` has the accepted files' arrays, `DIGEST.safetensors`, `accepted.json` with
+the schema and the model that each was accepted for, `refused.json` with those of the run that was
+refused last, and `trained.json` with the fingerprints of the runs in which the device has trained.
 """
 
 import json
@@ -20,13 +21,14 @@ from fairbloom.tasks.models import arrays_of, sendable
 from fairbloom.tasks.models.weights import load_initial_weights, read_weights
 
 from ..local import LocalClient
-from ..states import StateDict
+from ..states import StateDict, fingerprint_of
 from .accepted_schemas import SHOWN, digest_of, read_json
 from .accepted_settings import SettingRefusedError
 
 FOLDER = "weights"
 ACCEPTED = "accepted.json"
 REFUSED = "refused.json"
+TRAINED = "trained.json"
 
 # How far a number of the first model may be from the device's own, as a share of its array's
 # largest number, or with messages in bfloat16 of its own size: one unit in the last place.
@@ -49,7 +51,7 @@ def check_weights(settings: RunSettings, known: str) -> None:
     digest = settings.weights_digest
     if digest in ("", known):
         return
-    about = [digest, digest_of(settings.schema_), settings.model]
+    about = about_weights(settings, digest)
     if settings.state_dir:
         folder = Path(settings.state_dir, FOLDER)
         if about in read_json(folder / ACCEPTED, []):
@@ -60,6 +62,30 @@ def check_weights(settings: RunSettings, known: str) -> None:
         f"the run begins with weights of a file ({digest[:SHOWN]}) that this device has not"
         f" accepted for its schema and model: {REMEDY}"
     )
+
+
+def about_weights(settings: RunSettings, digest: str) -> list[str]:
+    """Return what weights are accepted by: their digest, the schema's, and the model."""
+    return [digest, digest_of(settings.schema_), settings.model]
+
+
+def note(state_dir: Path, list_name: str, entry: object) -> None:
+    """Add an entry to a list: what `about_weights` returns, or a fingerprint to TRAINED."""
+    file = state_dir / FOLDER / list_name
+    entries = read_json(file, [])
+    if entry not in entries:
+        make_folder(file.parent)
+        write_private(file, json.dumps([*entries, entry]).encode())
+
+
+def accept_final(settings: RunSettings, state_dir: Path, digest: str) -> None:
+    """Let runs begin with the final model of a run, if this device has trained in the run.
+
+    A server could call any model final. But it could as well have sent that model to be trained in
+    the run's next round, so that a later run reads no more from it.
+    """
+    if fingerprint_of(settings) in read_json(state_dir / FOLDER / TRAINED, []):
+        note(state_dir, ACCEPTED, about_weights(settings, digest))
 
 
 def accept_weights(state_dir: Path, file: Path) -> None:
@@ -85,8 +111,7 @@ def accept_weights(state_dir: Path, file: Path) -> None:
         folder / f"{digest}.safetensors",
         save({name: array.contiguous().clone() for name, array in arrays.items()}),
     )
-    accepted = [*read_json(folder / ACCEPTED, []), about]
-    write_private(folder / ACCEPTED, json.dumps(accepted).encode())
+    note(state_dir, ACCEPTED, about)
     (folder / REFUSED).unlink()
 
 

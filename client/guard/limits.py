@@ -34,6 +34,7 @@ KEYS = {
     "memory": "memory",
     "profiles": "profiles",
     "describe": "describe",
+    "release": "release",
     "privacy": "privacy",
 }
 
@@ -86,6 +87,9 @@ class Limits:
     describe
         "off": no table of the rows leaves by `fairbloom client describe`; "counts": one without
         quartiles of numbers; "all": with them.
+    release
+        What the device does with a model that the operator releases: "take" it for predictions;
+        "ask": keep it until the owner takes it; "off": nothing.
     privacy
         The budget of the account that `fairbloom client account open` opens, {} for none: epsilon;
         delta, at most 1/(10 n); training steps, 90 by default; test reports, 1; units-a-run, the
@@ -104,6 +108,7 @@ class Limits:
     memory: Annotated[float, Interval(ge=0.0, lt=math.inf)] = 0.0
     profiles: Annotated[int, Ge(0)] = 12
     describe: Literal["off", "counts", "all"] = "off"
+    release: Literal["take", "ask", "off"] = "take"
     privacy: dict[str, Any] = field(default_factory=dict)
 
     @field_validator("privacy")

@@ -31,6 +31,7 @@ from ..local import LocalClient, Metrics
 from ..messages import (
     PLACES,
     keep_evaluated,
+    keep_released,
     own_settings,
     received_model,
     record_of,
@@ -77,9 +78,9 @@ def reply_by(account: Account, message: Message, context: Context) -> RecordDict
             status = about_account(account, run, {})
         about = {wire.NAME: name, wire.NUM_EXAMPLES: account.train, **status}
         return RecordDict({wire.CLIENT: ConfigRecord(about)})
-    if kind not in (TRAIN, EVALUATE):
+    if kind not in (TRAIN, EVALUATE, wire.RELEASE):
         raise AccountError(f"a privacy account answers no messages of type {kind[:50]!r}")
-    settings, partition, name_here = own_settings(context)
+    settings, partition, name_here = own_settings(context, begins=kind != wire.RELEASE)
     check_settings(settings)
     terms = Terms.of(config)
     if settings.task != TASK:
@@ -98,8 +99,13 @@ def reply_by(account: Account, message: Message, context: Context) -> RecordDict
             **{wire.DEPLOYED: False, wire.SIDES_IN: ""},
         }
     )
+    request = Request(account, kind, message, context, settings, terms)
+    if kind == wire.RELEASE:
+        with one_sentence():
+            client = request.load_client(partition, name_here, deadline(message.metadata.ttl))
+        return keep_released(message, context, client)
     with account.ledger.lock():
-        return Request(account, kind, message, context, settings, terms).serve(partition, name_here)
+        return request.serve(partition, name_here)
 
 
 def about_account(account: Account, run: int, cost: Mapping[str, float]) -> ConfigRecord:
@@ -130,7 +136,7 @@ class Request:
         if ledger.is_halted:
             raise AccountError(IS_HALTED)
         with one_sentence():
-            client = self._load_client(partition, name, until)
+            client = self.load_client(partition, name, until)
             work = self._check(client)
         reports = int(self.kind == EVALUATE)
         run = self.message.metadata.run_id
@@ -188,7 +194,7 @@ class Request:
             }
         )
 
-    def _load_client(self, partition: object, name: str | None, until: float) -> LocalClient:
+    def load_client(self, partition: object, name: str | None, until: float) -> LocalClient:
         """Return the client with the account's split of its rows."""
         account = self.account
         # the order of steps on all rows is no secret: it is the run's

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from fairbloom.imports import is_import_string
-from fairbloom.protocol.names import ACCOUNT_FILE, FILES, MIN_ROWS, ORDER, PRIVACY_LIMIT
+from fairbloom.protocol.names import (
+    ACCOUNT_FILE,
+    FILES,
+    MIN_ROWS,
+    ORDER,
+    PRIVACY_LIMIT,
+    RELEASE_LIMIT,
+)
 from fairbloom.text import text_if
 
 from ..errors import DeployError
@@ -42,7 +49,7 @@ OWNERS_FILE = "owner.toml"
 NODE_CONFIG = ("partition-id", "name", "data-dir", "state-dir", FILES)
 
 # The keys of the table limits that the app reads, and their keys in Flower's node config.
-LIMITS = {"rows": MIN_ROWS, "order": ORDER}
+LIMITS = {"rows": MIN_ROWS, "order": ORDER, "release": RELEASE_LIMIT}
 
 
 @dataclass(frozen=True, kw_only=True)

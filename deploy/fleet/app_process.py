@@ -24,6 +24,7 @@ from fairbloom.errors import ReportableError, is_expected, reportable
 from fairbloom.flower import address, identify, set_message_id
 from fairbloom.logs import colour_on_terminals_alone, escape_all_records, log
 from fairbloom.protocol.error_codes import ErrorCode
+from fairbloom.protocol.names import RELEASE
 from fairbloom.recorddict import deserialize, serialize, serialize_in_pieces
 from fairbloom.system.parents import end_with_parent
 from fairbloom.system.retry import deadline
@@ -81,7 +82,11 @@ def call_app(installed: Installed, node_config: Mapping[str, Any], task: PassedT
             described["distribution"],
             described["version"],
             described["settings"],
-            text_if(message.content.array_records, f"{head.type} {head.digest.hex()}"),
+            # the reply to a released model has no number of the data
+            text_if(
+                head.type != RELEASE and message.content.array_records,
+                f"{head.type} {head.digest.hex()}",
+            ),
             deadline(seconds),
         ),
         context,

@@ -6,7 +6,8 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from os.path import relpath
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from fairbloom.protocol.settings import (
     flatten_tables,
     marked,
 )
+from fairbloom.server.progress import find_announced
+from fairbloom.server.run_folder.files import is_finished
 from fairbloom.server.settings import Settings, check_pace, check_used, default_config
 from fairbloom.tasks import find_task
 from fairbloom.text import text_if
@@ -149,6 +152,28 @@ def read_app(folder: Path) -> SubmittedApp | None:
             f"{file} lacks {error}: a run needs name and version of [project], and serverapp of "
             "[tool.flwr.app.components]"
         ) from None
+
+
+def order_release(federation: Federation, run: str, model: str) -> Order:
+    """Return the order that sends the last or the best model of a run to all devices.
+
+    It is the run's own with `release`, as the run is over. `run` is its number or its run folder.
+    Raise DeployError if there is no such run, or it is not finished.
+    """
+    for files in reversed(list_runs(federation.runs)):
+        folder = find_announced(files.folder)
+        if folder is not None and run in (str(files.number), str(folder), relpath(folder)):
+            order = Order.read(files.order)
+            if order.app != OURS.serverapp or not is_finished(folder):
+                raise DeployError(
+                    f"run {run} has no final model of a task: the same submit continues an"
+                    " unfinished run"
+                )
+            return replace(order, settings={**order.settings, "release": model, "out": str(folder)})
+    raise DeployError(
+        f"{run!r} is neither the number nor the folder of a run that the server has kept: fairbloom"
+        " deploy status shows both"
+    )
 
 
 def prepare(federation: Federation, given: Mapping[str, Value]) -> dict[str, Value]:

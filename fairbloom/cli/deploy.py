@@ -4,7 +4,7 @@ import json
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 import typer
@@ -16,6 +16,9 @@ from fairbloom.protocol.parameters import Value
 from fairbloom.system.supervise import become
 
 from .device import client as client
+
+if TYPE_CHECKING:
+    from fairbloom.deploy.fleet.runs import Order
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -391,17 +394,21 @@ def submit(
     ] = None,
     method: Annotated[str, typer.Option(help="The method of --refit.")] = "",
     spend: SpendOption = "",
+    release: Annotated[
+        bool, typer.Option("--release", help="Send the final model to all devices at the end.")
+    ] = False,
     federation: FederationOption = HERE,
 ) -> None:
     """Submit a run, follow its log, and exit with the run's exit status: 0 only if it completed.
 
     The same settings continue a run that was interrupted. Ctrl-C leaves the run going.
     """
-    from fairbloom.deploy.fleet.runs import submit as write_order
     from fairbloom.deploy.operator import submit as runs
     from fairbloom.protocol.settings import Mark, marked
 
     given = read_given(settings, schema, spend)
+    if release:
+        given["release"] = "last"
     if method and not refit:
         raise DeployError(f"--method {method} is of --refit: write --set method={method}")
     if refit:
@@ -410,7 +417,36 @@ def submit(
         of_machine = {"out", "enrolled-sizes", *marked(Mark.PLACE, Mark.DEVICE, Mark.ROUNDING)}
         compared = settings_of_refit(refit, method)
         given = {**{key: compared[key] for key in compared if key not in of_machine}, **given}
-    run = write_order(federation.runs, runs.choose_app(chosen).order(federation, given))
+    _carry_out(federation, runs.choose_app(chosen).order(federation, given), detach=detach)
+
+
+@app.command("release", epilog="Example: fairbloom deploy release 1764500000000")
+def release_run(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="The number or the folder of a finished run.")
+    ],
+    model: Annotated[
+        Literal["last", "best"],
+        typer.Option(help="The model after the last round, or the one with the best mean score."),
+    ] = "last",
+    federation: FederationOption = HERE,
+) -> None:
+    """Send a run's model to all devices, which predict by it from then on.
+
+    Say by name who takes it, whose owner is asked, who takes none, and who is away. The same
+    command sends it again.
+    """
+    from fairbloom.deploy.operator.submit import order_release
+
+    _carry_out(federation, order_release(federation, run, model), detach=False)
+
+
+def _carry_out(federation: Federation, order: "Order", *, detach: bool) -> None:
+    """Write an order, follow its log unless `detach`, and exit with its exit status."""
+    from fairbloom.deploy.fleet.runs import submit as write_order
+    from fairbloom.deploy.operator import submit as runs
+
+    run = write_order(federation.runs, order)
     print(f"run {run.number}", flush=True)
     federation.note("submit", run=run.number)
     if detach:

@@ -1,9 +1,9 @@
-"""The commands `fairbloom client`: run (default), keys, profile, accept, schemas, account, log."""
+"""The commands `fairbloom client`, of which `run` is the default."""
 
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import click
 import typer
@@ -219,6 +219,36 @@ def log(
         return
     limits = ClientSettings.of({}, place).limits if place.suffix == ".toml" else {}
     print("\n".join([*describe_entries(entries), *Questions(folder).describe(Limits.of(limits))]))
+
+
+@client.command(epilog="Example: fairbloom client release show client.toml")
+def release(
+    choice: Annotated[
+        Literal["show", "take", "back"],
+        typer.Argument(help="Only show it, take the one that waits, or go back to the one before."),
+    ],
+    place: StatePlace,
+) -> None:
+    """Show or choose the model that fairbloom predict uses on this device.
+
+    Under limits.release = "ask", runs may begin with the weights of a model that you take.
+    """
+    from fairbloom.client.guard.released_model import choose, describe_models
+
+    folder = find_state_dir(place)
+    if choice != "show":
+        limits = ClientSettings.of({}, place).limits if place.suffix == ".toml" else {}
+        choose(folder, choice, limits.get("release", "take"))
+    print("\n".join(describe_models(folder)) or "no model is kept here: a run brings one")
+
+
+@client.command(epilog="Example: fairbloom client report client.toml")
+def report(place: StatePlace) -> None:
+    """Show what this device has reported of the run whose model it uses, round by round."""
+    from fairbloom.client.guard.released_model import describe_models, describe_scores
+
+    folder = find_state_dir(place)
+    print("\n".join([*describe_models(folder), *describe_scores(folder)]))
 
 
 ClientToml = Annotated[

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fairbloom.client.guard.evaluated_model import find_model
+from fairbloom.client.guard.evaluated_model import describe_kept, find_model
 from fairbloom.client.states import ClientStates, folder_of
 from fairbloom.client.training import EVALUATION_BATCH, outputs_of, seeded
 from fairbloom.errors import MAX_LISTED, FairbloomError, did_you_mean, join_names
@@ -232,12 +232,11 @@ class Predictor:
             return read_new_data(file, preprocessing, find_rows(self.run, file, self.client, split))
 
     def describe(self, count: int) -> str:
-        """Return the number of predictions as text, with the round of a device's model."""
+        """Return the number of predictions as text, and which model of a device made them."""
         text = plural(count, "1 prediction", f"{count:,} predictions")
-        if self.model == LAST and (kept := read_kept(self.run)):
-            text += (
-                f" by the model of round {kept['round']} of {settings_in(self.run)['num-rounds']}"
-            )
+        if read_kept(self.run):
+            own = text_if(self.model == PERSONAL_MODEL, "the client's own beside ")
+            text += f" by {own}{describe_kept(self.run)}"
         return text
 
     def _preprocessing(self) -> Preprocessing:

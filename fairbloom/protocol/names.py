@@ -85,6 +85,14 @@ FILES = "files"
 # Key of a device's node config: the owner's table limits.privacy, as JSON.
 PRIVACY_LIMIT = "limit-privacy"
 
+# Type of the message that brings a released model. Key of a device's node config, which its owner
+# sets (limits release, in owner.toml), with its values; the reply has the value that was followed.
+RELEASE = "query.release"
+RELEASE_LIMIT = "limit-release"
+TAKE = "take"
+ASK = "ask"
+OFF = "off"
+
 # Key in the record `client`: what a client's privacy account allows, see private.AccountStatus.
 PRIVACY = "privacy"
 

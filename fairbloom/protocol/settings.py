@@ -531,6 +531,13 @@ class RunSettings(Setup):
             'Folder of what clients keep between rounds; in process, "" keeps it in the run folder'
         ),
     )
+    release: Annotated[str, Choices("", "last", "best"), Mark.FREE, Mark.DEPLOYED] = Field(
+        "",
+        description=(
+            'Model that all devices get for predictions once the run is finished: last or best; ""'
+            " for none"
+        ),
+    )
     out: Annotated[str, Mark.FREE] = Field(
         "",
         description='Folder that the run is written to; "" names one under runs/ by the settings',

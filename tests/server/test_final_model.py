@@ -5,7 +5,6 @@ import filecmp
 import json
 import logging
 import stat
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,10 @@ from fairbloom.client.guard import evaluated_model
 from fairbloom.client.guard.evaluated_model import find_model, keep_model
 from fairbloom.errors import FairbloomError
 from fairbloom.prediction.predictor import load_predictor
-from fairbloom.protocol.names import DEPLOYED
+from fairbloom.protocol.names import CLIENTS_FOLDER, DEPLOYED
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.rounds.records import record_of
-from fairbloom.server.app import main
+from fairbloom.server.app import main, release_model
 from fairbloom.server.run_folder.files import BEST, CLIENTS, CONFIG, MODEL, ROUNDS
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
@@ -35,34 +34,13 @@ ARRAYS = {"weight": np.ones(3, np.float32)}
 
 
 class Devices(InProcessGrid):
-    """Clients that are deployed, each with a state folder of its own; only those of `there` are
-    online.
+    """Clients that are deployed, each with a state folder of its own."""
 
-    Attributes
-    ----------
-    evaluated
-        The clients that were sent a model to evaluate, in order, with its round.
-    """
-
-    def __init__(
-        self, settings: Settings, state: Path | None, there: Iterable[int] = range(3)
-    ) -> None:
+    def __init__(self, settings: Settings, state: Path | None) -> None:
         super().__init__(client_app.app, settings.run_config(), 3)
-        self.there = tuple(there)
-        self.evaluated: list[tuple[int, int]] = []
         for place, context in enumerate(self.contexts.values()):
             folder = {} if state is None else {"state-dir": str(state / str(place))}
             context.node_config = {"partition-id": place, "limit-order": "run", **folder}
-
-    def get_node_ids(self) -> list[int]:
-        return [node for place, node in enumerate(self.contexts) if place in self.there]
-
-    def _answer(self, message: Message) -> Message:
-        if message.metadata.message_type == MessageType.EVALUATE:
-            number = message.content.config_records["config"]["server-round"]
-            assert isinstance(number, int)
-            self.evaluated.append((message.metadata.dst_node_id - 2, number))
-        return super()._answer(message)
 
 
 def settings_of(out: Path, **changes: Any) -> Settings:
@@ -126,9 +104,9 @@ def test_each_device_keeps_the_final_model_for_its_owner_alone(ended: Path, plac
 def test_the_state_folder_predicts_as_the_run_does(ended: Path, model: str) -> None:
     inputs = load_task(CONFIG.read(ended / "run").settings).splits("client-1").test.inputs
     found = load_predictor(ended / "1", model=model)
-    assert found.describe(2) == "2 predictions" + (
-        " by the model of round 2 of 2" if model == "last" else ""
-    )
+    beside = "the client's own beside " if model == "personal" else ""
+    kept = "the model of round 2 of a trial, not released"
+    assert found.describe(2) == f"2 predictions by {beside}{kept}"
     (own,) = (ended / "1").glob("*/client-1")
     assert Versions(own).last(json.dumps(["", "personal"]))
     of_run = load_predictor(ended / "run")
@@ -166,76 +144,6 @@ def test_clients_without_a_state_folder_keep_nothing(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.rglob("*")}.isdisjoint({"model", "model.draft"})
 
 
-# The final model ----------------------------------------------------------------------------------
-
-
-class Leaving(Devices):
-    """Client 2 goes away after its last training; with `comes_back` it is there again once the run
-    is over."""
-
-    def __init__(self, settings: Settings, state: Path, *, comes_back: bool) -> None:
-        super().__init__(settings, state)
-        self._model = Path(settings.out, MODEL.name)
-        self._comes_back = comes_back
-        self._last = settings.num_rounds
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        replies = list(super().pull_messages(message_ids))
-        self._last -= bool([reply for reply in replies if reply.content.array_records])
-        if not self._last:
-            self.there = (0, 1)
-        return replies
-
-    def get_node_ids(self) -> list[int]:
-        self.there = (0, 1, 2) if self._comes_back and self._model.exists() else self.there
-        return super().get_node_ids()
-
-
-def test_a_device_that_missed_the_last_evaluation_gets_the_model(tmp_path: Path) -> None:
-    """Its reply is recorded nowhere, and who has evaluated that model is not asked again."""
-    settings = settings_of(tmp_path / "run", **{"num-rounds": 1, "min-clients": 2})
-    grid = Leaving(settings, tmp_path, comes_back=True)
-    submit(settings, grid)
-    assert grid.evaluated == [(0, 1), (1, 1), (2, 1)]
-    assert {read_kept(tmp_path / str(place)) for place in range(3)} == {
-        (as_bytes(MODEL.read(tmp_path / "run")), 1)
-    }
-    assert [row["client"] for row in CLIENTS.read(tmp_path / "run")] == ["client-0", "client-1"]
-    assert [row["clients_scored"] for row in ROUNDS.read(tmp_path / "run")] == ["2"]
-
-
-def test_resubmitting_a_finished_run_sends_the_model_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings = settings_of(
-        tmp_path / "run", **{"num-rounds": 2, "evaluate-every": 2, "min-clients": 2}
-    )
-    grid = Leaving(settings, tmp_path, comes_back=False)
-    submit(settings, grid)
-    assert grid.evaluated == [(0, 2), (1, 2)]
-    tables = {
-        path.name: path.read_bytes() for path in (tmp_path / "run").glob("*.*") if path.is_file()
-    }
-    caplog.set_level(logging.INFO, logger="flwr")
-    again = Devices(settings, tmp_path)
-    submit(settings, again)
-    assert again.evaluated == [(2, 2)]
-    assert read_kept(tmp_path / "2")[1] == 2
-    assert "client-2" in caplog.text
-    assert {
-        path.name: path.read_bytes() for path in (tmp_path / "run").glob("*.*") if path.is_file()
-    } == tables
-
-
-def test_who_joined_no_run_is_not_sent_its_model(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path / "run", **{"min-clients": 2, "wait-for-clients": 0.0})
-    submit(settings, Devices(settings, tmp_path, there=(0, 1)))
-    grid = Devices(settings, tmp_path)
-    submit(settings, grid)
-    assert grid.evaluated == []
-    assert not (tmp_path / "2").exists()
-
-
 def test_the_last_evaluation_is_as_in_one_process(tmp_path: Path) -> None:
     """No further message changes the bits of a run, its rows or its best model."""
     there = settings_of(tmp_path / "there")
@@ -244,6 +152,57 @@ def test_the_last_evaluation_is_as_in_one_process(tmp_path: Path) -> None:
     submit(here, Devices(here, None))
     files = [file.name for file in (MODEL, BEST, CLIENTS)]
     assert filecmp.cmpfiles(tmp_path / "there", tmp_path / "here", files, shallow=False)[0] == files
+
+
+# What is released ---------------------------------------------------------------------------------
+
+
+def test_the_best_model_is_released_with_its_round(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path / "run")
+    submit(settings, Devices(settings, tmp_path))
+    best = {name: each + 1.0 for name, each in BEST.read(tmp_path / "run").items()}
+    BEST.write(tmp_path / "run", best, {"round": 1})
+    for model, arrays, number in (
+        ("best", best, 1),
+        ("last", MODEL.read(tmp_path / "run"), 2),
+    ):
+        again = settings_of(tmp_path / "run", release=model)
+        submit(again, Devices(again, tmp_path))
+        assert read_kept(tmp_path / "0") == (as_bytes(arrays), number)
+
+
+@pytest.mark.parametrize("changes", [{"method": "local"}, {"release": "best", "test-share": 0.0}])
+def test_what_no_run_has_is_not_released(tmp_path: Path, changes: dict[str, Any]) -> None:
+    settings = settings_of(tmp_path / "run", **{"num-rounds": 1, "release": "last", **changes})
+    with pytest.raises(FairbloomError, match="has no such model for all clients"):
+        submit(settings, Devices(settings, tmp_path))
+    assert not (tmp_path / "0" / "released").exists()
+
+
+def test_a_release_says_by_name_who_lacks_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = settings_of(tmp_path / "run")
+    submit(settings, Devices(settings, tmp_path))
+    clients = tmp_path / "clients"
+    clients.mkdir()
+    for name, content in (("away", ""), ("gone", 'revoked = "2026"')):
+        (clients / f"{name}.toml").write_text(content)
+    monkeypatch.setenv(CLIENTS_FOLDER, str(clients))
+    caplog.set_level(logging.INFO, logger="flwr")
+    grid = Devices(settings, tmp_path)
+    _, second, third = grid.contexts.values()
+    second.node_config["limit-release"] = "ask"
+    third.node_config["partition-id"] = 99
+    release_model(tmp_path / "run", settings_of(tmp_path / "run", release="last"), grid)
+    assert caplog.messages[-5:-1] == [
+        "2 has taken it",
+        "3 keeps it until its owner takes it (fairbloom client release take)",
+        "4 does not take it: partition-id = 99 in the node config: with clients = 3 it must be an"
+        " integer from 0 to 2: set clients higher, or give this client a partition that is free",
+        "away is away",
+    ]
+    assert "gone" not in caplog.text
 
 
 # What goes wrong ----------------------------------------------------------------------------------
@@ -332,16 +291,6 @@ def test_a_disk_that_takes_no_model_changes_no_reply(
     assert len(CLIENTS.read(tmp_path / "run")) == 3
     assert len([line for line in caplog.messages if "No space left on device" in line]) == 3
     assert find_model(tmp_path / "0") == tmp_path / "0"
-
-
-def test_a_run_is_over_whatever_becomes_of_its_final_model(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings = settings_of(tmp_path / "run", **{"num-rounds": 1})
-    submit(settings, Devices(settings, None))
-    CLIENTS.path_in(tmp_path / "run").write_text("{")
-    submit(settings, Devices(settings, None))
-    assert "not all clients were sent the final model" in caplog.text
 
 
 def test_a_run_names_the_digest_of_its_initial_weights(tmp_path: Path) -> None:
