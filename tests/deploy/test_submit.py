@@ -890,7 +890,7 @@ def test_a_release_is_the_same_run_once_more(made: Path, tmp_path: Path, model: 
         assert settings.pop("release") == model
         assert settings.pop("out") == str(tmp_path / "a")
         before = dict(Order.read(run.order).settings)
-        assert settings == before
+        assert settings == {key: before[key] for key in before.keys() - {"release", "out"}}
         assert fingerprint(order.settings) == fingerprint(before)
 
 
@@ -901,12 +901,11 @@ def test_only_a_finished_run_of_ours_is_released(
     release = ("deploy", "release", "--dir", made)
     for name, words in (
         (str(run.number), "the same submit continues"),
-        ("a", "fairbloom deploy status shows both"),
+        ("nothing", "fairbloom deploy status shows both"),
     ):
-        assert fairbloom(*release, name) == 2
-        assert words in captured(capsys)
+        assert words in captured(capsys, *release, name, code=2).err
     (tmp_path / "a" / "model.safetensors").touch()
     run.order.write_text(run.order.read_text().replace("fairbloom.serverapp:app", "my_app:app"))
-    assert fairbloom(*release, str(run.number)) == 2
-    assert "has no final model of a task" in captured(capsys)
+    said = captured(capsys, *release, str(run.number), code=2).err
+    assert "has no final model of a task" in said
     assert len(orders(made)) == 1

@@ -465,16 +465,17 @@ def test_another_tasks_setting_is_refused_if_given(
         check_used(typed(key), ["fedavg"], "ones")
 
 
-WAITING = ("round-timeout", "min-replies", "min-clients", "wait-for-clients")
+OF_DEVICES = ("round-timeout", "min-replies", "min-clients", "wait-for-clients", "release")
 
 
-@pytest.mark.parametrize("key", WAITING)
-def test_waiting_for_clients_has_no_effect_in_one_process(key: str) -> None:
-    assert marked(Mark.DEPLOYED).keys() == {*WAITING}
+@pytest.mark.parametrize("key", OF_DEVICES)
+def test_settings_of_devices_have_no_effect_in_one_process(key: str) -> None:
+    assert marked(Mark.DEPLOYED).keys() == {*OF_DEVICES}
     assert SETTINGS[key].default is not None
-    check_used(typed(key), ["fedavg"], "digits", deployed=True)
+    given = {**typed(key), "release": "last"} if key == "release" else typed(key)
+    check_used(given, ["fedavg"], "digits", deployed=True)
     with pytest.raises(SettingsError, match=f"{key} has no effect in one process"):
-        check_used(typed(key), ["fedavg"], "digits")
+        check_used(given, ["fedavg"], "digits")
 
 
 # What may differ ----------------------------------------------------------------------------------
@@ -487,7 +488,7 @@ def test_waiting_for_clients_has_no_effect_in_one_process(key: str) -> None:
             Mark.FREE,
             {
                 *("out", "enrolled-sizes", "unused-rounds", "memory"),
-                *("min-clients", "wait-for-clients"),
+                *("min-clients", "wait-for-clients", "release"),
             },
         ),
         (Mark.LIMIT, {"max-growth", "loss-limit", "update-limit"}),
