@@ -76,8 +76,8 @@ class Limits:
     questions_a_day
         Most messages with a model, to train or to evaluate, that the device answers in a day (UTC).
     questions_a_run
-        The same of all runs with the same settings, until the month (UTC) ends or `min_rows` rows
-        of the data have changed; None: four for each of a run's rounds.
+        The same of all runs with the same settings, in a month (UTC); None: four for each of a
+        run's rounds.
     round_seconds
         Seconds after which the device drops its work on a message of a round; 0: never.
     memory

@@ -1,7 +1,6 @@
 """How many questions a device answers: messages with a model, to train or to evaluate.
 
-Those of runs with the same settings count in a window, which ends with the month (UTC), or when
-enough rows of the device's data have changed: what could be learnt by repetition is new then.
+Those of runs with the same settings count anew with each month (UTC).
 """
 
 import errno
@@ -24,7 +23,7 @@ FILE = "questions.sqlite"
 
 TABLE = """
     CREATE TABLE IF NOT EXISTS asked
-    (run TEXT, question TEXT, day TEXT, rounds INTEGER, window TEXT, UNIQUE (run, question, window))
+    (run TEXT, question TEXT, day TEXT, rounds INTEGER, month TEXT, UNIQUE (run, question, month))
 """
 
 # Questions of a run for each of its rounds, unless the owner sets another number for the run.
@@ -64,25 +63,25 @@ class Questions:
     """The questions that a device has answered, in a file of its state folder.
 
     The file is written again while the disk refuses it, up to the moment `until`; see
-    `write_until`. `data` is the number of the data's version: see `fairbloom.tasks.sides`.
+    `write_until`.
     """
 
-    def __init__(self, state_dir: Path, data: int = 0, until: float = -math.inf) -> None:
+    def __init__(self, state_dir: Path, until: float = -math.inf) -> None:
         self._state_dir = state_dir
         self._until = until
         now = datetime.now(UTC)
         self._day = now.date().isoformat()
-        self._window = f"{self._day[:7]}/{data}"
+        self._month = self._day[:7]
         self._opens = (now.date().replace(day=1) + timedelta(days=32)).replace(day=1)
 
     def count(self, asking: Asking, question: str, limits: Limits) -> None:
-        """Count a question, the digest of a message, which counts once in a window.
+        """Count a question, the digest of a message, which counts once in a month.
 
         Raise SettingRefusedError if there were too many.
         """
 
         def count(database: sqlite3.Connection) -> None:
-            row = (asking.settings, question, self._day, asking.rounds, self._window)
+            row = (asking.settings, question, self._day, asking.rounds, self._month)
             if not database.execute(
                 "INSERT OR IGNORE INTO asked VALUES (?, ?, ?, ?, ?)", row
             ).rowcount:
@@ -121,7 +120,7 @@ class Questions:
         self._use(check)
 
     def describe(self, limits: Limits) -> Iterator[str]:
-        """Yield a line for each kind of run that has asked in this window."""
+        """Yield a line for each kind of run that has asked in this month."""
         found = list[str]()
 
         def describe(database: sqlite3.Connection) -> None:
@@ -129,8 +128,8 @@ class Questions:
                 f"settings {settings[:12]}: {max(0, most - of_run)} of {most} messages with a model"
                 f" left (questions-a-run), until {self._opens}"
                 for settings, of_run, rounds in database.execute(
-                    "SELECT run, count(*), max(rounds) FROM asked WHERE window = ? GROUP BY run",
-                    (self._window,),
+                    "SELECT run, count(*), max(rounds) FROM asked WHERE month = ? GROUP BY run",
+                    (self._month,),
                 )
                 if (most := _most_of_run(limits, rounds)) < math.inf
             )
@@ -140,16 +139,13 @@ class Questions:
 
     @property
     def _remedy(self) -> str:
-        return (
-            f"they begin anew on {self._opens} (UTC), or once limits.rows rows of the device's data"
-            f" have changed; {REMEDY}"
-        )
+        return f"they begin anew on {self._opens} (UTC); {REMEDY}"
 
     def _find(self, database: sqlite3.Connection, asking: Asking) -> tuple[int, int]:
-        """Return the questions of runs with these settings in this window, and their rounds."""
+        """Return the questions of runs with these settings in this month, and their rounds."""
         of_run, rounds = database.execute(
-            "SELECT count(*), max(rounds) FROM asked WHERE run = ? AND window = ?",
-            (asking.settings, self._window),
+            "SELECT count(*), max(rounds) FROM asked WHERE run = ? AND month = ?",
+            (asking.settings, self._month),
         ).fetchone()
         return of_run, rounds or 0
 
@@ -177,5 +173,5 @@ class Questions:
 
 
 def _most_of_run(limits: Limits, rounds: int) -> float:
-    """Return the most questions of runs with the same settings in a window."""
+    """Return the most questions of runs with the same settings in a month."""
     return limits.questions_a_run or A_ROUND * rounds or math.inf

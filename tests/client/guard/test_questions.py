@@ -137,20 +137,18 @@ def at(monkeypatch: pytest.MonkeyPatch, *day: int) -> None:
     monkeypatch.setattr(questions, "datetime", SimpleNamespace(now=lambda zone: now))
 
 
-@pytest.mark.parametrize("opens", ["month", "data"])
-def test_questions_of_a_run_begin_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opens: str
+def test_questions_of_a_run_begin_anew_with_the_month(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = accepted_settings(Settings.of({"num-rounds": 2}).run_config())
     asking = Asking.of(config, config)
     at(monkeypatch, 2026, 12, 31)
     for number in range(8):
         Questions(tmp_path).count(asking, f"train {number}", Limits())
-    with pytest.raises(SettingRefusedError, match=r"anew on 2027-01-01 \(UTC\), or once"):
+    with pytest.raises(SettingRefusedError, match=r"anew on 2027-01-01 \(UTC\)"):
         Questions(tmp_path).count(asking, "train 8", Limits())
-    if opens == "month":
-        at(monkeypatch, 2027, 1, 1)
-    anew = Questions(tmp_path, data=int(opens == "data"))
+    at(monkeypatch, 2027, 1, 1)
+    anew = Questions(tmp_path)
     for number in range(8):  # the same ones, too: the rows behind the answers are others
         anew.count(asking, f"train {number}", Limits())
     with pytest.raises(SettingRefusedError, match="questions-a-run"):
