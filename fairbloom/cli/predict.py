@@ -1,21 +1,26 @@
 """The command `fairbloom predict`, which a device has without the needs of other commands."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
 
 from fairbloom.command import TrustOption
 from fairbloom.experiments.render.terminal import console
-from fairbloom.tables.schema import read_schema
+from fairbloom.tables.schema import read_schema, with_files
 
 
 def predict(
     run: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN", help="The run folder, or on a device its client's state-dir."
+            metavar="RUN",
+            help=(
+                "The run folder; on a device its client's state-dir, or its client.toml, to read new"
+                " data in the device's own dialect."
+            ),
         ),
     ],
     file: Annotated[
@@ -67,13 +72,22 @@ def predict(
     The columns may be in any order. The target column may be missing.
     """
     # imported late, as PyTorch is with them
+    from fairbloom.deploy.device.client import ClientSettings
     from fairbloom.prediction.predictor import check_new, load_predictor
     from fairbloom.tasks.permit import permit_reading
 
     check_new(out)
+    files: Mapping[str, Any] = {}
+    if run.suffix == ".toml":
+        device = ClientSettings.of({}, run)
+        files = device.files
+        run = Path(device.state_dir)
     predictor = load_predictor(run, client=client, model=model, trust=trust)
     if schema is not None:
         predictor = predictor.reading_by(read_schema(str(schema)))
+    elif files and predictor.preprocessing is not None:
+        # as owner.toml says now: the model's own copy is of the run
+        predictor = predictor.reading_by(with_files(predictor.preprocessing.schema, files))
     with permit_reading():
         predicted = predictor.predict_file(file, out, split or "")
     console.print(escape(f"{predictor.describe(predicted)}: {out}"), soft_wrap=True)

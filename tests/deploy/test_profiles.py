@@ -1,6 +1,7 @@
 """Profiles of hospitals whose data never meet: what a device lets leave, what a server keeps, and
 what the operator makes of it. Attacks: sequences of profiles and answers, and hostile devices."""
 
+import csv
 import json
 import re
 import shutil
@@ -12,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
+from fairbloom.client.guard.evaluated_model import keep_model
 from fairbloom.client.guard.log_files import read_entries
 from fairbloom.deploy.device import profile as device
 from fairbloom.deploy.device.client import ClientSettings
@@ -33,6 +35,7 @@ from fairbloom.deploy.fleet.profiles import describe_told, keep
 from fairbloom.deploy.fleet.wire_pb2 import Told
 from fairbloom.deploy.operator.profiles import describe_findings, read_letters, write_schema
 from fairbloom.deploy.operator.status import survey
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.system.lock import exclusive_lock
 from fairbloom.system.versions import NAME as SECRET
 from fairbloom.tables.comparison import compare
@@ -46,6 +49,8 @@ from fairbloom.tables.letters import (
     letter_of,
 )
 from fairbloom.tables.schema import parse_schema, with_files
+from fairbloom.tasks import load_task
+from fairbloom.tasks.models import arrays_of
 from tests.deploy.served import Caller, Served, code_of
 from tests.experiments.helpers import captured, fairbloom, refusal
 from tests.tables.helpers import refused_with
@@ -752,3 +757,34 @@ def test_an_owner_sees_the_data_in_the_devices_own_dialect(
     assert re.search(r"sex +category +[mf]: 0, [mf]: 0 +0", shown)  # the schema fills it
     captured(capsys, "client", "accept", config, "--schema", schema, "--yes")
     assert captured(capsys, "client", "data", config).out == shown
+
+
+def test_next_years_file_is_predicted_in_the_devices_dialect(owner: Owner, tmp_path: Path) -> None:
+    """It has another name, and owner.toml was changed after the last run."""
+    schema = (
+        'target = "dead"\n[fields.age]\ntype = "number"\ncenter = 50\nscale = 10\n'
+        '[fields.dead]\ntype = "string"\ncategories = ["no", "yes"]\n'
+    )
+    write(owner.data, [{"age": f"{40 + k}.5", "dead": "yes" if k % 3 else "no"} for k in range(20)])
+    place = owner.data / "site.csv"
+    given = RunSettings.of({"task": "csv", "schema": schema, "data-dir": str(place)})
+    task = load_task(given)
+    arrays = arrays_of(task.model().state_dict())
+    keep_model(owner.bundle / "state", given, task, "site", arrays, 3, "global")
+    (tmp_path / "2027.csv").write_bytes("Alter;x\n44,5;ja\n".encode("cp1252"))
+    words = ("predict", owner.bundle / "client.toml", tmp_path / "2027.csv", "--out")
+    owner.say('[files."*"]', 'encoding = "cp1252"', 'decimalChar = ","')
+    assert fairbloom(*words, tmp_path / "out.csv") == 2  # it has no column age
+    owner.say(
+        '[files."*"]\nencoding = "cp1252"\ndecimalChar = ","\nfields.age.name = "Alter"',
+        'fields.dead = {name = "x", spellings = {yes = ["ja"], no = ["nein"]}}',
+    )
+    assert fairbloom(*words, tmp_path / "out.csv") == 0
+    (tmp_path / "plain.csv").write_text("age,dead\n44.5,yes\n")
+    state = owner.bundle / "state"
+    assert fairbloom("predict", state, tmp_path / "plain.csv", "--out", tmp_path / "p.csv") == 0
+    (own,), (plain,) = (
+        [*csv.DictReader((tmp_path / name).read_text().splitlines(), delimiter=mark)]
+        for name, mark in (("out.csv", ";"), ("p.csv", ","))
+    )
+    assert own["probability_yes"].replace(",", ".") == plain["probability_yes"]
