@@ -95,7 +95,7 @@ def write_model(
         write_private(draft / SCHEMA_NAME, task.schema.encode())
     keep_preprocessing(draft, task, (client,))
     states = folder_of(settings.model_copy(update={"state_dir": "."}), client)
-    # by which the owner's log knows the run
+    # the owner's log knows the run by it
     digest = fingerprint_of(settings)[:SHOWN]
     own = {"rows": describe_rows(settings, task.schema), "states": str(states), "settings": digest}
     save_model(draft / MODEL, arrays, {**about, **own}, 0o600)

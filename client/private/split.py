@@ -59,7 +59,7 @@ class HasRows(Protocol):
 
 
 def settings_of_rows(node: Mapping[str, Any], data_dir: str, schema: str) -> RunSettings:
-    """Return the settings by which a client's rows are read, whatever a run's settings are."""
+    """Return the settings that a client's rows are read with, whatever a run's settings are."""
     name = str(node.get("name", ""))
     return RunSettings.of(
         {

@@ -244,7 +244,7 @@ def release(
 
 @client.command(epilog="Example: fairbloom client report client.toml")
 def report(place: StatePlace) -> None:
-    """Show what this device has reported of the run whose model it uses, round by round."""
+    """Show what this device has reported of the run of the model in use."""
     from fairbloom.client.guard.released_model import describe_models, describe_scores
 
     folder = find_state_dir(place)
