@@ -67,7 +67,7 @@ class Questions:
     """
 
     def __init__(self, state_dir: Path, until: float = -math.inf) -> None:
-        self._state_dir = state_dir
+        self._file = state_dir / FILE
         self._until = until
         now = datetime.now(UTC)
         self._day = now.date().isoformat()
@@ -117,7 +117,8 @@ class Questions:
                     f" sends about {asking.planned}: {self._remedy}"
                 )
 
-        self._use(check)
+        if self._file.exists():
+            self._use(check)
 
     def describe(self, limits: Limits) -> Iterator[str]:
         """Yield a line for each kind of run that has asked in this month."""
@@ -134,7 +135,8 @@ class Questions:
                 if (most := _most_of_run(limits, rounds)) < math.inf
             )
 
-        self._use(describe)
+        if self._file.exists():
+            self._use(describe)
         return iter(found)
 
     @property
@@ -154,8 +156,7 @@ class Questions:
 
         def use() -> None:
             try:
-                file = self._state_dir / FILE
-                with closing(sqlite3.connect(file, timeout=60.0)) as database, database:
+                with closing(sqlite3.connect(self._file, timeout=60.0)) as database, database:
                     database.execute(TABLE)
                     database.execute("CREATE INDEX IF NOT EXISTS days ON asked (day)")
                     work(database)
@@ -163,7 +164,7 @@ class Questions:
                 raise OSError(errno.EIO, str(error)) from error
 
         try:
-            write_until(use, self._until, self._state_dir)
+            write_until(use, self._until, self._file.parent)
         except (OSError, sqlite3.DatabaseError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise SettingRefusedError(
