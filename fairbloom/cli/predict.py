@@ -18,7 +18,7 @@ def predict(
         typer.Argument(
             metavar="RUN",
             help=(
-                "The run folder; on a device its client's state-dir, or client.toml, to read new data"
+                "The run folder; on a device its state-dir, or its client.toml, to read new data"
                 " in the device's own dialect."
             ),
         ),

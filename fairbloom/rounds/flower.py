@@ -286,7 +286,7 @@ class FlowerClients:
             elif has_no_query(reply):
                 node = replace(node, terms=frozenset())
             elif reply.error.code == ErrorCode.INVALID_FAB:
-                node = replace(node, examples=None, refusal=one_line(reply.error.reason))
+                node = replace(node, examples=None, refusal=one_line(str(reply.error.reason)))
             self._roster.nodes[node_id] = node
         return replies
 

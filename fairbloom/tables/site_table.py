@@ -8,6 +8,7 @@ others would show it. The tables of all sites become one, as in table_one.py.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import cast
 
 import numpy as np
 
@@ -84,11 +85,12 @@ def describe_rows(file: EncodedFile, letter: Letter, *, with_numbers: bool) -> M
         )
     for each in file.found:
         if categories := schema.fields[each].categories:
-            hide_more([letters[name].columns[each].values for name in letters], categories)
+            counts = [letters[name].columns[each].values for name in letters]
+            hide_more(cast(list[dict[str, int]], counts), categories)
     return letters
 
 
-def hide_more(counts: Sequence[Mapping[str, int]], categories: Sequence[str]) -> None:
+def hide_more(counts: Sequence[dict[str, int]], categories: Sequence[str]) -> None:
     """Hide the smallest other count wherever exactly one cell of a row or column is hidden."""
     by_row = [[(row, category) for category in categories] for row in counts]
     by_column = [[(row, category) for row in counts] for category in categories]
