@@ -167,18 +167,6 @@ def femnist(root: Path, sizes: Mapping[str, int]) -> Path:
     return root
 
 
-def stackoverflow(root: Path, texts: Mapping[str, Sequence[str]]) -> Path:
-    """Write each user's sentences as a parquet table of TensorFlow Federated's columns."""
-    pa = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    path = root / TASKS["stackoverflow"].files[0].path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [(user, text) for user, sentences in texts.items() for text in sentences]
-    columns = {"client_id": [user for user, _ in rows], "tokens": [text for _, text in rows]}
-    parquet.write_table(pa.table(columns | {"score": [0] * len(rows)}), path)
-    return root
-
-
 # Shakespeare --------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,6 @@
 """Read tables of the Hugging Face hub: parquet files with columns of labels and images."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -22,23 +22,9 @@ def read_columns(path: Path, *names: str) -> Mapping[str, Any]:
             for name, column in columns.items()
         }
     except (OSError, ValueError, KeyError) as error:
-        raise _unreadable(path, error) from error
-
-
-def read_batches(path: Path, *names: str) -> Iterator[Any]:
-    """Yield columns of a parquet file as Arrow batches of 65,536 rows: it may exceed the memory."""
-    try:
-        yield from (
-            batch.select(names) for batch in parquet.ParquetFile(path).iter_batches(columns=names)
-        )
-    except (OSError, ValueError, KeyError) as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: Exception) -> FairbloomError:
-    return FairbloomError(
-        f"{path} cannot be read ({' '.join(str(error).split())}): put the original in its place"
-    )
+        raise FairbloomError(
+            f"{path} cannot be read ({' '.join(str(error).split())}): put the original in its place"
+        ) from error
 
 
 def to_labels(path: Path, labels: NDArray[Any], classes: int) -> NDArray[np.int64]:
