@@ -19,7 +19,6 @@ from fairbloom.system.files import write_whole
 from fairbloom.tables.comparison import Finding, Profiles
 from fairbloom.tasks import Task, describe_data, infer_schema, load_task
 from fairbloom.tasks.permit import permit_reading
-from fairbloom.tasks.task import Described
 
 from .settings_command import command
 
@@ -92,22 +91,17 @@ def data(
         _write(load_task(chosen), page, table)
         return
     described = describe_data(chosen, every=every_client or as_json)
-    show_described(described, as_json=as_json)
-    if chosen.data_dir and not as_json:
-        _print_names_to_change(load_task(chosen).clients)
-    if any("problem" in row for row in described["clients"]):
-        raise typer.Exit(1)
-
-
-def show_described(described: Described, *, as_json: bool = False) -> None:
-    """Print tables that describe data."""
     if as_json:
         print(json.dumps(described, indent=2))
-        return
-    for name, rows in described.items():
-        if headings := list(dict.fromkeys(heading for row in rows for heading in row)):
-            cells = [[Cell.of(row.get(heading, "")) for heading in headings] for row in rows]
-            show_table(Table(name, name, headings, cells))
+    else:
+        for name, rows in described.items():
+            if headings := list(dict.fromkeys(heading for row in rows for heading in row)):
+                cells = [[Cell.of(row.get(heading, "")) for heading in headings] for row in rows]
+                show_table(Table(name, name, headings, cells))
+        if chosen.data_dir:
+            _print_names_to_change(load_task(chosen).clients)
+    if any("problem" in row for row in described["clients"]):
+        raise typer.Exit(1)
 
 
 def _write(task: Task, page: Path | None, table: Path | None) -> None:

@@ -305,19 +305,15 @@ def compare(
     The same command continues an interrupted comparison. Ctrl-C leaves the current run going.
     """
     from fairbloom.deploy.operator import submit as runs
-    from fairbloom.experiments.arms import baseline_of, parse_arms
-    from fairbloom.experiments.studies.deployed import compare_deployed
-    from fairbloom.experiments.study import Study
+    from fairbloom.imports import imported
 
-    from .results import show_result
-
-    given = read_given(settings, schema, spend)
-    arms = parse_arms(methods, given)
-    study = Study(
-        "compare", arms, list(range(seed, seed + seeds)), baseline_of(baseline, arms), given
+    # by its name: a bare server lacks what a comparison needs
+    compare_deployed = imported(
+        "methods", "fairbloom.experiments.studies.deployed:compare_deployed"
     )
-    found = compare_deployed(study, out, partial(runs.carry_out, federation))
-    show_result(found, as_json=False)
+    given = {**read_given(settings, schema, spend), "out": str(out)}
+    every = range(seed, seed + seeds)
+    compare_deployed(methods, baseline, [*every], given, partial(runs.carry_out, federation)).show()
 
 
 @app.command(epilog="Example: fairbloom deploy describe --schema schema.toml --out table1.csv")

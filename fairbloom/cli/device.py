@@ -7,8 +7,11 @@ from typing import Annotated, Literal
 
 import click
 import typer
+from rich.table import Table
+from rich.text import Text
 from typer.core import TyperGroup
 
+from fairbloom.command import Terminal
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.logs import escape_unprintable
 
@@ -333,14 +336,18 @@ def data(config: ClientToml, schema: SchemaOption = None) -> None:
     from fairbloom.tasks import describe_data
     from fairbloom.tasks.permit import permit_reading
 
-    from .data import show_described
-
     settings = ClientSettings.of({}, config)
     text = read_own_schema(settings, schema)
     with permit_reading():
         rows = settings_of_rows(settings.node(), settings.data_dir, text)
         described = describe_data(rows, every=False)
-    show_described(described)
+    for name, rows in described.items():
+        headings = [*dict.fromkeys(heading for row in rows for heading in row)]
+        table = Table(*headings, title=name, title_justify="left")
+        for row in rows:
+            table.add_row(*(Text(str(row.get(heading, ""))) for heading in headings))
+        if rows:
+            Terminal().print(table)
     if any("problem" in row for row in described["clients"]):
         raise typer.Exit(1)
 

@@ -753,8 +753,8 @@ def test_an_owner_sees_the_data_in_the_devices_own_dialect(
         'fields.dead.spellings = {yes = ["ja"], no = ["nein"]}',
     )
     shown = captured(capsys, "client", "data", config, "--schema", schema).out
-    assert re.search(r"age +number +40.5 to 59.5, median 50 +0", shown)
-    assert re.search(r"sex +category +[mf]: 0, [mf]: 0 +0", shown)  # the schema fills it
+    assert re.search(r"age +│ number +│ 40.5 to 59.5, median 50 +│ 0", shown)
+    assert re.search(r"sex +│ category +│ [mf]: 0, [mf]: 0 +│ 0", shown)  # the schema fills it
     captured(capsys, "client", "accept", config, "--schema", schema, "--yes")
     assert captured(capsys, "client", "data", config).out == shown
 

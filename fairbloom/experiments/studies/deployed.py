@@ -1,11 +1,12 @@
 """A comparison on a federation: its runs are submitted to the server, one after the other."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from fairbloom.protocol.settings import Value
 
+from ..arms import baseline_of, parse_arms
 from ..results.comparison import Comparison, read_comparison
 from ..study import Study
 from .compare import prepare, seeds_before, write_comparison
@@ -15,20 +16,30 @@ from .running import study_folder
 CarryOut = Callable[[Mapping[str, Value]], str]
 
 
-def compare_deployed(study: Study, out: Path, carry_out: CarryOut) -> Comparison:
-    """Carry out the missing runs of a comparison; write its tables, figure and report into `out`.
+def compare_deployed(
+    methods: str,
+    baseline: str,
+    seeds: Sequence[int],
+    given: Mapping[str, Value],
+    carry_out: CarryOut,
+) -> Comparison:
+    """Carry out the missing runs of a comparison; write its tables, figure and report.
 
-    A failed run does not end the others; the same call tries it again.
+    `given` has the settings of all runs, and the folder as `out`. A failed run does not end the
+    others; the same call tries it again.
     """
-    out = out.absolute()
+    settings = {key: value for key, value in given.items() if key != "out"}
+    out = Path(str(given["out"])).absolute()
+    arms = parse_arms(methods, settings)
+    study = Study("compare", arms, seeds, baseline_of(baseline, arms), settings)
     study = replace(prepare(study, out, deployed=True), extended_from=seeds_before(study, out))
     with study_folder(study, out):
         failed = dict[str, str]()
         for seed in study.seeds:
             for arm in study.arms:
                 name = study.folder(arm, seed)
-                given = {**study.config(arm), "seed": seed, "out": str(out / name)}
-                if not study.is_done(arm, seed, out) and (reason := carry_out(given)):
+                own = {**study.config(arm), "seed": seed, "out": str(out / name)}
+                if not study.is_done(arm, seed, out) and (reason := carry_out(own)):
                     failed[name] = reason
         study = replace(study, failed=failed)
         study.write(out)
