@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from fairbloom.checks.subject import even_digits
+from fairbloom.check import even_digits
 from fairbloom.tasks import TASKS, Examples, Setup, Splits, Task
 from fairbloom.tasks.task import AnyExamples
 

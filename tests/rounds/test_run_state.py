@@ -4,6 +4,7 @@ killed between any two of its transitions goes on from it to the same bits.
 
 import ast
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 from hypothesis import given, settings, strategies as st
 
-from fairbloom.checks.report import bits
 from fairbloom.rounds.cohort import Cohort, Decision, Kept, Past
 from fairbloom.rounds.method import FrozenMethodError
 from fairbloom.rounds.run_state import decode, encode
@@ -24,6 +24,17 @@ from tests.strategies.helpers import ARGUMENTS, make
 ROUNDS = 3
 # Between Flower's hooks, a process may end after each of these.
 BOUNDARIES = ("drawn", "stepped", "evaluated")
+
+
+def bits(value: object) -> object:
+    """Return a value in a form that shows whether it has changed."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, Mapping):
+        return [(repr(key), bits(item)) for key, item in value.items()]
+    if isinstance(value, list | tuple):
+        return type(value).__name__, [bits(item) for item in value]
+    return repr(value)
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -1,1 +1,0 @@
-"""Tests that every method or client-side rule must pass, with reports of the failures."""
