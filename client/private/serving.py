@@ -92,8 +92,11 @@ def reply_by(account: Account, message: Message, context: Context) -> RecordDict
             " with: submit it with that schema"
         )
     settings = settings.model_copy(
-        # not as on a device, which would keep other sides of the rows than the account does
-        update={"state_dir": str(account.place / STATES), "device": "cpu", wire.DEPLOYED: False}
+        update={
+            **{"state_dir": str(account.place / STATES), "device": "cpu"},
+            # the account keeps the sides of its rows itself, and the server names no folder of them
+            **{wire.DEPLOYED: False, wire.SIDES_IN: ""},
+        }
     )
     with account.ledger.lock():
         return Request(account, kind, message, context, settings, terms).serve(partition, name_here)
