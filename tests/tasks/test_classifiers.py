@@ -200,7 +200,7 @@ def test_a_pickle_that_runs_code_is_not_loaded(tmp_path: Path) -> None:
 
 
 def test_a_run_begins_with_the_weights_and_continues(tmp_path: Path) -> None:
-    shared = {"clients": 4, "model": "mlp", "device": "cpu", "learning-rate": 1e-9}
+    shared = {"clients": 4, "model": "mlp", "device": "cpu", "learning-rate": 1e-9, "seed": 5}
 
     def run(name: str, rounds: int, **others: Any) -> fairbloom.Run:
         config = {**shared, "num-rounds": rounds, "out": str(tmp_path / name), **others}
@@ -212,5 +212,7 @@ def test_a_run_begins_with_the_weights_and_continues(tmp_path: Path) -> None:
     second = run("second", 1, **{"initial-weights": str(weights)})
     for name, array in first.model().state_dict().items():
         torch.testing.assert_close(second.model().state_dict()[name], array)
+    with pytest.raises(FairbloomError, match=r"goes with seed = 5.* the run has seed = 6"):
+        run("other", 1, **{"initial-weights": str(weights), "seed": 6})
     weights.unlink()  # a run that continues does not need them
     assert run("second", 2, **{"initial-weights": str(weights)}).rounds_done == 2
