@@ -14,7 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.segment import Segment
 
-from fairbloom.errors import FairbloomError, on_command_line
+from fairbloom.errors import FairbloomError
 from fairbloom.logs import colour_on_terminals_alone, escape_unprintable
 
 
@@ -86,8 +86,7 @@ def run_command(app: typer.Typer) -> None:
     A bug keeps its traceback.
     """
     try:
-        with on_command_line():
-            app()
+        app()
     except Interrupted:
         errors.print(
             "[yellow]interrupted[/]: the same command begins again; a run continues after its last"

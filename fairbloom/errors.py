@@ -3,21 +3,15 @@
 import difflib
 import inspect
 import os
-import re
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
-from functools import partial, wraps
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import PurePath
 from types import CodeType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from fairbloom.text import join_first, plural, text_if
-
-P = ParamSpec("P")
-Result = TypeVar("Result")
 
 
 class FairbloomError(ValueError):
@@ -37,50 +31,6 @@ def raise_first(faults: Mapping[str, object], kind: type[FairbloomError] = Fairb
     """Raise an error of a kind with the words of the first fault that is there."""
     for fault in faults_in(faults):
         raise kind(fault)
-
-
-# Whether the command line calls the functions that users also call from Python.
-_ON_COMMAND_LINE = ContextVar("on_command_line", default=False)
-
-# Parts of messages that name an option: in a whole command they stay, and --set is an argument.
-_OPTIONS = re.compile(
-    r"(?P<command>fairbloom [a-z]+ [^;:,()]*)"
-    r"|--set (?P<quote>')?(?P<key>[\w.-]+)=\"?(?P<value>(?(quote)[^']+?|[^\s,;:)]+))\"?(?(quote)')"
-    r"|--(?P<option>[a-z][a-z-]*)"
-)
-
-
-@contextmanager
-def on_command_line() -> Iterator[None]:
-    """Let errors name options of the command line for a while, as `--out`."""
-    token = _ON_COMMAND_LINE.set(True)
-    try:
-        yield
-    finally:
-        _ON_COMMAND_LINE.reset(token)
-
-
-def explained_in_python(function: Callable[P, Result]) -> Callable[P, Result]:
-    """Let a function's errors name its arguments in Python, and not the command line's options."""
-
-    @wraps(function)
-    def called(*args: P.args, **named: P.kwargs) -> Result:
-        try:
-            return function(*args, **named)
-        except FairbloomError as error:
-            if error.args and not _ON_COMMAND_LINE.get():
-                error.args = (_OPTIONS.sub(_as_argument, str(error.args[0])), *error.args[1:])
-            raise
-
-    return called
-
-
-def _as_argument(found: re.Match[str]) -> str:
-    if found["command"]:
-        return found["command"]
-    if found["key"]:
-        return f'settings={{"{found["key"]}": "{found["value"]}"}}'
-    return found["option"].replace("-", "_")
 
 
 def reason_of(fault: Mapping[str, Any]) -> str:

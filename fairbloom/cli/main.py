@@ -73,7 +73,7 @@ COMMANDS = {
     ),
     "check": CommandPlace(
         f"{OURS}.check:check",
-        "Test a method of your own, and report what is wrong with it.",
+        "Train with a method of your own, once more and from a checkpoint; report what is wrong.",
         "fairbloom check my_module:Mine --set mine.share=0.3",
     ),
     "report": CommandPlace(

@@ -7,7 +7,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal, Unpack
 
-from fairbloom.errors import explained_in_python
 from fairbloom.imports import only_trusted_imports
 from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.server.run_folder.files import CLIENTS, SCORES
@@ -275,7 +274,6 @@ def compare(
         return compare_arms(study, Path(out), jobs or processors_here(), bar, on_run)
 
 
-@explained_in_python
 def refit(
     folder: str | os.PathLike[str],
     *,
@@ -442,7 +440,6 @@ def check_data(
     return {name: frame(rows) for name, rows in described.items()}
 
 
-@explained_in_python
 def load(
     folder: str | os.PathLike[str], *, score: str = "", trust: bool = False
 ) -> Run | Comparison | Search | Reproduction:
@@ -482,7 +479,6 @@ def load(
             return load_reproduction(path, study, trust=trust)
 
 
-@explained_in_python
 def evaluate(
     run: str | os.PathLike[str],
     *,

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, TypedDict, TypeVar, get_type_hints
 
-from fairbloom.errors import explained_in_python
 from fairbloom.protocol.settings import SETTINGS, SettingsError, Value, key_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -45,7 +44,6 @@ def expand_options(function: Function) -> Function:
     ]
     signature = signature.replace(parameters=[*own, *common])
 
-    @explained_in_python
     @wraps(function)
     def checked(*values: Any, **named: Any) -> Any:
         try:

@@ -1,9 +1,8 @@
 """Load a task by its name, and check, describe or digest its data."""
 
-import shlex
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from multiprocessing import parent_process
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from fairbloom.errors import FairbloomError, ReportableError, did_you_mean, join_names
 from fairbloom.imports import is_import_string
-from fairbloom.logs import log
+from fairbloom.logs import log_once
 from fairbloom.protocol.names import DEPLOYED, RECORDED_SCHEMA, SIDES_IN
 from fairbloom.protocol.scores import GroupScore, Score
 from fairbloom.protocol.settings import RunSettings, Setup, Value, split_names
@@ -153,49 +152,16 @@ def check_data(settings: RunSettings) -> None:
         raise FairbloomError(
             f"the data of client {first} cannot be used: {reason}{more}"
         ) from reason
-    if parent_process() is None:  # the processes of a study have one that checks for all
-        _warn_of_remarks(_CheckedData(info.name, settings.data_dir, task.schema, settings, task))
+    # the processes of a study have one that checks for all
+    if task.describe is None or len(task.clients) > MAX_COMPARED or parent_process() is not None:
+        return
+    if remarks := task.describe(False).get("remarks"):
+        shown = plural(len(remarks), "1 remark", f"{len(remarks)} remarks")
+        log_once("%s on the data: see fairbloom data %s", shown, settings.data_dir)
 
 
 # Clients that a run's start compares; `fairbloom data` compares any number.
 MAX_COMPARED = 50
-
-
-@dataclass(frozen=True)
-class _CheckedData:
-    """Data that runs of one process share, whatever their other settings are."""
-
-    task_name: str
-    place: str
-    schema: str
-    settings: RunSettings = field(compare=False)
-    task: Task = field(compare=False)
-
-
-@lru_cache(maxsize=64)
-def _warn_of_remarks(data: _CheckedData) -> None:
-    """Log once that `fairbloom data` has remarks, which a run does not show."""
-    if data.task.describe is None or len(data.task.clients) > MAX_COMPARED:
-        return
-    if not (remarks := len(data.task.describe(False).get("remarks", ()))):
-        return
-    defaults = {each.key: each.default for each in find_task(data.task_name).settings}
-    command = [
-        f"fairbloom data {shlex.quote(data.place)}",
-        text_if(data.task_name != "csv", f"--task {data.task_name}"),
-        text_if(data.settings.schema_, "--schema FILE"),
-        *(
-            f"--set {shlex.quote(f'{key}={value}')}"
-            for key, value in data.settings.parameters.items()
-            if key in defaults and value != defaults[key]
-        ),
-    ]
-    log.warning(
-        "%s on the data: %s shows %s",
-        plural(remarks, "1 remark", f"{remarks} remarks"),
-        " ".join(filter(None, command)),
-        plural(remarks, "it", "them"),
-    )
 
 
 def digests(settings: RunSettings) -> dict[str, str]:

@@ -19,7 +19,7 @@ import pytest
 
 import fairbloom as api
 from fairbloom import RecordedRound, Run
-from fairbloom.errors import FairbloomError, explained_in_python, on_command_line
+from fairbloom.errors import FairbloomError
 from fairbloom.experiments.options import StudyOptions
 from fairbloom.server.fairness import summarize
 from fairbloom.strategies import Cohort, FedAvg, FedFV, FloatArray, FromTorchJD
@@ -303,37 +303,9 @@ def test_settings_may_be_written_as_python_names(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("on_the_command_line", "in_python"),
-    [
-        ("choose another folder (--out)", "choose another folder (out)"),
-        (
-            "add --set 'csv.target=ré admis', the likeliest",
-            'add settings={"csv.target": "ré admis"}, the likeliest',
-        ),
-        ("as in --set 'model=\"2.5\"'; allowed is", 'as in settings={"model": "2.5"}; allowed is'),
-        ("raise --gpus-per-run", "raise gpus_per_run"),
-        ("fairbloom compare --app my-app: --out", "fairbloom compare --app my-app: out"),
-    ],
-)
-def test_errors_name_arguments_in_python_and_options_elsewhere(
-    on_the_command_line: str, in_python: str
-) -> None:
-    @explained_in_python
-    def fail() -> None:
-        raise FairbloomError(on_the_command_line)
-
-    with pytest.raises(FairbloomError) as error:
-        fail()
-    assert str(error.value) == in_python
-    with on_command_line(), pytest.raises(FairbloomError) as error:
-        fail()
-    assert str(error.value) == on_the_command_line
-
-
-def test_a_folder_in_use_is_refused_in_the_words_of_python(tmp_path: Path) -> None:
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(FairbloomError, match=r"choose another folder \(out\)$"):
+    with pytest.raises(FairbloomError, match=r"choose another folder \(--out\)$"):
         api.compare(methods="fedavg", seeds=1, rounds=1, out=tmp_path, progress=False)
 
 

@@ -277,7 +277,7 @@ def test_a_users_task_predicts_by_its_own_preprocessing(
         with subtests.test(client=client, mean=mean):
             heights = pandas.DataFrame({"height": [mean - 2.0, mean + 2.0]})
             assert list(run.predict(heights, client=client)["predicted_tall"]) == ["no", "yes"]
-    with pytest.raises(FairbloomError, match="by client with one of a, b"):
+    with pytest.raises(FairbloomError, match="by --client with one of a, b"):
         run.predict(heights)
     assert [*run.model().state_dict()] == [*run.model("a").state_dict()]  # it needs no client
     with pytest.raises(

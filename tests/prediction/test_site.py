@@ -178,13 +178,13 @@ def test_what_cannot_be_evaluated_names_the_remedy(
     site = {"data_dir": there / "new"}
     cases: list[tuple[Path, dict[str, Any], str]] = [
         (tmp_path, site, "holds no run: name a run folder"),
-        (there / "run", {}, "reads its data from a folder: name it by data_dir, or on a"),
+        (there / "run", {}, "reads its data from a folder: name it by --data-dir, or on a"),
         (there / "run", {"data_dir": there / "nowhere"}, "no such folder or file"),
         (there / "run", {**site, "model": "lst"}, r"model = 'lst': did you mean last\?"),
         (
             there / "run",
             {"data_dir": there / "hospitals"},
-            "data of 4 clients: say which one by client: h0, h1, h2 and 1 more",
+            "data of 4 clients: say which one by --client: h0, h1, h2 and 1 more",
         ),
         (
             there / "run",

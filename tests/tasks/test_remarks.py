@@ -24,7 +24,7 @@ def test_remarks_are_one_line_of_a_run(folder: Folder, caplog: pytest.LogCapture
     out = {"out": there.parent / "run", "progress": False, "device": "cpu"}
     fairbloom.run("csv", data_dir=there, rounds=1, **out)
     assert [each.getMessage() for each in caplog.records if "remark" in each.getMessage()] == [
-        f"2 remarks on the data: fairbloom data {there} shows them"
+        f"2 remarks on the data: see fairbloom data {there}"
     ]
 
 
@@ -36,7 +36,7 @@ def test_runs_on_the_same_data_share_the_line(
     for seed in range(3):
         check_data(RunSettings.of({**settings, "seed": seed}))
     assert [each.getMessage() for each in caplog.records if "remark" in each.getMessage()] == [
-        f"1 remark on the data: fairbloom data {there} --set csv.target=pressure shows it"
+        f"1 remark on the data: see fairbloom data {there}"
     ]
 
 

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from fairbloom.errors import (
     FairbloomError,
     did_you_mean,
-    explained_in_python,
     join_names,
     raise_first,
 )
@@ -542,7 +541,6 @@ class Run(Shown):
             if key != "out" and value != usual.get(key)
         }
 
-    @explained_in_python
     def predictor(
         self, client: str = "", model: str = "last", *, trust: bool = False
     ) -> "Predictor":
@@ -570,7 +568,6 @@ class Run(Shown):
 
         return load_predictor(self.folder, client=client, model=model, trust=trust)
 
-    @explained_in_python
     def model(self, client: str = "", model: str = "last") -> "Module":
         """Return the trained model, a torch.nn.Module in eval mode on the CPU; see `predictor`.
 

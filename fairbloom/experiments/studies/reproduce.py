@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fairbloom.errors import FairbloomError, explained_in_python
+from fairbloom.errors import FairbloomError
 from fairbloom.imports import only_trusted_imports
 from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.server.run_folder.errors import RunFolderError
@@ -29,7 +29,6 @@ from .progress import StudyBar, study_progress
 from .running import carry_out, check_measures, fix_score, write_tables
 
 
-@explained_in_python
 def reproduce(
     name: str,
     *,

@@ -226,7 +226,7 @@ def test_a_folder_of_a_run_or_of_somebody_s_files_is_refused(
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
     for folder in (run, other):
         with subtests.test(folder=folder):
-            with pytest.raises(FairbloomError, match=rf"{folder} .*\(out\)$"):
+            with pytest.raises(FairbloomError, match=rf"{folder} .*\(--out\)$"):
                 compare(
                     methods="fedavg,fedfv", clients=5, rounds=2, jobs=1, out=folder, progress=False
                 )

@@ -182,7 +182,7 @@ def test_the_same_command_continues_and_another_is_refused(compared: Path, tmp_p
     before = MODEL.path_in(tmp_path).stat().st_mtime_ns
     assert refit(compared, method="fedavg", out=tmp_path).folder == done.folder
     assert MODEL.path_in(tmp_path).stat().st_mtime_ns == before
-    with pytest.raises(FairbloomError, match=r"test-share = 0\.0 there and 0\.3 here.*\(out\)"):
+    with pytest.raises(FairbloomError, match=r"test-share = 0\.0 there and 0\.3 here.*\(--out\)"):
         refit(compared, method="fedavg", test_share=0.3, out=tmp_path)
     assert refit(compared, method="fedavg", test_share=0.3, out=tmp_path / "b").final()
 
