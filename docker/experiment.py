@@ -7,9 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from fairbloom.deploy.fleet.federation import Federation, read_now
 from fairbloom.deploy.fleet.runs import submit
 from fairbloom.deploy.operator import submit as runs
@@ -61,11 +58,9 @@ def wait_for_clients() -> tuple[Federation, int]:
 def show(folder: Path) -> None:
     """Print each client's last score of the global model."""
     column = SCORES.read(folder)[0].column()
-    table = Table("client", column)
     last = {row["client"]: row[column] for row in CLIENTS.read(folder) if row[column]}
     for name, value in last.items():
-        table.add_row(name, f"{float(value):.4g}")
-    Console().print(table)
+        print(f"{name}: {column} {float(value):.4g}")
 
 
 def main() -> int:

@@ -130,8 +130,10 @@ def _train(
     rounds: int,
 ) -> Model:
     """Return the model after training half of six clients in each round, on digits."""
-    owner = method.__name__.lower()
-    settings = {f"{owner}.{name.replace('_', '-')}": value for name, value in arguments.items()}
+    settings = {
+        f"{method.__name__.lower()}.{name.replace('_', '-')}": value
+        for name, value in arguments.items()
+    }
     with log_from(logging.ERROR):
         run = api.run(
             f"{__name__}:even_digits" if BETWEEN_GROUPS & method.needs else "digits",

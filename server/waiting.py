@@ -65,8 +65,11 @@ def wait_for_clients(
         if len(online) > seen:
             seen = len(online)
             settled = Deadline.after(JOIN_SECONDS, quorum.clock.monotonic)
-            of_all = text_if(seen <= wanted, f" of {wanted}")
-            log.info("waiting for clients: %d%s are online", seen, of_all)
+            log.info(
+                "waiting for clients: %d%s are online",
+                seen,
+                text_if(seen <= wanted, f" of {wanted}"),
+            )
         named = [name for name in awaited or enrolled if name not in online]
         there = len(quorum.counted(online))
         if there >= enough and len(online) >= wanted and not (awaited and named):

@@ -46,8 +46,7 @@ def keep_context(message: Message, context: Context, handler: ClientAppCallable)
     before = b""
     if versions is not None:
         found = versions.rewind(STATE, step)
-        before = b"" if found is None else found[1]
-        context.state = deserialize(before)
+        context.state = deserialize(b"" if found is None else found[1])
     reply = handler(message, context)
     if reply.has_error():
         return reply

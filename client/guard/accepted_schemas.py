@@ -111,8 +111,11 @@ class Schemas:
 
     def runs_of(self, schema: KnownSchema) -> list[str]:
         """Return the numbers of the runs that were let in with a schema."""
-        runs = read_json(self._folder / RUNS, {})
-        return [run for run, (digest, _) in runs.items() if digest == schema.digest]
+        return [
+            run
+            for run, (digest, _) in read_json(self._folder / RUNS, {}).items()
+            if digest == schema.digest
+        ]
 
     def accept(self, text: str, *, also: bool = False) -> None:
         """Accept a schema for new runs, in place of the accepted ones or `also`."""
@@ -229,8 +232,11 @@ def describe_change(schemas: Schemas, text: str) -> str:
     """Return a schema, or its difference from the schema that was accepted last."""
     lines = text.splitlines()
     if earlier := schemas.accepted() or schemas.known():
-        before = schemas.text_of(earlier[-1]).splitlines()
-        lines = list(unified_diff(before, lines, "accepted", "new", lineterm=""))
+        lines = list(
+            unified_diff(
+                schemas.text_of(earlier[-1]).splitlines(), lines, "accepted", "new", lineterm=""
+            )
+        )
     # the text comes from the server: a terminal would obey its control characters
     return "".join(escape_unprintable(line, but="\t") + "\n" for line in lines)
 

@@ -196,5 +196,6 @@ def split_rows(splits: Splits, seed: int, test_share: float) -> Splits:
 def split_at(every: Examples, trains: NDArray[np.bool_]) -> Splits:
     """Return `all_rows`, each on the side of training or of tests."""
     rows = cast(Tensor, every.rows).cpu().numpy()
-    parts = Parts(rows[trains], rows[~trains], rows[:0])
-    return splits_of(cast(Tensor, every.inputs), every.targets, parts)
+    return splits_of(
+        cast(Tensor, every.inputs), every.targets, Parts(rows[trains], rows[~trains], rows[:0])
+    )

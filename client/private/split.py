@@ -109,8 +109,7 @@ def read_sides(account: HasRows) -> list[bytes]:
             f"{account.place / FILE} of a privacy account cannot be read: restore it",
             LOST,
         )
-    starts = range(0, len(content), DIGEST_BYTES)
-    return [content[start : start + DIGEST_BYTES] for start in starts]
+    return [content[start : start + DIGEST_BYTES] for start in range(0, len(content), DIGEST_BYTES)]
 
 
 def has_rows(
@@ -129,8 +128,11 @@ def has_rows(
 def _count_rows(
     about: tuple[str, str], data_dir: str, digests: tuple[str, ...], schema: str, salt: str
 ) -> Counter[bytes]:
-    node = {"name": about[0], FILES: about[1]}
-    return Counter(digest_rows(all_rows(read_rows(node, data_dir, schema)[1]), salt))
+    return Counter(
+        digest_rows(
+            all_rows(read_rows({"name": about[0], FILES: about[1]}, data_dir, schema)[1]), salt
+        )
+    )
 
 
 def split_by(account: HasRows, splits: Splits) -> Splits:

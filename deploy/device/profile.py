@@ -87,8 +87,13 @@ def read_site(client: ClientSettings) -> SiteTables:
 def _paths_of(client: ClientSettings) -> list[Path]:
     if not client.data_dir:
         raise DeployError("data-dir is missing, so the device has no tables: set it in owner.toml")
-    place = place_of(client.data_dir, client.name)
-    return [*chain(*files_in(place, TASKS["csv"].reads, of_one=True).values())]
+    return [
+        *chain(
+            *files_in(
+                place_of(client.data_dir, client.name), TASKS["csv"].reads, of_one=True
+            ).values()
+        )
+    ]
 
 
 def show_site(client: ClientSettings, site: SiteTables) -> Iterator[str]:
@@ -193,8 +198,7 @@ def send_answer(client: ClientSettings, accepts: bool) -> None:
 
     Raise FairbloomError if nothing may leave, or the server does not take it.
     """
-    number = _count_sent(client, by_wire=True)
-    write_private(_folder_of(client) / f"{number:04}.answer", b"")
+    write_private(_folder_of(client) / f"{_count_sent(client, by_wire=True):04}.answer", b"")
     open_log(Path(client.state_dir)).note(
         {"run": 0, "asked": "answer", "sent": {"accepts": str(accepts)}}, {}
     )
@@ -260,11 +264,13 @@ def choose_table(client: ClientSettings, schema: str, day: str) -> tuple[SentTab
     about = Letter(
         client=client.name, date=day, floor=floor, unit=client.unit, formats=(), rows=0, columns={}
     )
-    text = with_files(schema, client.files, client.name)
-    file = encode_files(_paths_of(client), client.name, text)
+    file = encode_files(
+        _paths_of(client), client.name, with_files(schema, client.files, client.name)
+    )
     letters = describe_rows(file, about, with_numbers=limits.describe == "all")
-    table = SiteTable(digest_of(schema), letters)
-    return SentTable(table, names, site.digest(rows, secret, names)), ""
+    return SentTable(
+        SiteTable(digest_of(schema), letters), names, site.digest(rows, secret, names)
+    ), ""
 
 
 def _check_unit(client: ClientSettings) -> None:
@@ -281,8 +287,11 @@ def send_table(client: ClientSettings, chosen: SentTable) -> None:
     number = _count_sent(client, by_wire=True)
     content = chosen.table.encode()
     parts = [content, json.dumps(chosen.columns).encode(), chosen.digests.tobytes()]
-    secret = secret_of(Path(client.state_dir))
-    write_kept(_folder_of(client) / f"{number:04}.table", b"\n".join(parts), secret)
+    write_kept(
+        _folder_of(client) / f"{number:04}.table",
+        b"\n".join(parts),
+        secret_of(Path(client.state_dir)),
+    )
     open_log(Path(client.state_dir)).note(
         {"run": 0, "asked": "table", "sent": {"table": chosen.table.schema[:SHOWN]}}, {}
     )

@@ -152,9 +152,10 @@ class Daemon:
         at = time.time()
         online = {name: self._port.devices[name].others_seen for _, name in self._port.online()}
         self._seen |= dict.fromkeys(online, at)
-        # the state may be mounted
-        places = (self._federation.path, self._federation.state)
-        disks = {str(place): shutil.disk_usage(place) for place in places}
+        disks = {
+            str(place): shutil.disk_usage(place)
+            for place in (self._federation.path, self._federation.state)  # it may be mounted
+        }
         now = {
             "at": at,
             "run": self._runs.current,

@@ -263,9 +263,11 @@ def profiles(
     print("\n".join(of_clients.describe_findings(findings)) or "no client stands out")
     if page is not None:
         # by its name: a bare server lacks what draws it
-        keys = dict.fromkeys(found, EVERY_FILE)
         imported("page", "fairbloom.cli.data:write_page")(
-            page, fields, findings, [say_and_propose(each, NUMBER, keys) for each in findings]
+            page,
+            fields,
+            findings,
+            [say_and_propose(each, NUMBER, dict.fromkeys(found, EVERY_FILE)) for each in findings],
         )
     if write_schema is not None:
         wanted = {key.removeprefix("csv."): value for key, value in given.items()}
@@ -312,8 +314,9 @@ def compare(
         "methods", "fairbloom.experiments.studies.deployed:compare_deployed"
     )
     given = {**read_given(settings, schema, spend), "out": str(out)}
-    every = range(seed, seed + seeds)
-    compare_deployed(methods, baseline, [*every], given, partial(runs.carry_out, federation)).show()
+    compare_deployed(
+        methods, baseline, [*range(seed, seed + seeds)], given, partial(runs.carry_out, federation)
+    ).show()
 
 
 @app.command(epilog="Example: fairbloom deploy describe --schema schema.toml --out table1.csv")

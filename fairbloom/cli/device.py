@@ -315,8 +315,9 @@ def describe(
     from fairbloom.deploy.device import profile as profiles
 
     settings = ClientSettings.of({}, config)
-    day = str(datetime.now(UTC).date())
-    chosen, note = profiles.choose_table(settings, read_own_schema(settings, schema), day)
+    chosen, note = profiles.choose_table(
+        settings, read_own_schema(settings, schema), str(datetime.now(UTC).date())
+    )
     print(f"{note}This would leave:")
     for name, letter in chosen.table.letters.items():
         print(f"{name or 'all rows'}:")
@@ -398,9 +399,12 @@ def open_account(
         raise FairbloomError(
             "owner.toml asks for no account: write [limits.privacy] with epsilon = 3, for example"
         )
-    text = read_own_schema(settings, schema)
     made = open_account(
-        settings.node(), settings.limits["privacy"], text, test_share=test_share, seed=seed
+        settings.node(),
+        settings.limits["privacy"],
+        read_own_schema(settings, schema),
+        test_share=test_share,
+        seed=seed,
     )
     print("\n".join(describe_account(made)))
     print(describe_sent(settings))

@@ -49,8 +49,10 @@ def settings_of_frames(
         raise SettingsError("data are frames: name the folder that keeps them and the run (out)")
     if config.get("data-dir"):
         raise SettingsError(f"data-dir = {config['data-dir']!r}: the data are frames: leave it out")
-    place = write_frames(data, FRAMES.path_in(Path(out)))
-    return merge_settings({"task": "csv", "data-dir": str(place), **given}, config)
+    return merge_settings(
+        {"task": "csv", "data-dir": str(write_frames(data, FRAMES.path_in(Path(out)))), **given},
+        config,
+    )
 
 
 def write_frames(data: Frames, folder: Path) -> Path:

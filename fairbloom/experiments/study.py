@@ -139,8 +139,10 @@ class Study:
 
     def is_done(self, arm: Arm, seed: int, out: Path) -> bool:
         """Return whether a run is finished with all its rounds; nothing is imported for this."""
-        default = Settings.model_fields["num_rounds"].default
-        rounds = arm.settings.get("num-rounds", self.settings.get("num-rounds", default))
+        rounds = arm.settings.get(
+            "num-rounds",
+            self.settings.get("num-rounds", Settings.model_fields["num_rounds"].default),
+        )
         return _has_rounds(out / self.folder(arm, seed), rounds)
 
     def runs(self, out: Path, keys: Iterable[tuple[Arm, int]] | None = None) -> Runs:

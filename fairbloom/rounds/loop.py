@@ -197,8 +197,9 @@ class Rounds:
         current = RoundInProgress(number=number)
         self.current = current
         if halted := method.run_state.halted:
-            working = self.clients.sizes(sorted(halted))
-            method.enter(method.run_state.without((), halted.difference(working)))
+            method.enter(
+                method.run_state.without((), halted.difference(self.clients.sizes(sorted(halted))))
+            )
         free = self._wait_for_available(method.min_train_nodes, trains=True, waits=True)
         self._check_training_clients()
         if ROSTER in method.requires and (sizes := self._sizes_of_new()):

@@ -509,8 +509,9 @@ def screen_replies(
     method: Method, replies: TrainReplies, server_round: int, first_limit: float = math.inf
 ) -> NormBounds | None:
     """Refuse a round's implausible replies; return the norm bounds of the others, if any."""
-    first = method.run_state.first_counts
-    replies.refuse(implausible_counts(method, replies.metrics, first_limit, first))
+    replies.refuse(
+        implausible_counts(method, replies.metrics, first_limit, method.run_state.first_counts)
+    )
     replies.refuse(out_of_proportion(replies.metrics, method.needs, method.loss_limit))
     screen_buffers(method, replies)
     return screen_norms(method, replies, server_round)

@@ -337,8 +337,7 @@ class LocalClients:
 
         def evaluate(name: str) -> Metrics:
             own = terms if name in asked else terms_of_others
-            client = self.local(name)
-            return self._accounts[name].evaluate(client, received, own)
+            return self._accounts[name].evaluate(self.local(name), received, own)
 
         reports = refuse_failed({name: self._answer(evaluate, name) for name in names}, refused)
         return replace(

@@ -178,8 +178,9 @@ class Versions:
                         "%s is damaged: its versions from byte %d on are lost", file, opened.tell()
                     )
                     return
-                step = Point(number, work)
-                self._places.setdefault(key, {})[step] = Place(file, start, size, digest)
+                self._places.setdefault(key, {})[Point(number, work)] = Place(
+                    file, start, size, digest
+                )
                 self._counts[file] += 1
 
     def _numbers(self) -> list[int]:

@@ -275,8 +275,9 @@ def _read_numbers(
     field = schema.fields[name]
     missing = _markers_of(schema, name)
     about = table.file.field(name)
-    units = {field.unit, about.unit, *field.flags} - {""}
-    numbers, is_wrong, gone = parse_numbers(values, table.file, units, missing)
+    numbers, is_wrong, gone = parse_numbers(
+        values, table.file, {field.unit, about.unit, *field.flags} - {""}, missing
+    )
     if is_wrong.any():
         rows = np.flatnonzero(is_wrong)
         cells, codes = different_cells(values.take(rows))

@@ -61,9 +61,9 @@ def describe_rows(file: EncodedFile, letter: Letter, *, with_numbers: bool) -> M
     if file.units is not None:
         rows = np.unique(file.units, return_index=True)[1]
     schema = file.schema
-    target = file.columns[schema.target][rows]
     classes = {
-        name: rows[target == place] for place, name in enumerate(schema.predicted.categories)
+        name: rows[file.columns[schema.target][rows] == place]
+        for place, name in enumerate(schema.predicted.categories)
     }
     letters = dict[str, Letter]()
     for name, own in {ALL: rows, **classes}.items():

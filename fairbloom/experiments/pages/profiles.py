@@ -82,8 +82,7 @@ def _picture(name: str, columns: Profiles, apart: Sequence[str], of_missing: boo
     sites = ordered[:MAX_SITES]
     title = name + text_if(len(ordered) > len(sites), f" ({len(sites)} of {len(ordered)} sites)")
     if of_missing or not any(column.quantiles for column in columns.values()):
-        rows = _shares(columns, sites, of_missing)
-        spec = shares(rows, sites, "share of the rows")
+        spec = shares(_shares(columns, sites, of_missing), sites, "share of the rows")
     else:
         keys = ("low", "lower", "value", "upper", "high")  # at 5, 25, 50, 75 and 95 %
         rows = [

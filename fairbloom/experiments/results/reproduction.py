@@ -343,8 +343,16 @@ def _read_row(
     point = {key: value for key, value in settings.items() if key in varied}
     name = recipe.name_of(row, point)
     parameters = recipe.parameters(row, point)
-    unfinished = frozenset(missing - study.failed.keys())
-    return Outcome(row, name, parameters, recipe.published(row), runs, by_seed, unfinished, fault)
+    return Outcome(
+        row,
+        name,
+        parameters,
+        recipe.published(row),
+        runs,
+        by_seed,
+        frozenset(missing - study.failed.keys()),
+        fault,
+    )
 
 
 def measures_of(

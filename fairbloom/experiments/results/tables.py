@@ -48,8 +48,9 @@ def read_frame(file: TableFile, folder: Path, *, optional: bool = False) -> "pan
         content = b"" if missing else path.read_bytes()
         if finished and not missing and not content.endswith(b"\n"):
             raise ValueError("its last line is torn")
-        whole_lines = content[: content.rfind(b"\n") + 1]
-        return _to_frame(_parse(whole_lines, file.needed, finished=finished))
+        return _to_frame(
+            _parse(content[: content.rfind(b"\n") + 1], file.needed, finished=finished)
+        )
 
 
 def _parse(content: bytes, needed: Sequence[str], *, finished: bool) -> "pyarrow.Table":

@@ -82,8 +82,7 @@ def prepare(study: Study, out: Path, *, deployed: bool = False) -> Study:
     if study.app is not None:  # its strategy and its clients decide on the score
         return study
     first = study.run(study.arms[0], study.seeds[0], out)
-    methods = [arm.method for arm in study.arms]
-    check_used(study.settings, methods, first.task, deployed=deployed)
+    check_used(study.settings, ([arm.method for arm in study.arms]), first.task, deployed=deployed)
     warn_of_idle({arm.label: Settings.of(study.config(arm)) for arm in study.arms})
     return replace(study, settings={**study.settings, **fix_score(first)})
 
