@@ -340,8 +340,8 @@ def data(config: ClientToml, schema: SchemaOption = None) -> None:
     settings = ClientSettings.of({}, config)
     text = read_own_schema(settings, schema)
     with permit_reading():
-        rows = settings_of_rows(settings.node(), settings.data_dir, text)
-        described = describe_data(rows, every=False)
+        read = settings_of_rows(settings.node(), settings.data_dir, text)
+        described = describe_data(read, every=False)
     for name, rows in described.items():
         headings = [*dict.fromkeys(heading for row in rows for heading in row)]
         table = Table(*headings, title=name, title_justify="left")

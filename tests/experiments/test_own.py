@@ -285,7 +285,8 @@ def test_only_the_same_frames_continue_a_run(tmp_path: Path, subtests: pytest.Su
     for data, name in ((changed, "Davos"), (fewer, "Sion")):
         with subtests.test(name=name):
             with pytest.raises(
-                FairbloomError, match=rf"has other data.*\({name}.parquet differ\).*folder \(--out\)"
+                FairbloomError,
+                match=rf"has other data.*\({name}.parquet differ\).*folder \(--out\)",
             ):
                 api.run(data=data, out=tmp_path, **FILLED)
 
@@ -392,7 +393,7 @@ def test_functions_that_read_data_take_the_same_words() -> None:
         ("sites", {}, "or name a folder of files by data_dir"),
         (sites(), {"out": None}, r"name the folder that keeps them and the run \(out\)"),
         (sites(), {"data_dir": "files"}, "the data are frames: leave it out"),
-        (sites(), {"target": ""}, r'add --set csv.target=readmitted'),
+        (sites(), {"target": ""}, r"add --set csv.target=readmitted"),
     ],
 )
 def test_what_is_no_data_is_refused(
