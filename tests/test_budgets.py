@@ -19,27 +19,27 @@ from tests.checkout import ROOT
 
 # The statements of Python in each package and subpackage that is larger than SMALL_ROOM.
 ROOMS: Mapping[str, int] = {
-    "fairbloom/cli": 762,
-    "client": 2_002,
-    "client/guard": 798,
-    "client/private": 1_261,
+    "fairbloom/cli": 863,
+    "client": 2_039,
+    "client/guard": 905,
+    "client/private": 1_269,
     "client/rules": 678,
-    "deploy/fleet": 2_647,
-    "fairbloom/experiments": 837,
-    "fairbloom/experiments/pages": 1_020,
-    "fairbloom/experiments/results": 1_992,
-    "fairbloom/experiments/studies": 873,
-    "fairbloom": 738,
-    "fairbloom/protocol": 1_061,
-    "fairbloom/rounds": 3_315,
-    "server": 916,
-    "server/run_folder": 1_297,
-    "fairbloom/simulation": 834,
+    "deploy/fleet": 2_674,
+    "fairbloom/experiments": 825,
+    "fairbloom/experiments/pages": 1_015,
+    "fairbloom/experiments/results": 1_946,
+    "fairbloom/experiments/studies": 879,
+    "fairbloom": 772,
+    "fairbloom/protocol": 1_039,
+    "fairbloom/rounds": 3_219,
+    "server": 939,
+    "server/run_folder": 1_294,
+    "fairbloom/simulation": 729,
     "fairbloom/simulation/stacked": 994,
-    "strategies": 2_136,
-    "fairbloom/tables": 3_803,
-    "fairbloom/tasks": 2_016,
-    "fairbloom/tasks/datasets": 718,
+    "strategies": 2_132,
+    "fairbloom/tables": 3_905,
+    "fairbloom/tasks": 2_103,
+    "fairbloom/tasks/datasets": 640,
 }
 
 # The most statements of a room without a budget of its own.
@@ -52,7 +52,7 @@ SLACK = 1.03
 WHOLE = 34_900
 
 # The most statements in all tests: two for each that an issue may add are in it.
-TESTS = 43_000
+TESTS = 43_600
 
 # The most statements in the scripts of docs/ and benchmarks/.
 SCRIPTS = 3_950
