@@ -31,7 +31,7 @@ from fairbloom.deploy.fleet.messages import MAX_SETTINGS_BYTES
 from fairbloom.deploy.fleet.runs import STOPPED, Order, RunFiles, list_runs, submit
 from fairbloom.deploy.operator import submit as runs
 from fairbloom.experiments.api import compare
-from fairbloom.protocol.settings import Value
+from fairbloom.protocol.settings import Value, fingerprint
 from fairbloom.server.progress import ANNOUNCED
 from fairbloom.server.run_folder.files import PRIVACY
 from fairbloom.server.settings import Settings, default_config
@@ -791,3 +791,50 @@ def test_each_command_of_the_operator_is_noted(made: Path) -> None:
             ("stop", {"run": last_run(made).number}),
         )
     ]
+
+
+# A release ----------------------------------------------------------------------------------------
+
+
+def finished_run(made: Path, folder: Path, *, is_finished: bool = True) -> RunFiles:
+    """Submit a run of digits, and return it as the server leaves it, with its run folder."""
+    assert fairbloom("deploy", "submit", "--dir", made, "--detach", "--set", "seed=3") == 0
+    run = last_run(made)
+    run.end(0)
+    (run.folder / ANNOUNCED).write_text(str(folder))
+    folder.mkdir(exist_ok=True)
+    if is_finished:
+        (folder / "model.safetensors").touch()
+    return run
+
+
+@pytest.mark.parametrize("model", ["last", "best"])
+def test_a_release_is_the_same_run_once_more(made: Path, tmp_path: Path, model: str) -> None:
+    """By its number or folder; a device knows the settings by their fingerprint."""
+    federation = Federation.read(made)
+    run = finished_run(made, tmp_path / "a")
+    finished_run(made, tmp_path / "b")
+    for name in (str(run.number), str(tmp_path / "a"), os.path.relpath(tmp_path / "a")):
+        order = runs.order_release(federation, name, model)
+        settings = dict(order.settings)
+        before = dict(Order.read(run.order).settings)
+        assert settings == {**before, "release": model, "out": str(tmp_path / "a")}
+        assert fingerprint(settings) == fingerprint(before)
+
+
+def test_only_a_finished_run_of_ours_is_released(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = finished_run(made, tmp_path / "a", is_finished=False)
+    release = ("deploy", "release", "--dir", made)
+    for name, words in (
+        (str(run.number), "the same submit continues"),
+        ("a", "fairbloom deploy status shows both"),
+    ):
+        assert fairbloom(*release, name) == 2
+        assert words in capsys.readouterr().err
+    (tmp_path / "a" / "model.safetensors").touch()
+    run.order.write_text(run.order.read_text().replace("fairbloom.serverapp:app", "my_app:app"))
+    assert fairbloom(*release, str(run.number)) == 2
+    assert "has no final model of a task" in capsys.readouterr().err
+    assert len(orders(made)) == 1
