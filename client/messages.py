@@ -201,7 +201,7 @@ def keep_evaluated(context: Context, local: LocalClient, received: StateDict, te
 
 
 def keep_released(message: Message, context: Context, local: LocalClient) -> RecordDict:
-    """Treat a released model as the device's owner says, and return by which rule.
+    """Treat a released model as the device's owner says, and return the rule.
 
     Raise ReportableError if it is not a model of the run's settings, or the disk refuses it.
     """

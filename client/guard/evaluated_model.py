@@ -94,7 +94,7 @@ def write_model(
         write_private(draft / SCHEMA_NAME, task.schema.encode())
     keep_preprocessing(draft, task, (client,))
     states = folder_of(settings.model_copy(update={"state_dir": "."}), client)
-    # by which the owner's log knows the run
+    # the owner's log has it of each message
     digest = fingerprint_of(settings)[:SHOWN]
     save_model(draft / MODEL, arrays, {**about, "states": str(states), "settings": digest}, 0o600)
 

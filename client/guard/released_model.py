@@ -1,6 +1,6 @@
 """The model that the operator has released to a device, and its owner's choice of it.
 
-Once there is one, the device predicts by it alone: no later run replaces it. In the state folder,
+Once there is one, the device predicts only by it: no later run replaces it. In the state folder,
 `released` has it, `released.before` the one that it replaced, and `released.waiting` one that waits
 for the owner, or that the owner has put back.
 """
