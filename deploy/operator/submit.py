@@ -7,7 +7,6 @@ import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from os.path import relpath
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +161,7 @@ def order_release(federation: Federation, run: str, model: str) -> Order:
     """
     for files in reversed(list_runs(federation.runs)):
         folder = find_announced(files.folder)
-        if folder is not None and run in (str(files.number), str(folder), relpath(folder)):
+        if folder is not None and (run == str(files.number) or folder == Path(run).absolute()):
             order = Order.read(files.order)
             if order.app != OURS.serverapp or not is_finished(folder):
                 raise DeployError(

@@ -114,7 +114,7 @@ def test_the_tutorial_ends_at_a_prediction_on_a_device(tmp_path: Path) -> None:
                 if line.startswith("fairbloom deploy status"):
                     assert "ditto" in said
                 if line.startswith("fairbloom predict") and "personal" not in line:
-                    assert "by the model of round 10 of 10" in said
+                    assert "by the model of round 10 of ditto: ditto, seed 0, released" in said
         patients = (runtime.home / "hospitals" / "north.csv").read_text().splitlines()
         (folder,) = (path.parent for path in runtime.home.rglob("runs/ditto/clients.csv"))
         run = load(folder)

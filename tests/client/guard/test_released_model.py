@@ -226,6 +226,11 @@ def test_a_run_may_begin_with_the_final_model_of_an_own_run(
     assert not begins(device, model_of(0.6))
 
 
+def test_a_disk_that_takes_no_note_costs_no_round(device: Device) -> None:
+    (device.state / FOLDER).touch()
+    assert device.train()["num-examples"]
+
+
 @pytest.mark.parametrize(("rule", "known"), [("ask", True), ("take", False)])
 def test_a_taken_model_is_accepted_by_an_owner_alone(
     tmp_path: Path, rule: str, known: bool

@@ -26,7 +26,9 @@ from fairbloom.client.private.mechanism import Mechanism, Training
 from fairbloom.client.private.rows import Rows
 from fairbloom.client.states import RULE
 from fairbloom.protocol.accounts import AccountStatus
+from fairbloom.protocol.names import RELEASE, RELEASE_LIMIT
 from fairbloom.protocol.terms import Terms
+from fairbloom.server.run_folder.files import MODEL
 from fairbloom.server.settings import Settings
 from fairbloom.tables import DataError
 from fairbloom.tasks import Examples, load_task
@@ -262,3 +264,17 @@ def test_planted_weights_read_no_row(private: bool) -> None:
         slopes = mechanism.mean_gradient(account)[:64]
         read += int(torch.nn.functional.cosine_similarity(slopes, rows).abs().argmax()) == target
     assert (read <= 4) if private else (read == 20)
+
+
+def test_a_released_model_costs_an_account_nothing(tmp_path: Path) -> None:
+    device = opened(tmp_path)
+    device.own = {"state-dir": str(device.state)}
+    before = device.left
+    about = {"run": "a", "method": "fedavg", "day": "2026-01-31"}
+    assert device.ask(RELEASE, about)["client"] == {RELEASE_LIMIT: "take"}
+    assert MODEL.exists_in(device.state / "released")
+    assert "release the model of another run" in device.ask(
+        RELEASE, about, {"weight": torch.ones(1)}
+    )
+    assert device.left == before
+    assert not device.account.ledger.is_halted
