@@ -24,6 +24,7 @@ ROOMS: Mapping[str, int] = {
     "client/guard": 905,
     "client/private": 1_269,
     "client/rules": 678,
+    "deploy/operator": 643,
     "deploy/fleet": 2_674,
     "fairbloom/experiments": 825,
     "fairbloom/experiments/pages": 1_015,
