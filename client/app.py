@@ -7,7 +7,7 @@ may start a new process for every message.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -121,7 +121,8 @@ def train(message: Message, context: Context) -> Message:
             check_first_model(local, received, rounded=terms.codec.rounds_model)
         update = train_client(local, received, terms, vectors)
         if place := local.settings.state_dir:
-            note(Path(place), TRAINED, fingerprint_of(local.settings))
+            with suppress(OSError):  # without the note, a later run's weights need their owner
+                note(Path(place), TRAINED, fingerprint_of(local.settings))
         metrics = MetricRecord({**update.metrics, **_name_rows(local)})
         if terms.codec.rounds_updates:
             metrics[wire.UPDATE_BITS] = BITS_PER_NUMBER

@@ -62,8 +62,7 @@ def check_method(
         When a property fails; the message has the fault.
     """
     given: dict[str, Any] = {**arguments} if arguments else {}
-    words = ", ".join(f"{name}={value!r}" for name, value in given.items())
-    name = f"{method.__name__}({words})"
+    name = f"{method.__name__}({', '.join(f'{key}={value!r}' for key, value in given.items())})"
     try:
         with TemporaryDirectory() as place:
             first = _train(method, given, Path(place, "first"), ROUNDS)

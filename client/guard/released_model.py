@@ -113,5 +113,7 @@ def describe_scores(state_dir: Path) -> Iterator[str]:
     for entry in read_entries(state_dir):
         digest = entry.get("settings-digest")
         if entry["asked"] == "evaluate" and digest == about["settings"] and "terms" in entry:
-            number = dict(entry["terms"]).get("server-round")
-            yield f"round {json.dumps(number)}: {json.dumps(entry.get('sent'))}"
+            yield (
+                f"round {json.dumps(dict(entry['terms']).get('server-round'))}:"
+                f" {json.dumps(entry.get('sent'))}"
+            )

@@ -227,7 +227,8 @@ class Predictor:
         with TemporaryDirectory() as folder:
             file = path
             if name != path.name:  # by which the schema finds a file's format, and its client
-                Path(folder, name).symlink_to(path.resolve())
+                file = Path(folder, name)
+                file.symlink_to(path.resolve())
             return read_new_data(file, preprocessing, find_rows(self.run, file, self.client, split))
 
     def describe(self, count: int) -> str:

@@ -337,7 +337,8 @@ class LocalClients:
 
         def evaluate(name: str) -> Metrics:
             own = terms if name in asked else terms_of_others
-            return self._accounts[name].evaluate(self.local(name), received, own)
+            client = self.local(name)  # it opens the account
+            return self._accounts[name].evaluate(client, received, own)
 
         reports = refuse_failed({name: self._answer(evaluate, name) for name in names}, refused)
         return replace(
