@@ -84,14 +84,8 @@ def subgroups_section(scene: Scene, reports: Reports, *more: Table) -> Section |
                 keys=4,
             )
         )
-    blocks.append(
-        Note(
-            [
-                _left_out(next(iter(reports.values())), grouping)
-                for grouping in first.grouped.groupings
-            ]
-        )
-    )
+    of_first = next(iter(reports.values()))
+    blocks.append(Note([_left_out(of_first, grouping) for grouping in first.grouped.groupings]))
     intro = "Scores of groups of the clients' test examples under the final models." + text_if(
         any(len(report) > 1 for report in reports.values()),
         " Means over the seeds.",
