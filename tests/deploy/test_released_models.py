@@ -119,7 +119,7 @@ def test_a_later_run_begins_with_the_final_model(there: Deployment, tmp_path: Pa
     """Without a letter, where the device has trained; a planted one waits for its owners."""
     there.submit({**SETTINGS, "seed": 7, "model": "mlp", "out": str(tmp_path / "first")})
     weights = tmp_path / "first" / "model.safetensors"
-    again = {**SETTINGS, "seed": 8, "model": "mlp", "initial-weights": str(weights)}
+    again = {**SETTINGS, "seed": 7, "model": "mlp", "initial-weights": str(weights)}
     there.submit({**again, "out": str(tmp_path / "second")})
     assert ROUNDS.read(tmp_path / "second")[0]["refused"] == ""
     MODEL.write(
