@@ -36,6 +36,15 @@ ELSEWHERE = {
     "docs/comparing.md#Larger spaces": (
         "docs/test_real_data.py::test_optuna_asks_for_the_points_of_a_search"
     ),
+    "docs/deployment.md#Table 1": (
+        "deploy/test_site_tables.py::test_the_operator_reads_one_table_and_whom_it_waits_for"
+    ),
+    "docs/deployment.md#Compare methods on the devices": (
+        "deploy/test_submit.py::test_a_comparison_submits_what_is_missing"
+    ),
+    "docs/deployment.md#After the run": (
+        "deploy/test_released_models.py::test_a_released_model_is_what_each_owner_says"
+    ),
     "docs/deployment.md#Keys that stay on the device": (
         "deploy/test_pki.py::test_a_bundle_for_a_key_of_the_device_holds_nothing_secret"
     ),
