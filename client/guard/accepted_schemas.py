@@ -232,11 +232,8 @@ def describe_change(schemas: Schemas, text: str) -> str:
     """Return a schema, or its difference from the schema that was accepted last."""
     lines = text.splitlines()
     if earlier := schemas.accepted() or schemas.known():
-        lines = list(
-            unified_diff(
-                schemas.text_of(earlier[-1]).splitlines(), lines, "accepted", "new", lineterm=""
-            )
-        )
+        before = schemas.text_of(earlier[-1]).splitlines()
+        lines = list(unified_diff(before, lines, "accepted", "new", lineterm=""))
     # the text comes from the server: a terminal would obey its control characters
     return "".join(escape_unprintable(line, but="\t") + "\n" for line in lines)
 

@@ -41,7 +41,7 @@ from fairbloom.tasks.permit import (
 )
 
 from .budget import REPORTS, UNITS, Budget, epsilon_of
-from .ledger import DAMAGED, LOST, SHARE, AccountError, Ledger, read_part
+from .ledger import DAMAGED, LOST, SHARE, AccountError, KeptRows, Ledger, read_part
 
 # The format of an account's file.
 FORMAT = 2
@@ -69,14 +69,13 @@ def one_sentence() -> Iterator[None]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Account(Budget):
+class Account(Budget, KeptRows):
     """A budget for data, as the account's folder says it: written once, when it was opened.
 
-    `data` has the digests of the data's files, and `schema` is the text that the rows were read
-    with. Of these, `train` and `test` many are trained on and tested on; their digests in the
-    folder are salted by `salt`, and were split by `seed` and `test_share`. `earlier` has the μ of
-    earlier accounts of the folder or the rows, by number. `exact` replies without noise had left
-    the device before. `said` is what its owner says now, the table `limits.privacy`.
+    `data` has the digests of the data's files, of which the rows were split by `seed` and
+    `test_share`. `earlier` has the μ of earlier accounts of the folder or the rows, by number.
+    `exact` replies without noise had left the device before. `said` is what its owner says now, the
+    table `limits.privacy`.
     """
 
     format: int = FORMAT
@@ -85,15 +84,10 @@ class Account(Budget):
     client: str
     folder: str
     data: list[str]
-    schema: str
-    salt: str
     seed: int
     test_share: float
-    train: int
-    test: int
     earlier: dict[str, float] = field(default_factory=dict)
     exact: int = 0
-    place: Path = Path()
     said: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod

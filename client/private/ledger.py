@@ -50,6 +50,21 @@ class AccountError(ReportableError):
     """A refusal of an account that depends on no row, and costs nothing."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class KeptRows:
+    """The rows of an account: `train` and `test` many are trained on and tested on.
+
+    `schema` is the text that they were read with. `place` is the account's folder, with their
+    digests, which are salted by `salt`.
+    """
+
+    schema: str
+    salt: str
+    train: int
+    test: int
+    place: Path = Path()
+
+
 def read_part(path: Path, parse: Callable[[BinaryIO], Any]) -> Any:
     """Return what an account's file says; raise AccountError if it cannot be read."""
     try:

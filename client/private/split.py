@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
-from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 from torch import Tensor
@@ -26,36 +25,12 @@ from fairbloom.tasks.permit import TASK, permit_reading
 from fairbloom.tasks.task import AnyExamples
 
 from ..local import find_client_key
-from .ledger import LOST, AccountError
+from .ledger import LOST, AccountError, KeptRows
 from .rows import all_rows, split_at
 
 # The file of the digests, and their size in bytes.
 FILE = "rows"
 DIGEST_BYTES = 32
-
-
-class HasRows(Protocol):
-    """What an account says of its rows."""
-
-    @property
-    def place(self) -> Path:
-        """The folder with the digests."""
-
-    @property
-    def schema(self) -> str:
-        """The text that the rows were read with."""
-
-    @property
-    def salt(self) -> str:
-        """The salt of the digests."""
-
-    @property
-    def train(self) -> int:
-        """The number of training rows."""
-
-    @property
-    def test(self) -> int:
-        """The number of test rows."""
 
 
 def settings_of_rows(node: Mapping[str, Any], data_dir: str, schema: str) -> RunSettings:
@@ -98,7 +73,7 @@ def digest_rows(examples: AnyExamples, salt: str) -> list[bytes]:
     return [sha256(start + row.tobytes() + target.tobytes()).digest() for row, target in rows]
 
 
-def read_sides(account: HasRows) -> list[bytes]:
+def read_sides(account: KeptRows) -> list[bytes]:
     """Return the digests in an account's folder, of training rows first.
 
     Raise AccountError if they cannot be read.
@@ -113,7 +88,7 @@ def read_sides(account: HasRows) -> list[bytes]:
 
 
 def has_rows(
-    account: HasRows, node: Mapping[str, Any], data_dir: str, digests: Sequence[str]
+    account: KeptRows, node: Mapping[str, Any], data_dir: str, digests: Sequence[str]
 ) -> bool:
     """Return whether the files with these digests have an account's rows, by its own schema."""
     about = (str(node.get("name", "")), str(node.get(FILES) or ""))
@@ -135,7 +110,7 @@ def _count_rows(
     )
 
 
-def split_by(account: HasRows, splits: Splits) -> Splits:
+def split_by(account: KeptRows, splits: Splits) -> Splits:
     """Return the same rows, each on its side of an account; raise AccountError if they are others.
 
     Of equal rows, the first ones are trained on.

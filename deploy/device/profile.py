@@ -7,6 +7,7 @@ fewer rows than the floor, the difference would show them, and the earlier one g
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
@@ -20,6 +21,7 @@ from fairbloom.client.guard.limits import Limits
 from fairbloom.client.guard.log_files import open_log
 from fairbloom.client.private.account import Known
 from fairbloom.system.files import make_folder, write_private
+from fairbloom.system.lock import exclusive_lock
 from fairbloom.system.versions import FOLDER, read_kept, secret_of, write_kept
 from fairbloom.tables.comparison import compare
 from fairbloom.tables.encoding import encode_files
@@ -87,13 +89,15 @@ def read_site(client: ClientSettings) -> SiteTables:
 def _paths_of(client: ClientSettings) -> list[Path]:
     if not client.data_dir:
         raise DeployError("data-dir is missing, so the device has no tables: set it in owner.toml")
-    return [
-        *chain(
-            *files_in(
-                place_of(client.data_dir, client.name), TASKS["csv"].reads, of_one=True
-            ).values()
-        )
-    ]
+    place = place_of(client.data_dir, client.name)
+    return [*chain(*files_in(place, TASKS["csv"].reads, of_one=True).values())]
+
+
+def lock_sent(client: ClientSettings) -> AbstractContextManager[None]:
+    """Return a lock on what has left: two at once would not be compared with each other."""
+    folder = Path(client.state_dir)
+    make_folder(folder)
+    return exclusive_lock(folder / "profiles.lock")
 
 
 def show_site(client: ClientSettings, site: SiteTables) -> Iterator[str]:
@@ -198,7 +202,8 @@ def send_answer(client: ClientSettings, accepts: bool) -> None:
 
     Raise FairbloomError if nothing may leave, or the server does not take it.
     """
-    write_private(_folder_of(client) / f"{_count_sent(client, by_wire=True):04}.answer", b"")
+    number = _count_sent(client, by_wire=True)
+    write_private(_folder_of(client) / f"{number:04}.answer", b"")
     open_log(Path(client.state_dir)).note(
         {"run": 0, "asked": "answer", "sent": {"accepts": str(accepts)}}, {}
     )
@@ -252,7 +257,9 @@ def choose_table(client: ClientSettings, schema: str, day: str) -> tuple[SentTab
     floor = max(limits.min_rows, MIN_FLOOR)
     names = tuple(site.columns)
     for earlier in reversed([*_read_tables(client, secret)]):
-        changed = min(count_changed(earlier.digests, site.digest(rows, secret, earlier.columns)))
+        counts = count_changed(earlier.digests, site.digest(rows, secret, earlier.columns))
+        # as of letters: a column that was written anew hides no change of the others
+        changed = min(filter(None, counts), default=0)
         if changed >= floor:
             break
         if earlier.table.schema != digest_of(schema):

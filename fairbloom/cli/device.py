@@ -274,8 +274,6 @@ def profile(
     compares the profiles of all sites and writes the common schema.
     """
     from fairbloom.deploy.device import profile as profiles
-    from fairbloom.system.files import make_folder
-    from fairbloom.system.lock import exclusive_lock
     from fairbloom.tables.letters import encode_letter
 
     settings = ClientSettings.of({}, config)
@@ -285,9 +283,7 @@ def profile(
         "\n".join(map(escape_unprintable, profiles.show_site(settings, site)))
         or "nothing stands out"
     )
-    make_folder(Path(settings.state_dir))
-    # two at once would not be compared with each other
-    with exclusive_lock(Path(settings.state_dir, "profiles.lock")):
+    with profiles.lock_sent(settings):
         chosen = profiles.choose_letter(settings, site, str(datetime.now(UTC).date()))
         print(f"\n{chosen.note}This would leave:")
         print("\n".join(map(escape_unprintable, profiles.describe_letter(chosen.letter))))
@@ -315,16 +311,16 @@ def describe(
     from fairbloom.deploy.device import profile as profiles
 
     settings = ClientSettings.of({}, config)
-    chosen, note = profiles.choose_table(
-        settings, read_own_schema(settings, schema), str(datetime.now(UTC).date())
-    )
-    print(f"{note}This would leave:")
-    for name, letter in chosen.table.letters.items():
-        print(f"{name or 'all rows'}:")
-        print("\n".join(map(escape_unprintable, profiles.describe_letter(letter))))
-    if yes or typer.confirm(f"May it leave, to {settings.server}?"):
-        profiles.send_table(settings, chosen)
-        print(f"it has left, to {settings.server}")
+    text = read_own_schema(settings, schema)
+    with profiles.lock_sent(settings):
+        chosen, note = profiles.choose_table(settings, text, str(datetime.now(UTC).date()))
+        print(f"{note}This would leave:")
+        for name, letter in chosen.table.letters.items():
+            print(f"{name or 'all rows'}:")
+            print("\n".join(map(escape_unprintable, profiles.describe_letter(letter))))
+        if yes or typer.confirm(f"May it leave, to {settings.server}?"):
+            profiles.send_table(settings, chosen)
+            print(f"it has left, to {settings.server}")
 
 
 @client.command(epilog="Example: fairbloom client data client.toml")

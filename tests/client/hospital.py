@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 
 from fairbloom.client.app import app
@@ -109,3 +110,15 @@ def _message(settings: dict[str, Any], measure: tuple[str, ...]) -> RecordDict:
     model = load_task(Settings.of({**RUN, **settings}).run_config()).model()
     config = ConfigRecord({"server-round": 1, "measure": list(measure)})
     return RecordDict({"config": config, "arrays": ArrayRecord(model.state_dict())})
+
+
+def crash_at(monkeypatch: pytest.MonkeyPatch, moved: str | None) -> None:
+    """Let the process end where a folder of this name is moved; None: nowhere."""
+    rename = Path.rename
+
+    def crash(path: Path, target: Path) -> Path:
+        if path.name == moved:
+            raise SystemExit("crash")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", crash)

@@ -17,6 +17,7 @@ from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.deploy.fleet.profiles import keep
 from fairbloom.deploy.fleet.wire_pb2 import Told
 from fairbloom.deploy.operator.profiles import read_tables, write_markdown
+from fairbloom.system.lock import exclusive_lock
 from fairbloom.tables.schema import parse_schema
 from fairbloom.tables.site_table import ALL, SiteTable, hide_more, join_tables
 from tests.deploy.served import Served
@@ -141,6 +142,17 @@ def test_a_table_of_nearly_the_same_persons_goes_again(site: Site) -> None:
     assert site.send().letters[ALL].rows == 135
 
 
+def test_a_column_that_is_written_anew_is_a_change(site: Site) -> None:
+    """It hides no change of the others, and the same rows have the same table again."""
+    first = site.send()
+    assert choose_table(site.client, SCHEMA, DAY)[0].table == first
+    rows = [{**row, "age": f"{float(row['age']) + 1:.1f}"} for row in hospital(130, visits=2)]
+    write(site.folder / "data", rows)
+    chosen, note = choose_table(site.client, SCHEMA, DAY)
+    assert note == ""
+    assert chosen.table != first
+
+
 @given(
     counts=st.lists(st.lists(st.integers(0, 12), min_size=3, max_size=3), min_size=1, max_size=4)
 )
@@ -203,6 +215,9 @@ def test_the_owner_sees_and_confirms_what_leaves(
     words = ("client", "describe", site.config, "--schema", schema)
     monkeypatch.setattr("typer.confirm", lambda question: False)
     captured(capsys, *words)
+    assert left == []
+    with exclusive_lock(site.folder / "state" / "profiles.lock"):
+        captured(capsys, *words, "--yes", code=2)  # another command has it
     assert left == []
     said = captured(capsys, *words, "--yes").out
     assert "all rows:" in said

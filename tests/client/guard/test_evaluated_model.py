@@ -16,12 +16,12 @@ from fairbloom.client.guard.evaluated_model import (
 from fairbloom.client.states import keep_preprocessing
 from fairbloom.tasks import load_task
 
-from ..hospital import Device, write_hospital
+from ..hospital import Device, crash_at, write_hospital
 
 
-@pytest.mark.parametrize("crash_at", [None, KEPT, DRAFT])
+@pytest.mark.parametrize("moved", [None, KEPT, DRAFT])
 def test_a_crash_leaves_a_complete_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash_at: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: str | None
 ) -> None:
     write_hospital(tmp_path / "data")
     device = Device(tmp_path)
@@ -29,15 +29,8 @@ def test_a_crash_leaves_a_complete_model(
     for stale in (DRAFT, BEFORE):
         (device.state / stale).mkdir()
         (device.state / stale / "stale").touch()
-    rename = Path.rename
-
-    def crash(path: Path, target: Path) -> Path:
-        if path.name == crash_at:
-            raise SystemExit("crash")
-        return rename(path, target)
-
-    monkeypatch.setattr(Path, "rename", crash)
-    if crash_at is not None:
+    crash_at(monkeypatch, moved)
+    if moved is not None:
         with pytest.raises(SystemExit):
             device.evaluate(seed=2)
         found = find_model(device.state)

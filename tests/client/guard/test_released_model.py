@@ -32,7 +32,7 @@ from fairbloom.tasks import load_task
 from fairbloom.tasks.models import arrays_of
 from tests.experiments.helpers import fairbloom
 
-from ..hospital import RUN, SCHEMA, Device, write_hospital
+from ..hospital import RUN, SCHEMA, Device, crash_at, write_hospital
 
 State = dict[str, torch.Tensor]
 
@@ -118,19 +118,12 @@ def test_an_owner_goes_back_and_a_release_does_not_undo_it(device: Device) -> No
     assert runs(device) == ["c", "", "b"]
 
 
-@pytest.mark.parametrize("crash_at", [RELEASED, DRAFT])
+@pytest.mark.parametrize("moved", [RELEASED, DRAFT])
 def test_a_killed_release_leaves_a_whole_model(
-    device: Device, monkeypatch: pytest.MonkeyPatch, crash_at: str
+    device: Device, monkeypatch: pytest.MonkeyPatch, moved: str
 ) -> None:
     release(device, "a", 1.0)
-    rename = Path.rename
-
-    def crash(path: Path, target: Path) -> Path:
-        if path.name == crash_at:
-            raise SystemExit("crash")
-        return rename(path, target)
-
-    monkeypatch.setattr(Path, "rename", crash)
+    crash_at(monkeypatch, moved)
     with pytest.raises(SystemExit):
         release(device, "b", 2.0)
     monkeypatch.undo()
@@ -255,14 +248,7 @@ def test_a_crash_while_going_back_keeps_a_model(
 ) -> None:
     release(device, "a", 1.0)
     release(device, "b", 2.0)
-    rename = Path.rename
-
-    def crash(path: Path, target: Path) -> Path:
-        if path.name == RELEASED_BEFORE:
-            raise SystemExit("crash")
-        return rename(path, target)
-
-    monkeypatch.setattr(Path, "rename", crash)
+    crash_at(monkeypatch, RELEASED_BEFORE)
     with pytest.raises(SystemExit):
         choose(device.state, "back", "take")
     assert find_model(device.state) == device.state / RELEASED_BEFORE
