@@ -1,6 +1,6 @@
 """FCFL's and FairFed's client halves: the disparity between two groups of training examples.
 
-The groups are those of the task's first grouping; an example of its group "other" belongs to
+The groups are those of the task's first grouping; an example without a value belongs to
 neither. If a group has too few examples to be reported, the disparity is 0, and so are its gradient
 and all counts.
 """

@@ -13,7 +13,7 @@ from fairbloom.experiments.render.page import Cell, Table
 from fairbloom.experiments.render.terminal import console, show_table
 from fairbloom.protocol.settings import Value
 from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
-from fairbloom.server.run_folder.tables import format_csv
+from fairbloom.server.run_folder.tables import format_rows
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.system.files import write_whole
 from fairbloom.tables.comparison import Finding, Profiles
@@ -112,8 +112,11 @@ def _write(task: Task, page: Path | None, table: Path | None) -> None:
         write_page(page, *task.compared())
     if table is not None:
         rows = task.tabulate()
-        headings = tuple(dict.fromkeys(heading for row in rows for heading in row))
-        _write_file(table, format_csv(headings, rows))
+        keys = dict.fromkeys(key for row in rows for key in row)
+        headings = ["all" if key is None else key for key in keys]
+        _write_file(
+            table, format_rows([headings, *([row.get(key, "") for key in keys] for row in rows)])
+        )
 
 
 def write_page(

@@ -206,6 +206,14 @@ def accuracy_first(scores: Iterable[Score]) -> list[Score]:
     return sorted(scores, key=lambda score: score != ACCURACY)
 
 
-def name_in_group(name: str, grouping: str, group: str) -> str:
-    """Return the name on the wire of a score, or count, of one group: "accuracy[sex:female]"."""
-    return f"{name}[{grouping}:{group}]"
+def name_in_group(name: str, grouping: str, group: str | None) -> str:
+    """Return the name on the wire of a score, or count, of one group: "accuracy[sex:female]".
+
+    It is "accuracy[sex:]" of None, the group of examples without a value.
+    """
+    return f"{name}[{grouping}:{group or ''}]"
+
+
+def words_of_group(group: str | None) -> str:
+    """Return a group's name in tables."""
+    return "(without a value)" if group is None else group

@@ -34,3 +34,4 @@ from .reading import read as read
 from .reasons import DataError as DataError
 from .schema import Schema as Schema
 from .sizes import Row as Row
+from .table_one import SiteRow as SiteRow

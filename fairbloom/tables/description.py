@@ -28,7 +28,7 @@ from .reading import CellError, ReadTable
 from .reasons import DataError
 from .schema import Field, Schema, key_of_client, normalise
 from .sizes import Row, summarise_clients
-from .table_one import table_one
+from .table_one import SiteRow, table_one
 from .toml import quote
 
 # Faults, and ways in which clients stand out, that a summary lists.
@@ -66,7 +66,7 @@ def describe(
     question = f"it determines {schema.target}: is it known only after it? if so, say determining"
     remarks = [
         *(
-            _remark(name, "all", f"{question} = [{quote(name)}]")
+            _remark(name, "", f"{question} = [{quote(name)}]")
             for name in _find_determining(schema, columns)
             if name not in schema.determining
         ),
@@ -74,7 +74,7 @@ def describe(
     ]
     advice = [
         *(
-            _remark("all", clients, remark)
+            _remark("", clients, remark)
             for clients, remark in find_duplicates(_read_tables(tables))
         ),
         *(
@@ -119,6 +119,7 @@ def describe(
 
 
 def _remark(column: str, clients: str, remark: str) -> Row:
+    """Return the row of a remark; "" stands for all columns, and for all clients."""
     return {"column": column, "client": clients, "remark": remark}
 
 
@@ -188,7 +189,7 @@ def _remark_on_files(schema: Schema, tables: Tables) -> Iterator[Row]:
             spellings = [f"{spelling} in {counts[spelling]:,} rows" for spelling in sorted(counts)]
             remark = f"it is written {join_first(spellings)}: they are one client"
             yield _remark(schema.client, name, remark)
-        yield from (_remark(column, name, remark) for column, remark in table.file.remarks)
+        yield from (_remark(column or "", name, remark) for column, remark in table.file.remarks)
         units = np.array([]) if table.file.units is None else table.file.units[table.rows]
         if count := int((units >= NO_UNIT).sum()):
             having = plural(count, "1 row has", f"{count:,} rows have")
@@ -217,7 +218,7 @@ def compare_clients(schema: Schema, tables: Tables) -> Comparison:
     )
 
 
-def tabulate(schema: Schema, tables: Tables) -> list[Row]:
+def tabulate(schema: Schema, tables: Tables) -> list[SiteRow]:
     """Return Table 1: each column at each client, and in all."""
     return table_one(schema, _columns(schema, tables))
 

@@ -22,7 +22,7 @@ from .cells import (
     fold_value,
     parse_numbers,
 )
-from .reading import CellError, ReadTable, Values, read
+from .reading import CellError, ReadTable, Remark, Values, read
 from .reasons import MAX_FAULTS, DataError, raise_faults
 from .schema import MAX_TEXT, Decimal, Field, Schema, client_of, fold, normalise, parse_schema
 
@@ -385,7 +385,7 @@ class EncodedFile:
     unit_names
         The name of each unit.
     remarks
-        Pairs of a column's name, or "all", and a remark on how a file is written.
+        Pairs of a column's name, or None for the file, and a remark on how a file is written.
     """
 
     path: Path
@@ -400,7 +400,7 @@ class EncodedFile:
     spellings: Spellings
     units: NDArray[np.int64] | None
     unit_names: Sequence[str]
-    remarks: Sequence[tuple[str, str]]
+    remarks: Sequence[Remark]
 
     def __len__(self) -> int:
         """Return the number of rows."""

@@ -15,9 +15,6 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import ReportableError
 
-# The group of examples without a value, or with a value of no group that the clients agreed on.
-OTHER = "other"
-
 # Groupings of a run.
 MAX_GROUPINGS = 10
 
@@ -62,7 +59,7 @@ class GroupBy:
         return (f"{self.sign}{self._number}", f"{OPPOSITE[self.sign]}{self._number}")
 
     def places(self, values: NDArray[Any], categories: Sequence[str] = ()) -> NDArray[np.int64]:
-        """Return each value's group index; missing values get OTHER's, the last.
+        """Return each value's group index; the last, None, is of missing values.
 
         `values` are numbers, NaN if missing, or indices of categories, -1 if missing.
         """
@@ -120,8 +117,10 @@ def read_groups(
     return tuple(found)
 
 
-def find_two_groups(groupings: Mapping[str, Sequence[str]], classes: int | None) -> tuple[int, int]:
-    """Return the indices of the two groups, `OTHER` left out, of a task's first grouping.
+def find_two_groups(
+    groupings: Mapping[str, Sequence[str | None]], classes: int | None
+) -> tuple[int, int]:
+    """Return the indices of the two groups of a task's first grouping, None left out.
 
     `groupings` and `classes` are attributes of `Task`. Raises ReportableError if fairness between
     two groups is not defined for them.
@@ -132,13 +131,13 @@ def find_two_groups(groupings: Mapping[str, Sequence[str]], classes: int | None)
             f" of two values {NAMING}"
         )
     (grouping, names), *_ = groupings.items()
-    two = [place for place, name in enumerate(names) if name != OTHER]
-    if len(two) != 2:
-        listed = ", ".join(names[place] for place in two) or "none"
+    groups = {name: place for place, name in enumerate(names) if name is not None}
+    if len(groups) != 2:
+        listed = ", ".join(groups) or "none"
         raise ReportableError(
-            f"there are {len(two)} groups by {grouping!r} ({listed}), and fairness between groups"
-            " is between two: name a column of two values first, or divide the numbers of one, as"
-            " in age>=60, or take one category, as in race=White"
+            f"there are {len(groups)} groups by {grouping!r} ({listed}), and fairness between"
+            " groups is between two: name a column of two values first, or divide the numbers of"
+            " one, as in age>=60, or take one category, as in race=White"
         )
     if classes not in (None, 2):
         predicted = f"one of {classes}" if classes else "a quantity"
@@ -146,4 +145,5 @@ def find_two_groups(groupings: Mapping[str, Sequence[str]], classes: int | None)
             "fairness between groups is about one of two classes, and the task predicts"
             f" {predicted}: choose a method that does not compare groups, or a task of two classes"
         )
-    return two[0], two[1]
+    first, second = groups.values()
+    return first, second

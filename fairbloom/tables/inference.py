@@ -240,7 +240,7 @@ def draft(
         f"{path.name}: {remark}"
         for path, table in unmarked.items()
         for name, remark in table.remarks
-        if name == "all"
+        if name is None
     ]
     tables, raw, unclear = survey_files(unmarked)
     names = _match_names(tables, target)

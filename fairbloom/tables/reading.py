@@ -34,8 +34,8 @@ from .schema import MAX_TEXT, Decimal, SchemaFile, fold, normalise
 # A column of pyarrow: a ChunkedArray of texts, or of numbers if the file's columns have types.
 Values = Any
 
-# A column's name, or "all", and what a person should look at.
-Remark = tuple[str, str]
+# A column's name, or None for the whole file, and what a person should look at.
+Remark = tuple[str | None, str]
 
 # The remedy for a text in another encoding; the braces take what to state, and the file's name.
 STATE = "state {} under [files.{!r}] in the schema, or save it in UTF-8 (in Excel: CSV UTF-8)"
@@ -266,7 +266,7 @@ def _check_rows(table: ReadTable) -> ReadTable:
         if rows
     ]
     kept = table.take(np.setdiff1d(np.arange(len(table)), repeated)) if repeated else table
-    return replace(kept, remarks=[*table.remarks, *(("all", each) for each in remarks)])
+    return replace(kept, remarks=[*table.remarks, *((None, each) for each in remarks)])
 
 
 def columns_by_name(
@@ -346,7 +346,7 @@ def _read_text(path: Path, file: SchemaFile) -> ReadTable:
         if not columns:
             raise
         remarks.append(
-            ("all", "each row begins with a name of its own, as R writes it, which is not read")
+            (None, "each row begins with a name of its own, as R writes it, which is not read")
         )
     file = file.model_copy(
         update={"decimalChar": file.decimalChar or _infer_decimal(file, columns)}
@@ -414,7 +414,7 @@ def _decode(path: Path, content: bytes, file: SchemaFile) -> tuple[str, str, lis
         if len(found) == 1:
             remark = f"it is not UTF-8, and read as {shown[0]}: if that is wrong, {remedy}"
             log_once("%s: %s", path.name, remark)
-            return found[0][1], found[0][0], [("all", remark)]
+            return found[0][1], found[0][0], [(None, remark)]
         problem = "is not UTF-8, and its encoding cannot be told"
         named = f"encoding = {' or '.join(shown)}" if shown else "its encoding"
         remedy = STATE.format(named, file.key)
@@ -727,7 +727,7 @@ def _read_workbook(path: Path, file: SchemaFile) -> ReadTable:
     kept = [place for place, cells in enumerate(columns) if names[place] or any(cells)]
     arrays = [pa.chunked_array([columns[place]], pa.string()) for place in kept]
     lines = np.array([number for number, _ in rows], np.int64)
-    remarks = [
+    remarks: list[Remark] = [
         (names[place], "it is hidden in the sheet, and read: show it, or put it in ignore")
         for place in kept
         if any(place + starts[name] in group for group in about.hidden_columns)
@@ -735,7 +735,7 @@ def _read_workbook(path: Path, file: SchemaFile) -> ReadTable:
     if hidden := [number for number in lines.tolist() if number in about.hidden_rows]:
         remarks.append(
             (
-                "all",
+                None,
                 f"{plural(len(hidden), '1 row is', f'{len(hidden):,} rows are')} hidden in the"
                 f" sheet, and read, the first in row {hidden[0]}: show them, or delete them",
             )

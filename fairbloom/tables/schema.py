@@ -28,7 +28,7 @@ from pydantic import (
 
 from fairbloom.errors import ReportableError, did_you_mean, faults_in, reason_of
 
-from .groups import OTHER, GroupBy, read_groups
+from .groups import GroupBy, read_groups
 
 # The decimal mark of numbers.
 Decimal = Literal[".", ","]
@@ -361,10 +361,10 @@ class Schema(_Table):
         return read_groups("groups", self.groups, self.fields)
 
     @property
-    def group_names(self) -> dict[str, tuple[str, ...]]:
-        """The groups of each grouping, by its name; the last has the rows that are in no other."""
+    def group_names(self) -> dict[str, tuple[str | None, ...]]:
+        """The groups of each grouping, by its name; the last, None, is without a value."""
         return {
-            by.name: (*by.groups(self.fields[by.column].categories), OTHER) for by in self.groupings
+            by.name: (*by.groups(self.fields[by.column].categories), None) for by in self.groupings
         }
 
     @property

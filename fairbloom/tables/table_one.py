@@ -10,23 +10,22 @@ from .determining import present_values
 from .encoding import ColumnValues
 from .schema import Field, Schema
 
-# The heading of all sites together.
-ALL = "all"
-
-Row = Mapping[str, str | int]
+SiteRow = Mapping[str | None, str | int]
 
 
-def table_one(schema: Schema, columns: Mapping[str, Mapping[str, ColumnValues]]) -> list[Row]:
+def table_one(schema: Schema, columns: Mapping[str, Mapping[str, ColumnValues]]) -> list[SiteRow]:
     """Return a row for each number's median and quartiles, and for each category's rows.
 
-    `columns` has the values of each column by site. The last cell of a row of numbers has the
+    `columns` has the values of each column by site; a row has its cells by site, that of all
+    sites together by None. The last cell of a row of numbers has the
     largest difference of a site's median from the others', in interquartile ranges of the others.
     Shares are of the rows with a value; rows without one are counted in a row of their own.
     """
-    rows: list[Row] = []
+    rows: list[SiteRow] = []
     for name, sites in columns.items():
         field = schema.fields[name]
-        cells = {ALL: np.concatenate([*sites.values()]), **sites} if sites else {}
+        own = dict[str | None, ColumnValues](sites.items())
+        cells = {None: np.concatenate([*sites.values()]), **own} if sites else own
         present = {at: present_values(values) for at, values in cells.items()}
         rows += [
             {"field": name, "value": "n", **{at: len(values) for at, values in cells.items()}},
@@ -54,8 +53,8 @@ def table_one(schema: Schema, columns: Mapping[str, Mapping[str, ColumnValues]])
     return rows
 
 
-def _of_numbers(name: str, field: Field, present: Mapping[str, ColumnValues]) -> Row:
-    cells: dict[str, str | int] = {
+def _of_numbers(name: str, field: Field, present: Mapping[str | None, ColumnValues]) -> SiteRow:
+    cells: dict[str | None, str | int] = {
         "field": name,
         "value": f"median [25 %, 75 %]{text_if(field.unit, f' ({field.unit})')}",
     }
@@ -66,7 +65,7 @@ def _of_numbers(name: str, field: Field, present: Mapping[str, ColumnValues]) ->
             continue
         low, middle, high = np.percentile(values, [25, 50, 75]).tolist()
         cells[at] = f"{three_digits(middle)} [{three_digits(low)}, {three_digits(high)}]"
-        others = [each for site, each in present.items() if site not in (at, ALL)]
+        others = [each for site, each in present.items() if site not in (at, None)]
         if len(rest := np.concatenate([values[:0], *others])):
             low, other, high = np.percentile(rest, [25, 50, 75]).tolist()
             apart = max(apart, abs(middle - other) / (high - low) if high > low else 0.0)

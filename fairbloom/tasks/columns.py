@@ -197,7 +197,7 @@ class CsvFiles:
         """Return the clients' profiles, and what stands out."""
         return tables.compare_clients(self._schema, self._tables())
 
-    def tabulate(self) -> list[tables.Row]:
+    def tabulate(self) -> list[tables.SiteRow]:
         """Return Table 1: each column at each client, and in all."""
         return tables.tabulate(self._schema, self._tables())
 

@@ -365,8 +365,8 @@ class Task:
         examples, if a data set is split among clients; else None.
     groupings
         The ways in which examples are grouped, for example by sex, each with the names of its
-        groups; `Examples.groups` has the index of each example's group. Every example belongs to
-        one group of each grouping.
+        groups, None for that of examples without a value; `Examples.groups` has the index of each
+        example's group. Every example belongs to one group of each grouping.
     group_scores
         The scores of each group: (outputs, targets) → a number for each example, shape (n,), NaN
         for an example that does not count. By default the first of `scores`, which must then
@@ -404,13 +404,13 @@ class Task:
     )
     describe: Callable[[bool], Described] | None = None
     compared: Callable[[], Comparison] | None = None
-    tabulate: Callable[[], Sequence[Mapping[str, str | int]]] = tuple
+    tabulate: Callable[[], Sequence[Mapping[str | None, str | int]]] = tuple
     parts: Callable[[str], Mapping[str, Places]] | None = None
     dealt: Callable[[str], Sequence[tuple[Places, Places]]] | None = None
     classes: int | None = None
     class_names: tuple[str, ...] = ()
     positive: int | None = None
-    groupings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    groupings: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
     group_scores: Mapping[GroupScore, Callable[[Tensor, Tensor], Tensor]] = field(
         default_factory=dict
     )

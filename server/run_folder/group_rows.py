@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from fairbloom.logs import log
 from fairbloom.protocol import names
-from fairbloom.protocol.scores import COUNT, NO_UNIT, GroupScore, name_in_group
+from fairbloom.protocol.scores import COUNT, NO_UNIT, GroupScore, name_in_group, words_of_group
 from fairbloom.rounds.round import Round
 from fairbloom.system.values import decode_as
 from fairbloom.text import text_if
@@ -31,7 +31,7 @@ Cells = Mapping[str, float]
 class Grouped:
     """The groupings of examples, and the scores of each group."""
 
-    groupings: Mapping[str, tuple[str, ...]]
+    groupings: Mapping[str, tuple[str | None, ...]]
     scores: tuple[GroupScore, ...]
 
     @classmethod
@@ -63,13 +63,14 @@ class Grouped:
             cls, {**about, "scores": [{**NO_UNIT, **each} for each in about["scores"]]}
         )
 
-    def find_fault(self, by_group: Mapping[str, Cells], most: float) -> str:
+    def find_fault(self, by_group: Mapping[str | None, Cells], most: float) -> str:
         """Return why a client's report on one grouping is impossible, "" if it is possible.
 
         `by_group` has count and scores by group; `most` is the number of examples that the client
         was tested on.
         """
-        for group, cells in by_group.items():
+        for place, cells in by_group.items():
+            group = words_of_group(place)
             counts = {
                 name: cells.get(name)
                 for name in (COUNT, *(s.over for s in self.scores if s.over in cells))
@@ -113,7 +114,7 @@ def format_groups(finished: Round, grouped: Grouped) -> list[tuple[object, ...]]
             # Only the number of test examples is reported.
             most = report.get(names.NUM_EXAMPLES, 0) if split == "test" else math.inf
             for grouping, groups in grouped.groupings.items():
-                by_group = dict[str, Cells]()
+                by_group = dict[str | None, Cells]()
                 for group in groups:
                     ending = ENDINGS[split] + ENDINGS[model]
                     keys = {name: name_in_group(name, grouping, group) + ending for name in wanted}

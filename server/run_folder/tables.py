@@ -58,10 +58,11 @@ def read_table(path: Path, columns: Collection[str], *, finished: bool) -> list[
 
 def format_csv(columns: tuple[str, ...], rows: Iterable[Mapping[str, object]]) -> str:
     """Return a table, its columns and its rows, as CSV text with Unix line ends."""
-    return _format_rows([columns, *([row.get(column, "") for column in columns] for row in rows)])
+    return format_rows([columns, *([row.get(column, "") for column in columns] for row in rows)])
 
 
-def _format_rows(rows: Iterable[Iterable[object]]) -> str:
+def format_rows(rows: Iterable[Iterable[object]]) -> str:
+    """Return rows of cells as CSV text with Unix line ends; None is an empty cell."""
     lines: list[str] = []
     # Python's csv quotes a cell with \r only if \r is a part of the line end.
     writer = csv.writer(_Sink(lambda line: lines.append(f"{line[:-2]}\n")), lineterminator="\r\n")
@@ -73,7 +74,7 @@ def _format_rows(rows: Iterable[Iterable[object]]) -> str:
 
 def format_cell(text: str) -> str:
     """Return a text as a cell of a table."""
-    return _format_rows([[text]])[:-1]
+    return format_rows([[text]])[:-1]
 
 
 class _Sink(NamedTuple):
@@ -130,7 +131,7 @@ class TableWriter:
 
     def add(self, rows: Iterable[Sequence[object]]) -> None:
         """Append rows, given by their cells: all of them or, if the disk is full, none."""
-        self.add_lines(_format_rows(rows))
+        self.add_lines(format_rows(rows))
 
     def add_lines(self, lines: str) -> None:
         """Append rows that are already formatted, in the way of `add`."""

@@ -19,11 +19,10 @@ from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import DEMOGRAPHIC_PARITY, EQUAL_OPPORTUNITY, Terms
 from fairbloom.rounds.arrays import FloatArray
 from fairbloom.server.settings import Settings
-from fairbloom.tables.groups import OTHER
 from fairbloom.tasks import Examples, Setup, Splits, Task
 
 KINDS = (DEMOGRAPHIC_PARITY, EQUAL_OPPORTUNITY)
-GROUPS = ("a", "b", OTHER)
+GROUPS = ("a", "b", None)
 INPUTS = 3
 EXAMPLES = 60
 RATE = 0.3
@@ -329,8 +328,8 @@ def test_counts_are_measured_where_asked_and_change_nothing() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"groupings": {"race": ("w", "x", "y", OTHER)}}, ["3 groups by 'race'", "w, x, y"]),
-        ({"groupings": {"race": ("w", OTHER)}}, ["1 groups by 'race'", "(w)"]),
+        ({"groupings": {"race": ("w", "x", "y", None)}}, ["3 groups by 'race'", "w, x, y"]),
+        ({"groupings": {"race": ("w", None)}}, ["1 groups by 'race'", "(w)"]),
         ({"groupings": {}}, ["groups of examples", 'groups = ["sex"]']),
         ({"classes": 3}, ["one of 3", "a task of two classes"]),
         ({"classes": 0}, ["a quantity", "a task of two classes"]),

@@ -88,7 +88,7 @@ def test_the_words_of_a_file_show_its_encoding(
     assert [*table.columns] == header.split(",")
     assert {*cells_of(table, header.split(",")[1])} == {*cells}
     ((column, remark),) = table.remarks
-    assert column == "all"
+    assert column is None
     assert f"read as {table.file.encoding!r}" in remark
     shown = remark.partition("(")[2].partition(")")[0].split(", ")
     assert len(shown) == 2
@@ -176,7 +176,7 @@ def test_a_run_by_a_schema_remarks_what_it_read(folder: Folder) -> None:
     russian = csv_of(30).replace("north", "север")
     schema = SCHEMA.replace('"north"', '"север"')
     described = load(folder(a=russian.encode("cp1251"), b=russian), schema).describe(False)
-    remarks = [row for row in described["remarks"] if row["column"] == "all"]
+    remarks = [row for row in described["remarks"] if row["column"] == ""]
     assert [row["client"] for row in remarks if "'cp1251' (север)" in str(row["remark"])] == ["a"]
 
 

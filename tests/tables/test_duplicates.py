@@ -18,7 +18,7 @@ def remarks(folder: Path, every: bool = False, **settings: str) -> list[tuple[st
     return [
         (str(row["client"]), str(row["remark"]).partition(" in every column")[0])
         for row in describe_data(RunSettings.of(config(folder, **settings)), every=every)["remarks"]
-        if row["column"] == "all"
+        if row["column"] == ""
     ]
 
 

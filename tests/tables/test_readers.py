@@ -315,9 +315,9 @@ def test_rows_that_repeat_the_names_are_left_out(tmp_path: Path, ending: str) ->
     assert table.lines.tolist() == [2, 4, 6]
     unit = "line" if ending == ".csv" else "row"
     remark = f"{unit} 3, one of 2 such {unit}s, repeats the names of the columns, and is left out"
-    assert table.remarks == [("all", remark)]
+    assert table.remarks == [(None, remark)]
     write_rows(path, [*rows[:2], again])
-    assert read(path).remarks == [("all", remark.replace(f", one of 2 such {unit}s,", ""))]
+    assert read(path).remarks == [(None, remark.replace(f", one of 2 such {unit}s,", ""))]
 
 
 def write_rows(path: Path, rows: list[list[object]]) -> None:
@@ -335,7 +335,7 @@ def test_a_row_of_a_first_value_alone_is_remarked(tmp_path: Path, ending: str) -
     write_rows(path, [*rows, ["", 3, ""]])
     ((column, remark),) = read(path).remarks
     unit = "line" if ending == ".csv" else "row"
-    assert (column, remark.partition(" has")[0]) == ("all", f"{unit} 3")
+    assert (column, remark.partition(" has")[0]) == (None, f"{unit} 3")
     for kept in ([*rows[:2], ["", 3, ""], ["c", 4, ""]], [row[:2] for row in rows]):
         write_rows(path, kept)
         assert not read(path).remarks
@@ -353,7 +353,7 @@ def test_names_of_rows_that_r_writes_are_not_read(site: Path, names: tuple[str, 
     assert texts_of(table, "age") == ["34", "80", "60"]
     assert texts_of(table, "outcome") == ["well", "ill, or so", "well"]
     assert table.lines.tolist() == [2, 3, 4]
-    assert [name for name, remark in table.remarks if "as R writes it" in remark] == ["all"]
+    assert [name for name, remark in table.remarks if "as R writes it" in remark] == [None]
 
 
 @pytest.mark.parametrize(
@@ -834,8 +834,8 @@ def test_hidden_rows_and_columns_are_remarked(path: Path) -> None:
         rows = rows.replace(f'<row r="{number}">', f'<row spans="1:3" hidden="1" r="{number}">')
     write_workbook(path, {"S": rows}, before='<cols><col min="2" max="3" hidden="true"/></cols>')
     remarks = dict(read(path).remarks)
-    assert remarks.keys() == {"name", "dose", "all"}
-    assert remarks["all"].startswith("2 rows are hidden in the sheet, and read, the first in row 3")
+    assert remarks.keys() == {"name", "dose", None}
+    assert remarks[None].startswith("2 rows are hidden in the sheet, and read, the first in row 3")
     write_workbook(path, {"S": rows.replace('hidden="1"', 'hidden="0"')})
     assert not read(path).remarks
 
@@ -901,7 +901,7 @@ def test_notes_do_not_go_by_prefixes_or_chunks(
     write_workbook(path, {"S": rows}, styles=formatted("0"))
     edit_workbook(path, SHEET, f'xmlns="{MAIN}"', f'xmlns="{MAIN}" xmlns:x="{MAIN}"')
     assert numbers_of(read(path), "A")[0] == [50.0]
-    assert dict(read(path).remarks).keys() == {"all"}
+    assert dict(read(path).remarks).keys() == {None}
     edit_workbook(path, SHEET, "<x:v>2</x:v>", "")
     assert "cell b2: it has formulas without results" in str(refusal(path))
 

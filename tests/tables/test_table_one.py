@@ -90,3 +90,12 @@ def test_the_terminal_shows_ten_and_counts_the_rest(
         captured(capsys, "data", there, "--every-client").out.count("a shifted decimal point") == 13
     )
     assert inferred(there).count("a shifted decimal point") == 13
+
+
+def test_a_site_may_be_called_all(folder: Folder) -> None:
+    there = folder(**{"all": csv_of(60), "b": csv_of(80, 1)})
+    target = there.parent / "one.csv"
+    assert command("data", there, "--table", target) == 0
+    headings, sizes, *_ = csv.reader(target.read_text().splitlines())
+    assert headings[2:5] == ["all", "all", "b"]
+    assert sizes[2:5] == ["140", "60", "80"]

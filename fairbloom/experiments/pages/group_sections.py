@@ -5,13 +5,13 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from fairbloom.protocol.scores import GroupScore
+from fairbloom.protocol.scores import GroupScore, words_of_group
 from fairbloom.text import join_first, text_if
 
 from ..render.page import Block, Cell, Note, Section, Table
 from ..results.caveats import join_ends
 from ..results.differences import mean_and_deviation
-from ..results.group_scores import ALL, Group, GroupReport
+from ..results.group_scores import ALL, ALL_CLIENTS, Group, GroupReport
 from .cells import Digits
 from .chart_rows import Scene
 
@@ -93,9 +93,11 @@ def subgroups_section(scene: Scene, reports: Reports, *more: Table) -> Section |
     return Section("groups", "Subgroups", intro, blocks)
 
 
-def _by_name(by_seed: Sequence[GroupReport], client: str, grouping: str) -> dict[str, list[Group]]:
+def _by_name(
+    by_seed: Sequence[GroupReport], client: str | None, grouping: str
+) -> dict[str | None, list[Group]]:
     """Return the groups of one grouping by their names, with each seed that has it."""
-    found: dict[str, list[Group]] = {}
+    found: dict[str | None, list[Group]] = {}
     for report in by_seed:
         for group in report.of(client, grouping):
             found.setdefault(group.group, []).append(group)
@@ -180,8 +182,8 @@ def _ends(by_seed: Sequence[GroupReport], grouping: str, score: GroupScore) -> l
     ends = (min(values, key=lambda name: values[name]), max(values, key=lambda name: values[name]))
     return [
         Cell(
-            f"{name} ({statistics.fmean(group.overs[score.name] for group in scored[name]):.0f}"
-            " examples)"
+            f"{words_of_group(name)}"
+            f" ({statistics.fmean(group.overs[score.name] for group in scored[name]):.0f} examples)"
         )
         for name in ends
     ]
@@ -190,7 +192,7 @@ def _ends(by_seed: Sequence[GroupReport], grouping: str, score: GroupScore) -> l
 def without_gaps(reports: Reports) -> str:
     """Return in a sentence which groupings have no gap over all clients with any method, or ""."""
     every = [report for by_seed in reports.values() for report in by_seed]
-    found = {gap.grouping for report in every for gap in report.gaps(ALL)}
+    found = {gap.grouping for report in every for gap in report.gaps([ALL])}
     # All reports declare the same groupings.
     declared = every[0].grouped.groupings if every else ()
     lacking = [grouping for grouping in declared if grouping not in found]
@@ -202,16 +204,16 @@ def without_gaps(reports: Reports) -> str:
 
 
 def _group_rows(
-    label: str, by_seed: Sequence[GroupReport], clients: Iterable[str], first: GroupReport
+    label: str, by_seed: Sequence[GroupReport], clients: Iterable[str | None], first: GroupReport
 ) -> list[list[Cell]]:
     rows = []
     for client, grouping in itertools.product(clients, first.grouped.groupings):
         for name, groups in _by_name(by_seed, client, grouping).items():
             row = [
                 Cell(label),
-                Cell(client),
+                Cell(ALL_CLIENTS if client is ALL else client),
                 Cell(grouping),
-                Cell(name),
+                Cell(words_of_group(name)),
                 Digits(0).cell(statistics.fmean(group.count for group in groups)),
             ]
             for score in first.scores:

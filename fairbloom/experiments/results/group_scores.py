@@ -12,8 +12,9 @@ from fairbloom.server.run_folder.group_rows import Grouped
 
 from .tables import is_shown
 
-# Replaces a client's name in counts and scores over all clients.
-ALL = "all clients"
+# What stands for a client in counts and scores over all clients, and in tables its words.
+ALL = None
+ALL_CLIENTS = "all clients"
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,9 @@ class Group:
     count but without such a score, with the number of these examples.
     """
 
-    client: str
+    client: str | None
     grouping: str
-    group: str
+    group: str | None  # None: of examples without a value
     count: int
     overs: Mapping[str, int]  # the number of examples in a score's mean, by score
     values: Mapping[str, float]  # by score
@@ -46,7 +47,7 @@ class Group:
             if is_shown(row[column]):
                 values[score.name] = float(row[column])
                 overs[score.name] = _count_in(row, over[0]) if over else count
-        return cls(row["client"], row["grouping"], row["group"], count, overs, values)
+        return cls(row["client"], row["grouping"], row["group"] or None, count, overs, values)
 
     @classmethod
     def over(cls, groups: Sequence["Group"]) -> "Group":
@@ -61,7 +62,11 @@ class Group:
             for name, of in scored.items()
         }
         lacking = {
-            name: {group.client: group.count for group in groups if name not in group.values}
+            name: {
+                group.client: group.count
+                for group in groups
+                if group.client is not ALL and name not in group.values
+            }
             for name in overs
         }
         return cls(
@@ -89,11 +94,11 @@ class Gap:
     `without` has the clients that one of the groups' scores leaves out.
     """
 
-    client: str  # ALL: over all clients
+    client: str | None  # ALL: over all clients
     grouping: str
     score: GroupScore
-    lowest: str
-    highest: str
+    lowest: str | None
+    highest: str | None
     low: float
     high: float
     without: tuple[str, ...] = ()
@@ -120,9 +125,10 @@ class GroupReport:
     @property
     def clients(self) -> tuple[str, ...]:
         """The clients that report a group."""
-        return tuple(dict.fromkeys(group.client for group in self.groups))
+        names = (group.client for group in self.groups if group.client is not ALL)
+        return tuple(dict.fromkeys(names))
 
-    def of(self, client: str, grouping: str) -> tuple[Group, ...]:
+    def of(self, client: str | None, grouping: str) -> tuple[Group, ...]:
         """Return the groups of a client by a grouping; with ALL, the groups over all clients."""
         chosen = [
             each
@@ -137,7 +143,7 @@ class GroupReport:
         ]
         return tuple(Group.over(parts) for parts in together if parts)
 
-    def gap(self, client: str, grouping: str, score: GroupScore) -> Gap | None:
+    def gap(self, client: str | None, grouping: str, score: GroupScore) -> Gap | None:
         """Return the gap between a client's groups in a score, None if fewer than two have it."""
         groups = self.of(client, grouping)
         values = {
@@ -158,21 +164,18 @@ class GroupReport:
             tuple(sorted({name for group in groups for name in group.without.get(score.name, ())})),
         )
 
-    def sizes(self, client: str = "") -> dict[str, float]:
+    def sizes(self, client: str | None = ALL) -> dict[str, float]:
         """Return the gaps of the first grouping by score, by default over all clients."""
         grouping = next(iter(self.grouped.groupings))
-        return {
-            gap.score.name: gap.size for gap in self.gaps(client or ALL) if gap.grouping == grouping
-        }
+        return {gap.score.name: gap.size for gap in self.gaps([client]) if gap.grouping == grouping}
 
-    def gaps(self, client: str = "") -> list[Gap]:
-        """Return all gaps of a client or ALL; by default of ALL, then of each client."""
-        clients = [client] if client else [ALL, *self.clients]
+    def gaps(self, clients: Sequence[str | None] = ()) -> list[Gap]:
+        """Return all gaps of clients; by default of ALL, then of each client."""
         return [
             gap
             for grouping in self.grouped.groupings
             for score in self.scores
-            for name in clients
+            for name in clients or (ALL, *self.clients)
             if (gap := self.gap(name, grouping, score)) is not None
         ]
 
@@ -194,7 +197,7 @@ class GroupReport:
         ]
         rows = list[dict[str, Any]]()
         for each in groups:
-            row = {
+            row: dict[str, Any] = {
                 "client": each.client,
                 "grouping": each.grouping,
                 "group": each.group,

@@ -100,7 +100,8 @@ def find_measure(name: str) -> Measure:
 
 def _gap_size(score: str, client: str, served: ClientScores) -> float:
     """Return the gap between groups by a score; NaN without groups, or without a gap."""
-    return math.nan if served.groups is None else served.groups.sizes(client).get(score, math.nan)
+    sizes = {} if served.groups is None else served.groups.sizes(client or None)
+    return sizes.get(score, math.nan)
 
 
 def _spread(name: str) -> Callable[[ClientScores], float]:

@@ -102,7 +102,7 @@ def load(setup: Setup, *, split: int, group: str) -> Task:
     return replace(
         classify(setup, name_clients(setup, HOSPITALS), (INPUTS,), numbered(2), splits),
         scores={ACCURACY: is_highest, AUC: auc, BALANCED_ACCURACY: balanced_accuracy},
-        # without OTHER, the last group: no patient has a missing value
+        # without the last group, None: no patient has a missing value
         groupings={name: groups[:-1] for name, groups in schema.group_names.items()},
         class_names=("well", "ill"),
         positive=1,

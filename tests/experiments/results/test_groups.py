@@ -4,6 +4,7 @@ A score over all clients says which clients it leaves out, at its number.
 """
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from fairbloom.experiments.results.group_scores import ALL
 from fairbloom.experiments.results.run import REPORT, Run
 from fairbloom.server.run_folder.files import KNOWN
 from fairbloom.server.run_folder.values import Known
+from fairbloom.tables.groups import find_two_groups
 from fairbloom.tasks import load_task
 from tests.experiments.helpers import as_json, captured, fairbloom
 from tests.experiments.pages.parsed import Parsed
@@ -99,7 +101,7 @@ def test_gaps_over_all_clients_and_of_each_are_fairlearns(
         "selection-rate": fairlearn.demographic_parity_difference(**by_sex),
         "true-positive-rate": fairlearn.equal_opportunity_difference(**by_sex),
     }
-    gaps = {gap.score.name: gap for gap in report.gaps(ALL) if gap.grouping == "sex"}
+    gaps = {gap.score.name: gap for gap in report.gaps([ALL]) if gap.grouping == "sex"}
     assert {name: gap.size / 100 for name, gap in gaps.items()} == pytest.approx(expected, rel=1e-9)
     assert {each.group: each.count for each in report.of(ALL, "sex")} == {
         sex: int((seen["sex"] == sex).sum()) for sex in "FM"
@@ -110,7 +112,7 @@ def test_gaps_over_all_clients_and_of_each_are_fairlearns(
             of_client = {name: each[seen["client"] == client] for name, each in by_sex.items()}
             (gap,) = (
                 gap
-                for gap in report.gaps(client)
+                for gap in report.gaps([client])
                 if (gap.grouping, gap.score.name) == ("sex", "selection-rate")
             )
             assert gap.size / 100 == pytest.approx(
@@ -164,7 +166,7 @@ def test_groups_and_gaps_are_data_frames(here: Path) -> None:
     assert set(run.groups["group"]) == {"F", "M", ">=80", "<80"}
     assert set(run.groups["round"]) == {1, 2}
     gaps = run.gaps
-    everyone = gaps[(gaps.client == ALL) & (gaps.grouping == "sex") & (gaps.score == "accuracy")]
+    everyone = gaps[gaps.client.isna() & (gaps.grouping == "sex") & (gaps.score == "accuracy")]
     (row,) = everyone.to_dict("records")
     assert row["gap"] == pytest.approx(row["high"] - row["low"])
     assert {row["lowest"], row["highest"]} == {"F", "M"}
@@ -277,7 +279,7 @@ def test_a_comparison_has_gaps_by_method_and_files_of_them(
             gaps = [
                 row["gap"]
                 for row in found
-                if [row[key] for key in KEYS] == ["FedAvg", ALL, score.name]
+                if [row[key] for key in KEYS] == ["FedAvg", None, score.name]
             ]
             assert [float(row["gap under FedAvg"].partition(" ")[0]) for row in shown] == (
                 pytest.approx([np.mean(gaps)] if gaps else [], abs=0.051)
@@ -384,7 +386,7 @@ def test_a_rate_that_leaves_a_client_out_says_so(
 ) -> None:
     run = api.run("csv", rounds=3, **sites)
     report = run.by_group()
-    for group in report.of("all clients", "sex"):
+    for group in report.of(ALL, "sex"):
         counts = {each.client: each.count for each in report.groups if each.group == group.group}
         assert group.without == {"true-positive-rate": {"few": counts["few"]}}
         assert group.count == sum(counts.values())
@@ -395,9 +397,7 @@ def test_a_rate_that_leaves_a_client_out_says_so(
     assert all(line.rstrip().endswith("†") for line in table)
     words = "examples of a group are none, or too few to be reported (few)."
     assert words in " ".join(shown.split())
-    gaps = (
-        run.gaps.query("client == 'all clients'").set_index("score")["without"].fillna("").to_dict()
-    )
+    gaps = run.gaps.query("client.isna()").set_index("score")["without"].fillna("").to_dict()
     assert gaps == {"accuracy": "", "selection-rate": "", "true-positive-rate": "few"}
 
 
@@ -406,3 +406,32 @@ def test_groups_that_leave_nobody_out_have_no_mark(
 ) -> None:
     api.run("csv", rounds=1, settings={"smallest-group": 1}, **sites).show()
     assert "†" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["other", "all clients", "None", "nan", "(without a value)"])
+def test_a_group_and_a_client_may_have_any_name(
+    sites: dict[str, Any], tmp_path: Path, name: str
+) -> None:
+    """Rows without a value are no group that a cell can name, and all clients are no client."""
+    (tmp_path / "data" / "a.csv").rename(tmp_path / "data" / f"{name}.csv")
+    for file in (tmp_path / "data").iterdir():
+        lines = file.read_text().replace(",F,", f",{name},").splitlines()
+        lines[1:19] = [re.sub(",[^,]+,", ",,", line) for line in lines[1:19]]
+        file.write_text("\n".join(lines))
+    sites["schema"] = SCHEMA.replace('"F"', f"'{name}'").replace(
+        "[fields.age]", 'missing = "fill"\n[fields.age]'
+    )
+    run = api.run("csv", rounds=1, settings={"smallest-group": 1}, **sites)
+    task = load_task(run.settings)
+    counts = {
+        client: Counter(named(task, "sex", task.splits(client).test)) for client in task.clients
+    }
+    counts[ALL] = sum(counts.values(), Counter[str | None]())
+    assert counts[ALL].keys() == {name, "M", None}
+    report = run.by_group()
+    for client, expected in counts.items():
+        assert {each.group: each.count for each in report.of(client, "sex")} == expected
+    assert {gap.client for gap in report.gaps()} == {*counts}
+    assert find_two_groups(task.groupings, 2) == (0, 1)
+    with pytest.raises(FairbloomError, match="3 groups"):
+        find_two_groups({"sex": ("f", name, "m", None)}, 2)

@@ -446,7 +446,7 @@ def test_gaps_between_groups_are_measures(clinics: Path, tmp_path: Path) -> None
     (run,) = done.outcomes[0].runs.values()
     gaps = run.gaps[run.gaps["grouping"] == "sex"].set_index(["client", "score"])["gap"]
     assert done.outcomes[0].measured == {
-        "group-gap:selection-rate": (gaps["all clients", "selection-rate"], 0.0),
+        "group-gap:selection-rate": (gaps[None, "selection-rate"], 0.0),
         "group-gap:selection-rate:porto": (gaps["porto", "selection-rate"], 0.0),
         "client:porto": (run.final()["porto"], 0.0),
     }

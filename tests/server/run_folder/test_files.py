@@ -102,7 +102,7 @@ VALUES: dict[File[Any], Any] = {
     files.ROWS: {"é": [[1, 1], [11, 2]]},
     PRIVACY: {"simulated": True, "clients": {"é": {"epsilon": 3.0}}},
     GROUPED: Grouped(
-        {"sex": ("ä", "b", "other")}, (GroupScore("accuracy", percent=True), TRUE_POSITIVE_RATE)
+        {"sex": ("ä", "b", None)}, (GroupScore("accuracy", percent=True), TRUE_POSITIVE_RATE)
     ),
 }
 

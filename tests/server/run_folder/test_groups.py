@@ -44,7 +44,7 @@ PLAIN: dict[str, Any] = {
 }
 
 SEXES = Grouped(
-    {"sex": ("F", "M", "other")}, (GroupScore("accuracy", percent=True), TRUE_POSITIVE_RATE)
+    {"sex": ("F", "M", None)}, (GroupScore("accuracy", percent=True), TRUE_POSITIVE_RATE)
 )
 
 
@@ -101,7 +101,7 @@ def test_groups_csv_has_a_row_per_round_client_and_large_group(
             assert min(counts) >= 5
             assert sum(counts) == tested[client]
     about = GROUPED.read(finished)
-    assert about.groupings == {"sex": ("F", "M", "other"), "age>=80": (">=80", "<80", "other")}
+    assert about.groupings == {"sex": ("F", "M", None), "age>=80": (">=80", "<80", None)}
 
 
 def test_clients_that_send_messages_report_the_same_groups(
