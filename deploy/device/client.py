@@ -5,7 +5,6 @@ import json
 import os
 import ssl
 import sys
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from fairbloom.protocol.names import (
     PRIVACY_LIMIT,
     RELEASE_LIMIT,
 )
+from fairbloom.system.files import read_toml
 from fairbloom.text import text_if
 
 from ..errors import DeployError
@@ -263,10 +263,10 @@ class ClientSettings:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        settings = tomllib.loads(file.read_text())
+        settings = read_toml(file)
     except OSError as error:
         raise DeployError(f"{file} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except ValueError as error:
         raise DeployError(f"{file} is not a TOML file: {error}") from error
     folder = file.absolute().parent
     return settings | {

@@ -8,7 +8,6 @@ import shutil
 import sys
 import tempfile
 import time
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, Self
 
 import tomli_w
 
-from fairbloom.system.files import write_public
+from fairbloom.system.files import read_toml, write_public
 from fairbloom.system.lock import is_held
 
 from .. import pki
@@ -73,13 +72,13 @@ class Federation:
         """Read a federation's folder; DeployError for another folder or an unusable setting."""
         file = path / "federation.toml"
         try:
-            settings = tomllib.loads(file.read_text())
+            settings = read_toml(file)
         except FileNotFoundError:
             raise DeployError(
                 f"{path} is not a federation's folder: make one with fairbloom deploy init {path}"
                 " --host NAME, or name another by --dir"
             ) from None
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             raise DeployError(f"{file} cannot be read: {error}") from error
         for key, value in settings.items():
             default = DEFAULTS.get(key)

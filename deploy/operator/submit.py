@@ -4,7 +4,6 @@ import contextlib
 import json
 import sys
 import time
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from fairbloom.protocol.settings import (
 from fairbloom.server.progress import find_announced
 from fairbloom.server.run_folder.files import is_finished
 from fairbloom.server.settings import Settings, check_pace, check_used, default_config
+from fairbloom.system.files import read_toml
 from fairbloom.tasks import find_task
 from fairbloom.text import text_if
 
@@ -127,7 +127,7 @@ def read_app(folder: Path) -> SubmittedApp | None:
     """Read the app in a folder from its pyproject.toml; return None without an app."""
     file = folder / "pyproject.toml"
     try:
-        project = tomllib.loads(file.read_text())
+        project = read_toml(file)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:

@@ -1,7 +1,6 @@
 """A Flower app of a user's that a comparison runs: its pyproject.toml, and its runs."""
 
 import os
-import tomllib
 from collections.abc import Mapping
 from contextlib import chdir
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from fairbloom.strategies.named import (
     method_parameters,
     strategy_of,
 )
+from fairbloom.system.files import read_toml
 
 from .arms import label_of
 
@@ -192,7 +192,7 @@ def _read_flwr(folder: Path) -> dict[str, Any]:
     """Return the table [tool.flwr] of the pyproject.toml of an app."""
     file = folder / "pyproject.toml"
     try:
-        project = tomllib.loads(file.read_text())
+        project = read_toml(file)
     except (OSError, ValueError) as error:
         raise SettingsError(
             f"app = {str(folder)!r}: {file} cannot be read:"

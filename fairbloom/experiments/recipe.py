@@ -2,7 +2,6 @@
 
 import itertools
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from fairbloom.errors import FairbloomError, did_you_mean, reason_of
 from fairbloom.protocol.settings import SETTINGS, Value, flatten_tables, key_of
 from fairbloom.strategies import METHODS, canonical, find_method
 from fairbloom.strategies.named import find_key, method_parameters, owner_of, short_key
+from fairbloom.system.files import read_toml
 
 from .arms import label_of
 from .results.measures import find_measure
@@ -313,7 +313,7 @@ def load_recipe(name: str) -> Recipe:
                 " names them, or give a .toml"
             )
     try:
-        text = tomllib.loads(path.read_bytes().decode())
+        text = read_toml(path)
         if "name" in text:
             raise FairbloomError("unknown key name: a recipe is called what its file is called")
         return Recipe.model_validate({"title": path.stem, **text, "name": path.stem})
@@ -327,7 +327,7 @@ def load_recipe(name: str) -> Recipe:
         raise FairbloomError(
             f"recipe {path.stem}: {'; '.join(map(_explain, error.errors()))}"
         ) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise FairbloomError(
             f"recipe {path.stem} is not valid TOML: {error}: correct {path}"
         ) from error

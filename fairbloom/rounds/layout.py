@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.protocol.bfloat16 import BITS
+from fairbloom.protocol.patterns import without_wrappers
+from fairbloom.text import text_if
 
 from .arrays import Model, norm
 
@@ -174,7 +176,7 @@ class Layout:
                     )
                 continue
             if name not in arrays:
-                return f"array {name!r} is missing"
+                return f"array {name!r} is missing{_renamed(name, arrays)}"
             if arrays[name].shape != array.shape:
                 return f"array {name!r} has shape {arrays[name].shape}, the model has {array.shape}"
             due = BITS if has_bits and name in self.rounded else array.dtype
@@ -184,3 +186,15 @@ class Layout:
             if name not in self.arrays:
                 return f"array {name!r} is not in the model"
         return None
+
+
+def _renamed(name: str, arrays: Model) -> str:
+    """Return that a wrapper gives the array another name in a reply, with the remedy, or ""."""
+    plain = without_wrappers(name)
+    there = next((each for each in arrays if without_wrappers(each) == plain), "")
+    return text_if(
+        there,
+        f": the reply has {there!r}, because DataParallel, torch.compile and Opacus wrap models"
+        " (module., _orig_mod., _module.): server and clients send the state_dict of the model"
+        " inside, such as model.module.state_dict()",
+    )

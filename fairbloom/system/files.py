@@ -1,14 +1,19 @@
 """Atomic and durable writes of files and folders, and bounded reads."""
 
+import codecs
 import os
 import stat
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from .lock import open_locked
+
+# Byte order marks that a text may begin with, and their encodings.
+MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 
 # Most bytes that `read_small` reads.
 SMALL_BYTES = 1 << 20
@@ -108,3 +113,22 @@ def read_small(file: Path) -> str:
     if not stat.S_ISREG(status.st_mode) or status.st_size > SMALL_BYTES:
         raise ValueError(f"{file} is not a file of at most {SMALL_BYTES} bytes")
     return file.read_text()
+
+
+def read_text(file: Path) -> str:
+    """Return the text of a person's file, with line ends as on Linux.
+
+    It is in UTF-8, or as its byte order mark says, which Notepad and PowerShell write. Raise
+    OSError or ValueError if it cannot be read.
+    """
+    content = file.read_bytes()
+    marked = next((name for mark, name in MARKS.items() if content.startswith(mark)), "utf-8")
+    return content.decode(marked).replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """Return what a person's TOML file says; raise OSError, or ValueError if it is not TOML."""
+    try:
+        return tomllib.loads(read_text(file))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error

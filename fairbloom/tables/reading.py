@@ -3,7 +3,6 @@
 An error names the file, the line and the remedy.
 """
 
-import codecs
 import csv
 import importlib.util
 import posixpath
@@ -22,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.logs import log_once
+from fairbloom.system.files import MARKS
 from fairbloom.system.machine import half_of_memory
 from fairbloom.text import plural, text_if
 
@@ -45,9 +45,6 @@ HEADER = (
     "if a note is above the names of the columns, state headerRows = [{}] under [files.{!r}] in the"
     " schema"
 )
-
-# Byte order marks that a text may begin with, and their encodings.
-MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 
 # The first bytes of files of these formats, for any file name.
 STARTS = {

@@ -33,10 +33,13 @@ from fairbloom.deploy.device.client import APP, ClientSettings
 from fairbloom.deploy.device.connectivity import connection_fault
 from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.fleet import client as loop
+from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.deploy.processes import load_app
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import ACCOUNT_FILE
+from fairbloom.tables.schema import read_schema
 from tests.client.hospital import SCHEMA as HOSPITAL
+from tests.system.test_files import ENCODINGS
 from tests.tables.helpers import SCHEMA
 
 from .commands import client_command
@@ -82,6 +85,19 @@ def test_the_owners_file_wins_key_by_key(bundle: Path) -> None:
     (bundle / "owner.toml").write_text("data-dir = ")
     with pytest.raises(DeployError, match=r"owner\.toml is not a TOML file"):
         ClientSettings.of({}, bundle / "client.toml")
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_files_of_a_device_may_have_a_mark(bundle: Path, encoding: str) -> None:
+    """Notepad writes one, and an operator's federation.toml and a schema may have it, too."""
+    (bundle / "owner.toml").write_text('data-dir = "/srv/nörd"\n', encoding)
+    federation = bundle.parents[1]
+    for file in (bundle / "client.toml", federation / "federation.toml"):
+        file.write_text(file.read_text(), encoding)
+    assert ClientSettings.of({}, bundle / "client.toml").data_dir == "/srv/nörd"
+    assert [each.name for each in Federation.read(federation).enrolled()] == ["site-a"]
+    (bundle / "schema.toml").write_text(HOSPITAL, encoding)
+    assert read_schema(str(bundle / "schema.toml")) == HOSPITAL
 
 
 @pytest.mark.parametrize(

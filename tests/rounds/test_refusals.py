@@ -20,6 +20,7 @@ from fairbloom.protocol.advice import ADVICE
 from fairbloom.protocol.scores import GroupScore, Score
 from fairbloom.rounds.clients import Replies
 from fairbloom.rounds.flower import FlowerClients
+from fairbloom.rounds.layout import Layout
 from fairbloom.rounds.learning import NothingLearnedError
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.refusals import MAX_REASON_CHARACTERS, Refusals, one_line
@@ -119,6 +120,23 @@ def check_refused(name: str, fault: Fault, reason: str) -> None:
 @pytest.mark.parametrize(("fault", "reason"), BROKEN)
 def test_a_broken_reply_is_refused_and_changes_nothing_else(fault: Fault, reason: str) -> None:
     check_refused("fedmgda", fault, reason)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "_module.", "_module._orig_mod."])
+def test_an_array_that_a_wrapper_renamed_is_found(prefix: str) -> None:
+    plain = {"body.0.weight": np.zeros(2), "head": np.zeros(1)}
+    for wrapped in (
+        {f"{prefix}{name}": array for name, array in plain.items()},
+        {name.replace(".0", f".{prefix}0"): array for name, array in plain.items()},
+    ):
+        for model, reply in ((plain, wrapped), (wrapped, plain)):
+            reason = Layout(model).mismatch(reply)
+            assert (
+                f"'{next(iter(model))}' is missing: the reply has '{next(iter(reply))}'" in reason
+            )
+            assert "such as model.module.state_dict()" in reason
+    reason = Layout(plain).mismatch({"submodule.body.0.weight": np.zeros(2)})
+    assert reason == "array 'body.0.weight' is missing"
 
 
 def snapshot(sent: Message, reply: Message) -> list[Message]:

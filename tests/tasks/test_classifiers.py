@@ -130,6 +130,7 @@ def renamed(state: Mapping[str, Tensor], old: str, new: str) -> dict[str, Tensor
         lambda state: dict(state),
         lambda state: {"state_dict": dict(state), "epoch": 3},
         lambda state: renamed(state, "^", "module."),
+        lambda state: renamed(state, "^", "_orig_mod."),
         lambda state: renamed(state, "norm1", "norm.1"),
         lambda state: renamed(state, "^", "module.") | {"aux1.fc.bias": torch.ones(3)},
         lambda state: {name: each for name, each in state.items() if "num_batches" not in name},

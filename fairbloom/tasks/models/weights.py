@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from fairbloom.errors import FairbloomError, join_names
 from fairbloom.logs import log
 from fairbloom.protocol.codec import digest_arrays
+from fairbloom.protocol.patterns import without_wrappers
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.system.sealed import DamagedFileError, read_about
 
@@ -94,8 +95,8 @@ def load_initial_weights(model: nn.Module, path: str) -> None:
 
 
 def _name_in(own: Collection[str], name: str) -> str:
-    """Return the model's name of a file's array: that of DataParallel or of an old DenseNet."""
-    names = (name, name.removeprefix("module."), DENSE.sub(r"\1\2", name))
+    """Return the model's name of a file's array: one without wrappers, or of an old DenseNet."""
+    names = (name, without_wrappers(name), DENSE.sub(r"\1\2", name))
     return next((each for each in names if each in own), name)
 
 
