@@ -1,6 +1,7 @@
 """Scores: the numbers of clients in which the fairness of a run is measured."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -20,6 +21,61 @@ INTERVALS: Mapping[str, tuple[float, float]] = {
 
 # The names of known scores of which lower is better and that have no upper end.
 ERRORS = frozenset({"loss", "mae", "rmse"})
+
+# Scores that may be averaged over classes, as in f1_macro or roc_auc_ovr.
+OF_CLASSES = "accuracy acc auc auprc auroc f1 jaccard precision pr-auc recall roc-auc"
+
+# Further names of scores of which higher is better, those of scikit-learn's scorers among them; all
+# may end in "score".
+GAINS = """
+adjusted-mutual-info adjusted-rand average-precision balanced-acc balanced-accuracy binary-accuracy
+bleu c-index categorical-accuracy cohen-kappa completeness concordance-index d2 d2-absolute-error
+d2-brier d2-log-loss d2-pinball d2-tweedie dice elbo exact-match explained-variance fowlkes-mallows
+homogeneity iou kappa label-ranking-average-precision larger-class log-likelihood map
+matthews-corrcoef mcc miou mutual-info ndcg negative-predictive-value normalized-mutual-info npv
+pearson positive-likelihood-ratio positive-predictive-value ppv psnr r2 rand rouge sensitivity
+sparse-categorical-accuracy spearman specificity ssim tnr top-1-acc top-1-accuracy top-5-acc
+top-5-accuracy top-k-accuracy tpr true-negative-rate true-positive-rate v-measure
+"""
+
+# Names of errors, of which lower is better.
+LOSSES = """
+bce bce-loss binary-cross-entropy binary-crossentropy brier brier-score brier-score-loss
+calibration-error categorical-crossentropy ce ce-loss cer coverage-error cross-entropy
+cross-entropy-loss crossentropy dice-loss ece eer error error-rate expected-calibration-error
+false-negative-rate false-positive-rate fid fnr focal-loss fpr hamming-loss hinge-loss huber-loss
+kl-divergence l1-loss label-ranking-loss log-loss logloss loss lpips mae mape max-error
+mean-absolute-error mean-absolute-percentage-error mean-gamma-deviance mean-pinball-loss
+mean-poisson-deviance mean-squared-error mean-squared-log-error medae median-absolute-error
+misclassification-rate mse mse-loss msle negative-likelihood-ratio nll nll-loss perplexity
+pinball-loss ppl rmse rmsle root-mean-squared-error root-mean-squared-log-error smape
+sparse-categorical-crossentropy wer zero-one-loss
+"""
+
+# Whether higher is better, by the normal form of a name: lower-case words with hyphens.
+DIRECTIONS: Mapping[str, bool] = {
+    name: is_gain
+    for of_names, endings, is_gain in (
+        (OF_CLASSES, ("", "-score", "-macro", "-micro", "-weighted", "-samples"), True),
+        (OF_CLASSES, ("-ovr", "-ovo", "-ovr-weighted", "-ovo-weighted"), True),
+        (GAINS, ("", "-score"), True),
+        (LOSSES, ("",), False),
+    )
+    for name in (each + ending for each in of_names.split() for ending in endings)
+}
+
+# Words before a score's name that leave its direction as it is: the examples, the model, the mean.
+NEUTRAL = re.compile(
+    "val(id(ation)?)?|test(ing)?|train(ing)?|eval(uat(e|ion))?|dev|holdout|(de)?centrali[sz]ed"
+    "|distributed|federated|global|local|personal|clients?|server|final|avg|average|mean|macro"
+    r"|micro|weighted|top\d+"
+)
+
+# Words that turn the direction round.
+NEGATIONS = frozenset({"neg", "negative", "negated", "minus"})
+
+# After "neg", these may be of the negative class: neg_recall has no known direction.
+OF_ONE_CLASS = frozenset({"accuracy", "acc", "f1", "f1-score", "precision", "recall"})
 
 # What files say of a score that were written before scores had a unit, or noise.
 NO_UNIT: Mapping[str, object] = {"measured_in": "", "noisy": False}
@@ -209,3 +265,23 @@ def accuracy_first(scores: Iterable[Score]) -> list[Score]:
 def name_in_group(name: str, grouping: str, group: str) -> str:
     """Return the name on the wire of a score, or count, of one group: "accuracy[sex:female]"."""
     return f"{name}[{grouping}:{group}]"
+
+
+def find_direction(name: str) -> bool | None:
+    """Return whether higher is better of a score, by its name; None if the name is not known.
+
+    Words such as `val` and `eval` before a known name do not count, `neg` and `minus` turn the
+    direction round: lower is better of `eval_loss`, and higher of `neg_val_loss`. What follows any
+    other word is no known name: `gain_of_loss` is not known.
+    """
+    rest = re.sub(r"[\s_/.]", "-", name.lower())
+    negations = []
+    while rest not in DIRECTIONS:
+        word, _, rest = rest.partition("-")
+        if word in NEGATIONS:
+            negations.append(word)
+        elif not NEUTRAL.fullmatch(word):
+            return None
+    if rest in OF_ONE_CLASS and {*negations} - {"minus"}:
+        return None
+    return DIRECTIONS[rest] == (len(negations) % 2 == 0)
