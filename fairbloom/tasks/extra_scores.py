@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fairbloom.errors import ReportableError
+from fairbloom.errors import ReportableError, did_you_mean
 from fairbloom.protocol.scores import (
     BRIER,
     CALIBRATION_ERROR,
@@ -19,6 +19,7 @@ from fairbloom.protocol.scores import (
     SPECIFICITY,
     Score,
 )
+from fairbloom.text import text_if
 
 from .measures import clients_of, of_one_too, ratios
 from .task import Task
@@ -31,12 +32,20 @@ Measure = Callable[[Tensor, Tensor], Tensor | float]
 
 @lru_cache(maxsize=4)
 def add_scores(task: Task, names: tuple[str, ...]) -> Task:
-    """Return a task with the scores of these names, keys of `FURTHER`, after its own."""
+    """Return a task with the further scores of these names after its own.
+
+    Raise ReportableError for a name that is unknown, or a score that does not fit the task.
+    """
     own = {score.name for score in task.scores}
-    wanted = [FURTHER[name] for name in dict.fromkeys(names) if name not in own]
-    for score in wanted:
-        if misfit := find_misfit(task, score):
-            raise ReportableError(f"scores = {score.name!r}: {misfit}: leave it out")
+    asked = [name for name in dict.fromkeys(names) if name not in own]
+    fitting = find_fitting(task)
+    for name in asked:
+        if misfit := find_misfit(task, name):
+            instead = text_if(fitting, f", or take {', '.join(fitting)}")
+            raise ReportableError(
+                f"scores = {name!r}: {misfit}: {did_you_mean(name, fitting)}leave it out{instead}"
+            )
+    wanted = [FURTHER[name] for name in asked]
     measures: dict[Score, Measure] = {
         BRIER: partial(brier, positive=task.positive_place),
         CALIBRATION_ERROR: calibration_error,
@@ -52,13 +61,22 @@ def add_scores(task: Task, names: tuple[str, ...]) -> Task:
     return replace(task, scores={**task.scores, **added})
 
 
-def find_misfit(task: Task, score: Score) -> str:
-    """Return why a score is not defined for a task; "" if it is."""
+def find_misfit(task: Task, name: str) -> str:
+    """Return why a further score is not defined for a task; "" if it is, as far as is known."""
+    if name not in FURTHER:
+        return "it is unknown"
     if task.classes == 0:
         return "it is of classes, and the target is a quantity"
-    if score in OF_TWO_CLASSES and task.classes not in (None, 2):
+    if FURTHER[name] in OF_TWO_CLASSES and task.classes not in (None, 2):
         return f"it is of two classes, and there are {task.classes}"
     return ""
+
+
+def find_fitting(task: Task) -> list[str]:
+    """Return the names of the further scores that fit a task; none if its classes are not known."""
+    if task.classes is None:
+        return []
+    return [name for name in FURTHER if not find_misfit(task, name)]
 
 
 # Of two classes -----------------------------------------------------------------------------------
