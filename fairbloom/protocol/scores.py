@@ -19,23 +19,18 @@ INTERVALS: Mapping[str, tuple[float, float]] = {
     "rmse": (0.0, math.inf),
 }
 
-# The names of known scores of which lower is better and that have no upper end.
-ERRORS = frozenset({"loss", "mae", "rmse"})
-
-# Scores that may be averaged over classes, as in f1_macro or roc_auc_ovr.
-OF_CLASSES = "accuracy acc auc auprc auroc f1 jaccard precision pr-auc recall roc-auc"
-
-# Further names of scores of which higher is better, those of scikit-learn's scorers among them; all
-# may end in "score".
+# Names of scores of which higher is better, those of scikit-learn's scorers among them, in their
+# normal form: lower-case words with hyphens.
 GAINS = """
-adjusted-mutual-info adjusted-rand average-precision balanced-acc balanced-accuracy binary-accuracy
-bleu c-index categorical-accuracy cohen-kappa completeness concordance-index d2 d2-absolute-error
-d2-brier d2-log-loss d2-pinball d2-tweedie dice elbo exact-match explained-variance fowlkes-mallows
-homogeneity iou kappa label-ranking-average-precision larger-class log-likelihood map
-matthews-corrcoef mcc miou mutual-info ndcg negative-predictive-value normalized-mutual-info npv
-pearson positive-likelihood-ratio positive-predictive-value ppv psnr r2 rand rouge sensitivity
-sparse-categorical-accuracy spearman specificity ssim tnr top-1-acc top-1-accuracy top-5-acc
-top-5-accuracy top-k-accuracy tpr true-negative-rate true-positive-rate v-measure
+acc accuracy adjusted-mutual-info adjusted-rand auc auprc auroc average-precision balanced-acc
+balanced-accuracy binary-accuracy bleu c-index categorical-accuracy cohen-kappa completeness
+concordance-index d2 d2-absolute-error d2-brier d2-log-loss d2-pinball d2-tweedie dice elbo
+exact-match explained-variance f1 fowlkes-mallows homogeneity iou jaccard kappa
+label-ranking-average-precision larger-class log-likelihood map matthews-corrcoef mcc miou
+mutual-info ndcg negative-predictive-value normalized-mutual-info npv pearson
+positive-likelihood-ratio positive-predictive-value ppv pr-auc precision psnr r2 rand recall roc-auc
+rouge sensitivity sparse-categorical-accuracy spearman specificity ssim tnr top-1-acc top-1-accuracy
+top-5-acc top-5-accuracy top-k-accuracy tpr true-negative-rate true-positive-rate v-measure
 """
 
 # Names of errors, of which lower is better.
@@ -52,30 +47,27 @@ pinball-loss ppl rmse rmsle root-mean-squared-error root-mean-squared-log-error 
 sparse-categorical-crossentropy wer zero-one-loss
 """
 
-# Whether higher is better, by the normal form of a name: lower-case words with hyphens.
-DIRECTIONS: Mapping[str, bool] = {
-    name: is_gain
-    for of_names, endings, is_gain in (
-        (OF_CLASSES, ("", "-score", "-macro", "-micro", "-weighted", "-samples"), True),
-        (OF_CLASSES, ("-ovr", "-ovo", "-ovr-weighted", "-ovo-weighted"), True),
-        (GAINS, ("", "-score"), True),
-        (LOSSES, ("",), False),
+# A name that shows its direction, in its normal form.
+KNOWN = re.compile(
+    rf"""
+    (?P<before>(
+        (  # words that leave the direction as it is
+            val(id(ation)?)? | test(ing)? | train(ing)? | eval(uat(e|ion))? | dev | holdout
+            | (de)?centrali[sz]ed | distributed | federated | global | local | personal | clients?
+            | server | final | avg | average | mean | macro | micro | weighted | top\d+
+        )-
+        | minus-  # turns it round, as neg does: but neg_recall may be that of the negative class
+        | neg(ated|ative)?-(?!([a-z\d]+-)*(accuracy|acc|f1|precision|recall)(-|$))
+    )*)
+    (
+        (?P<gain>{"|".join(GAINS.split())})
+        (-score)?
+        (-(macro | micro | samples | weighted | ov[or](-weighted)?))?
+        | {"|".join(LOSSES.split())}
     )
-    for name in (each + ending for each in of_names.split() for ending in endings)
-}
-
-# Words before a score's name that leave its direction as it is: the examples, the model, the mean.
-NEUTRAL = re.compile(
-    "val(id(ation)?)?|test(ing)?|train(ing)?|eval(uat(e|ion))?|dev|holdout|(de)?centrali[sz]ed"
-    "|distributed|federated|global|local|personal|clients?|server|final|avg|average|mean|macro"
-    r"|micro|weighted|top\d+"
+    """,
+    re.VERBOSE,
 )
-
-# Words that turn the direction round.
-NEGATIONS = frozenset({"neg", "negative", "negated", "minus"})
-
-# After "neg", these may be of the negative class: neg_recall has no known direction.
-OF_ONE_CLASS = frozenset({"accuracy", "acc", "f1", "f1-score", "precision", "recall"})
 
 # What files say of a score that were written before scores had a unit, or noise.
 NO_UNIT: Mapping[str, object] = {"measured_in": "", "noisy": False}
@@ -208,6 +200,10 @@ SENSITIVITY = Score("sensitivity", percent=True)
 # The share of the negative examples that are predicted as negative.
 SPECIFICITY = Score("specificity", percent=True)
 
+# The share of the examples of a class that are predicted as that class; of a client, the mean over
+# the classes of its examples.
+RECALL = Score("recall", percent=True)
+
 # The mean distance of confidence and accuracy over ten equal bins of confidence, weighted by
 # examples.
 CALIBRATION_ERROR = Score("calibration-error", higher_is_better=False)
@@ -218,7 +214,7 @@ BRIER = Score("brier", higher_is_better=False)
 
 # The scores that a run may ask for in addition to those of its task, by name.
 FURTHER: Mapping[str, Score] = {
-    score.name: score for score in (F1, SENSITIVITY, SPECIFICITY, CALIBRATION_ERROR, BRIER)
+    score.name: score for score in (F1, SENSITIVITY, SPECIFICITY, RECALL, CALIBRATION_ERROR, BRIER)
 }
 
 
@@ -241,9 +237,12 @@ class GroupScore(Score):
     over
         The name of the number of examples in the mean: `count` for all examples of a group, another
         word for some of them, such as `positives` for a true positive rate.
+    by
+        The grouping by true classes, if it is measured only there; None: in all other groupings.
     """
 
     over: str = COUNT
+    by: str | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -274,14 +273,7 @@ def find_direction(name: str) -> bool | None:
     direction round: lower is better of `eval_loss`, and higher of `neg_val_loss`. What follows any
     other word is no known name: `gain_of_loss` is not known.
     """
-    rest = re.sub(r"[\s_/.]", "-", name.lower())
-    negations = []
-    while rest not in DIRECTIONS:
-        word, _, rest = rest.partition("-")
-        if word in NEGATIONS:
-            negations.append(word)
-        elif not NEUTRAL.fullmatch(word):
-            return None
-    if rest in OF_ONE_CLASS and {*negations} - {"minus"}:
+    found = KNOWN.fullmatch(re.sub(r"[\s_/.]", "-", name.lower()))
+    if found is None:
         return None
-    return DIRECTIONS[rest] == (len(negations) % 2 == 0)
+    return (found["gain"] is None) == (len(re.findall("minus|neg", found["before"])) % 2 == 1)

@@ -15,14 +15,16 @@ from fairbloom.protocol.scores import (
     CALIBRATION_ERROR,
     F1,
     FURTHER,
+    RECALL,
     SENSITIVITY,
     SPECIFICITY,
+    GroupScore,
     Score,
 )
 from fairbloom.text import text_if
 
-from .measures import clients_of, of_one_too, ratios
-from .task import Task
+from .measures import balanced_accuracy, clients_of, of_one_too, ratios
+from .task import Task, is_highest
 
 BINS = 10
 """The number of equal bins of confidence of the calibration error."""
@@ -41,14 +43,15 @@ def add_scores(task: Task, names: tuple[str, ...]) -> Task:
     fitting = find_fitting(task)
     for name in asked:
         if misfit := find_misfit(task, name):
-            instead = text_if(fitting, f", or take {', '.join(fitting)}")
             raise ReportableError(
-                f"scores = {name!r}: {misfit}: {did_you_mean(name, fitting)}leave it out{instead}"
+                f"scores = {name!r}: {misfit}: {did_you_mean(name, fitting)}leave it out"
+                + text_if(fitting, f", or take {', '.join(fitting)}")
             )
     wanted = [FURTHER[name] for name in asked]
     measures: dict[Score, Measure] = {
         BRIER: partial(brier, positive=task.positive_place),
         CALIBRATION_ERROR: calibration_error,
+        RECALL: balanced_accuracy,
         **{
             score: partial(measure, positive=task.positive_place)
             for score, measure in OF_TWO_CLASSES.items()
@@ -58,6 +61,18 @@ def add_scores(task: Task, names: tuple[str, ...]) -> Task:
         replace(score, of=task.positive_name) if score in OF_TWO_CLASSES else score: measures[score]
         for score in wanted
     }
+    if RECALL in wanted:  # of each class, too
+        grouping = "class"
+        while grouping in task.groupings:
+            grouping = f"true {grouping}"
+        task = replace(
+            task,
+            class_grouping=grouping,
+            group_scores={
+                **task.group_scores,
+                GroupScore(RECALL.name, percent=True, by=grouping): is_highest,
+            },
+        )
     return replace(task, scores={**task.scores, **added})
 
 
@@ -67,6 +82,8 @@ def find_misfit(task: Task, name: str) -> str:
         return "it is unknown"
     if task.classes == 0:
         return "it is of classes, and the target is a quantity"
+    if FURTHER[name] == RECALL and task.classes is None:
+        return "it is of each class, and the task does not say how many there are, by classes"
     if FURTHER[name] in OF_TWO_CLASSES and task.classes not in (None, 2):
         return f"it is of two classes, and there are {task.classes}"
     return ""
@@ -74,9 +91,7 @@ def find_misfit(task: Task, name: str) -> str:
 
 def find_fitting(task: Task) -> list[str]:
     """Return the names of the further scores that fit a task; none if its classes are not known."""
-    if task.classes is None:
-        return []
-    return [name for name in FURTHER if not find_misfit(task, name)]
+    return [name for name in FURTHER if task.classes is not None and not find_misfit(task, name)]
 
 
 # Of two classes -----------------------------------------------------------------------------------

@@ -59,8 +59,7 @@ def check_measured(settings: RunSettings, needs: Iterable[str], task: Task) -> N
         name, _, _ = metric.rpartition("-")
         if name not in INTERVALS or any(score.name == name for score in task.scores):
             continue
-        is_addable = name in find_fitting(task)
-        remedy = f"set scores = {name!r}" if is_addable else "choose another method"
+        remedy = f"set scores = {name!r}" if name in find_fitting(task) else "choose another method"
         raise SettingsError(
             f"method = {settings.method!r}: it weighs clients by {metric}, and task {settings.task}"
             f" has no {name} here, but {', '.join(score.name for score in task.scores)}: {remedy}"

@@ -17,7 +17,7 @@ from fairbloom.flower import is_simulated
 from fairbloom.logs import log
 from fairbloom.own_code import digest_own_code
 from fairbloom.protocol.names import CONTEXTS, LOSS, PERSONAL, RUN_FOLDER, SEEDS
-from fairbloom.protocol.scores import ACCURACY, LOSS_SCORE, Score, find_direction
+from fairbloom.protocol.scores import ACCURACY, Score, find_direction
 from fairbloom.protocol.settings import Mark, Value
 from fairbloom.rounds.options import OPTIONS
 from fairbloom.rounds.ranges import one_of, whole
@@ -476,9 +476,8 @@ def score_called(name: str, loss: str) -> Score:
 
     Raise FairbloomError if the name does not show whether higher or lower is better.
     """
-    known = {score.name: score for score in (ACCURACY, LOSS_SCORE)}
-    if name in known:
-        return known[name]
+    if name == ACCURACY.name:
+        return ACCURACY  # in percent
     higher_is_better = find_direction(name)
     if higher_is_better is not None or name == loss:
         return Score(name, higher_is_better=bool(higher_is_better))

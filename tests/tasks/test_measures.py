@@ -211,13 +211,12 @@ def test_an_error_offers_only_scores_that_fit(asked: str) -> None:
         score.name for score in load_task({"task": "digits", "scores": ",".join(offered)}).scores
     }
     assert names > {*offered} >= {"brier", "calibration-error"}
-    with pytest.raises(FairbloomError, match=r"'f2': it is unknown: .*or take f1, sensitivity"):
-        load_task({"task": "heart-disease", "scores": "f2"})
 
 
 def test_scores_that_do_not_fit_the_target_are_refused(folder: Folder) -> None:
     with pytest.raises(
-        FairbloomError, match=r"'brierr': it is unknown: did you mean brier\? leave it out, or take"
+        FairbloomError,
+        match=r"'brierr': it is unknown: did you mean brier\? leave it out, or take f1, ",
     ):
         load_task({"task": "heart-disease", "scores": "f1,brierr"})
     with pytest.raises(
