@@ -448,7 +448,7 @@ class RunSettings(Setup):
     scores: Annotated[str, Mark.NAMES, Mark.SENT_TO_CLIENTS, NO_TESTS] = Field(
         "",
         description=(
-            "Further scores, separated by commas: recall, calibration-error, brier; of two classes"
+            "Scores to add: recall, brier, calibration-error; of two classes"
             " f1, sensitivity, specificity"
         ),
     )

@@ -151,7 +151,7 @@ def find_score(metric: str, scores: Mapping[str, Score]) -> Score:
     for ending in ENDINGS:
         if name not in scores:
             name = name.removesuffix(ending)
-    return scores.get(name) or Score(name)
+    return scores.get(name) or Score(name, higher_is_better=name not in ("loss", "mae", "rmse"))
 
 
 def impossible_scores(

@@ -74,7 +74,7 @@ class RunFolder:
     score
         The score that fairness is measured in: the name of a metric that clients reply when they
         evaluate, or a Score, which declares whether lower is better and whether the score is a
-        share, shown in percent. A name alone must be a known one, such as accuracy, AUC, F1, R²,
+        share, shown in percent. A plain name must be a known one, such as accuracy, AUC, F1, R²,
         loss, RMSE or a scorer of scikit-learn; words such as `eval` may stand before it, and `neg`
         turns its direction round. In a list, fairness is measured in the first score; the others
         are in clients.csv, too. The default is `accuracy`.
