@@ -11,10 +11,29 @@ from torch import Tensor
 
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.scores import COUNT, GroupScore, name_in_group
-from fairbloom.tasks import Task
 from fairbloom.tasks.measures import clients_of
+from fairbloom.tasks.task import AnyExamples, Task
 
 from .gate import hold_back
+
+
+def group_examples(task: Task, examples: AnyExamples) -> Tensor:
+    """Return each example's index in each of the task's reported groupings, one at least.
+
+    Its shape is (n, number of groupings). Raise ReportableError if classes are a grouping, and an
+    example's target is not one of them.
+    """
+    columns = [places.cpu() for places in (examples.group_places(),) if places is not None]
+    if task.class_grouping is not None:
+        targets = examples.all_targets.cpu().reshape(len(examples), -1)
+        known = torch.arange(len(task.reported_groupings[task.class_grouping]))
+        if targets.shape[1] != 1 or not bool(torch.isin(targets, known).all()):
+            raise ReportableError(
+                f"scores = 'recall': each example needs one of {len(known)} classes, counted from"
+                " 0, as its target: leave it out, or give the task all its classes"
+            )
+        columns.append(targets.long())
+    return torch.cat(columns, dim=1)
 
 
 def measure_groups(
@@ -33,7 +52,7 @@ def measure_groups(
         The values of each of the task's `group_scores` for the examples of consecutive clients,
         shape (n,).
     groups
-        The index of each example's group in each grouping, shape (n, number of groupings).
+        What `group_examples` returns.
     counts
         The number of examples of each client; their sum is n.
     smallest
@@ -55,7 +74,7 @@ def measure_groups(
     reports: list[dict[str, int | float]] = [{} for _ in counts]
     clients = clients_of(counts)
     for (grouping, names), places in zip(
-        task.groupings.items(), groups.cpu().numpy().T, strict=True
+        task.reported_groupings.items(), groups.cpu().numpy().T, strict=True
     ):
         bins = clients * len(names) + places
         shape = (len(counts), len(names))
@@ -69,6 +88,8 @@ def measure_groups(
                 hold_back(f"groups by {grouping}, because one has fewer than {smallest} examples")
             report |= {name_in_group(COUNT, grouping, names[place]): each[place] for place in shown}
         for score, numbers in values.items():
+            if (score.by is None) == (grouping == task.class_grouping):
+                continue
             scored = everyone
             subsets = list[list[list[Any]]]()
             if score.over != COUNT:  # only examples with a number count

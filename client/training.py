@@ -32,7 +32,7 @@ from .augmentation import Augment, make_augmentation
 from .capture import NO_CAPTURE, Capture, find_step
 from .device import autocast, in_double, read_scalars
 from .generators import generators_of, restore_states
-from .group_metrics import measure_groups
+from .group_metrics import group_examples, measure_groups
 from .linear import TakeStep, linear_step
 from .work import Copy, LocalWork, StepsTaken, batches, count_steps, descend, min_batch_of
 
@@ -288,7 +288,7 @@ def measure(
     """Return the mean loss and the task's scores of `model` in eval mode, by their names.
 
     A score that is not finite is left out, such as the AUC of a single class. If `smallest_group`
-    is above 0 and the examples have groups, the results of `measure_groups` are included.
+    is above 0 and clients report groups, the results of `measure_groups` are included.
     """
     outputs = predict(model, task, examples)
     values: dict[str, Tensor | float] = {
@@ -304,8 +304,7 @@ def measure(
         for name, mean in zip(values, means, strict=True)
         if name == LOSS or math.isfinite(mean)
     }
-    groups = examples.group_places() if smallest_group else None
-    if groups is None:
+    if not smallest_group or not task.reported_groupings:
         return scores
     (by_group,) = measure_groups(
         task,
@@ -313,8 +312,8 @@ def measure(
             score: outputs.compute_score(score.name, fit_outputs(task, compute))
             for score, compute in task.group_scores.items()
         },
-        groups,
-        [len(groups)],
+        group_examples(task, examples),
+        [len(examples)],
         smallest_group,
         examples.units,
     )

@@ -23,7 +23,7 @@ from benchmarks.methods import BASELINE, LATER, SEARCHED, WORKLOADS, gain
 from benchmarks.tables import read_csv, write_lines
 from fairbloom.experiments.results.differences import Difference, differences_of
 from fairbloom.experiments.studies.search import VALIDATION_SHARE
-from fairbloom.protocol.scores import ERRORS
+from fairbloom.protocol.scores import find_direction
 from fairbloom.strategies import METHODS
 from fairbloom.tasks import TASKS
 
@@ -89,7 +89,7 @@ class Federation:
     @property
     def is_error(self) -> bool:
         """Whether lower scores are better, as of errors of a quantity; others are percentages."""
-        return self.row["score"] in ERRORS
+        return find_direction(self.row["score"]) is False
 
     @property
     def test_share(self) -> float:

@@ -139,11 +139,6 @@ class Settings(RunSettings):
             f"{fewest} the number of training-clients = {training}: lower it": (
                 0 < training < self.min_clients
             ),
-            **{
-                f"scores = {self.scores!r}: {name!r} is unknown: {did_you_mean(name, FURTHER)}there"
-                f" are {', '.join(FURTHER)}": name not in FURTHER
-                for name in split_names(self.scores)
-            },
             f"norm = {self.norm!r}: the initial weights were trained with the network's own norm"
             " layers: leave norm out": self.initial_weights and self.norm in ("group", "layer"),
             f"privacy.spend = {self.privacy__spend!r}: write all, lowest, or a number of units, as"

@@ -28,7 +28,7 @@ from .order import secret_order
 
 # Scores from which scores, or counts, of single classes can be computed.
 CLASS_SCORES = frozenset(
-    {"balanced-accuracy", "auc", "f1", "sensitivity", "specificity", LARGER_CLASS}
+    {"balanced-accuracy", "auc", "f1", "recall", "sensitivity", "specificity", LARGER_CLASS}
 )
 
 # The largest share of the model that one step may forget. Where the last step has one row, readings

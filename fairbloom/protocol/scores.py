@@ -1,6 +1,7 @@
 """Scores: the numbers of clients in which the fairness of a run is measured."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -18,8 +19,55 @@ INTERVALS: Mapping[str, tuple[float, float]] = {
     "rmse": (0.0, math.inf),
 }
 
-# The names of known scores of which lower is better and that have no upper end.
-ERRORS = frozenset({"loss", "mae", "rmse"})
+# Names of scores of which higher is better, those of scikit-learn's scorers among them, in their
+# normal form: lower-case words with hyphens.
+GAINS = """
+acc accuracy adjusted-mutual-info adjusted-rand auc auprc auroc average-precision balanced-acc
+balanced-accuracy binary-accuracy bleu c-index categorical-accuracy cohen-kappa completeness
+concordance-index d2 d2-absolute-error d2-brier d2-log-loss d2-pinball d2-tweedie dice elbo
+exact-match explained-variance f1 fowlkes-mallows homogeneity iou jaccard kappa
+label-ranking-average-precision larger-class log-likelihood map matthews-corrcoef mcc miou
+mutual-info ndcg negative-predictive-value normalized-mutual-info npv pearson
+positive-likelihood-ratio positive-predictive-value ppv pr-auc precision psnr r2 rand recall roc-auc
+rouge sensitivity sparse-categorical-accuracy spearman specificity ssim tnr top-1-acc top-1-accuracy
+top-5-acc top-5-accuracy top-k-accuracy tpr true-negative-rate true-positive-rate v-measure
+"""
+
+# Names of errors, of which lower is better.
+LOSSES = """
+bce bce-loss binary-cross-entropy binary-crossentropy brier brier-score brier-score-loss
+calibration-error categorical-crossentropy ce ce-loss cer coverage-error cross-entropy
+cross-entropy-loss crossentropy dice-loss ece eer error error-rate expected-calibration-error
+false-negative-rate false-positive-rate fid fnr focal-loss fpr hamming-loss hinge-loss huber-loss
+kl-divergence l1-loss label-ranking-loss log-loss logloss loss lpips mae mape max-error
+mean-absolute-error mean-absolute-percentage-error mean-gamma-deviance mean-pinball-loss
+mean-poisson-deviance mean-squared-error mean-squared-log-error medae median-absolute-error
+misclassification-rate mse mse-loss msle negative-likelihood-ratio nll nll-loss perplexity
+pinball-loss ppl rmse rmsle root-mean-squared-error root-mean-squared-log-error smape
+sparse-categorical-crossentropy wer zero-one-loss
+"""
+
+# A name that shows its direction, in its normal form.
+KNOWN = re.compile(
+    rf"""
+    (?P<before>(
+        (  # words that leave the direction as it is
+            val(id(ation)?)? | test(ing)? | train(ing)? | eval(uat(e|ion))? | dev | holdout
+            | (de)?centrali[sz]ed | distributed | federated | global | local | personal | clients?
+            | server | final | avg | average | mean | macro | micro | weighted | top\d+
+        )-
+        | minus-  # turns it round, as neg does: but neg_recall may be that of the negative class
+        | neg(ated|ative)?-(?!([a-z\d]+-)*(accuracy|acc|f1|precision|recall)(-|$))
+    )*)
+    (
+        (?P<gain>{"|".join(GAINS.split())})
+        (-score)?
+        (-(macro | micro | samples | weighted | ov[or](-weighted)?))?
+        | {"|".join(LOSSES.split())}
+    )
+    """,
+    re.VERBOSE,
+)
 
 # What files say of a score that were written before scores had a unit, or noise.
 NO_UNIT: Mapping[str, object] = {"measured_in": "", "noisy": False}
@@ -152,6 +200,10 @@ SENSITIVITY = Score("sensitivity", percent=True)
 # The share of the negative examples that are predicted as negative.
 SPECIFICITY = Score("specificity", percent=True)
 
+# The share of the examples of a class that are predicted as that class; of a client, the mean over
+# the classes of its examples.
+RECALL = Score("recall", percent=True)
+
 # The mean distance of confidence and accuracy over ten equal bins of confidence, weighted by
 # examples.
 CALIBRATION_ERROR = Score("calibration-error", higher_is_better=False)
@@ -162,7 +214,7 @@ BRIER = Score("brier", higher_is_better=False)
 
 # The scores that a run may ask for in addition to those of its task, by name.
 FURTHER: Mapping[str, Score] = {
-    score.name: score for score in (F1, SENSITIVITY, SPECIFICITY, CALIBRATION_ERROR, BRIER)
+    score.name: score for score in (F1, SENSITIVITY, SPECIFICITY, RECALL, CALIBRATION_ERROR, BRIER)
 }
 
 
@@ -185,9 +237,12 @@ class GroupScore(Score):
     over
         The name of the number of examples in the mean: `count` for all examples of a group, another
         word for some of them, such as `positives` for a true positive rate.
+    by
+        The grouping by true classes, if it is measured only there; None: in all other groupings.
     """
 
     over: str = COUNT
+    by: str | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -217,3 +272,16 @@ def name_in_group(name: str, grouping: str, group: str | None) -> str:
 def words_of_group(group: str | None) -> str:
     """Return a group's name in tables."""
     return "(without a value)" if group is None else group
+
+
+def find_direction(name: str) -> bool | None:
+    """Return whether higher is better of a score, by its name; None if the name is not known.
+
+    Words such as `val` and `eval` before a known name do not count, `neg` and `minus` turn the
+    direction round: lower is better of `eval_loss`, and higher of `neg_val_loss`. What follows any
+    other word is no known name: `gain_of_loss` is not known.
+    """
+    found = KNOWN.fullmatch(re.sub(r"[\s_/.]", "-", name.lower()))
+    if found is None:
+        return None
+    return (found["gain"] is None) == (len(re.findall("minus|neg", found["before"])) % 2 == 1)

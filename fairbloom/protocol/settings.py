@@ -448,8 +448,8 @@ class RunSettings(Setup):
     scores: Annotated[str, Mark.NAMES, Mark.SENT_TO_CLIENTS, NO_TESTS] = Field(
         "",
         description=(
-            "Further scores, separated by commas: f1, sensitivity, specificity, calibration-error,"
-            " brier"
+            "Scores to add: recall, brier, calibration-error; of two classes"
+            " f1, sensitivity, specificity"
         ),
     )
     score: Annotated[str, NO_TESTS] = Field(

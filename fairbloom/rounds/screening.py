@@ -39,7 +39,7 @@ from fairbloom.protocol.names import (
     VALIDATION,
 )
 from fairbloom.protocol.patterns import match_names, split_words
-from fairbloom.protocol.scores import ERRORS, Score
+from fairbloom.protocol.scores import Score
 
 from .arrays import FloatArray, Model
 from .clients import Replies, TrainReplies
@@ -151,7 +151,7 @@ def find_score(metric: str, scores: Mapping[str, Score]) -> Score:
     for ending in ENDINGS:
         if name not in scores:
             name = name.removesuffix(ending)
-    return scores.get(name) or Score(name, higher_is_better=name not in ERRORS)
+    return scores.get(name) or Score(name, higher_is_better=name not in ("loss", "mae", "rmse"))
 
 
 def impossible_scores(

@@ -9,19 +9,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fairbloom.errors import ReportableError
+from fairbloom.errors import ReportableError, did_you_mean
 from fairbloom.protocol.scores import (
     BRIER,
     CALIBRATION_ERROR,
     F1,
     FURTHER,
+    RECALL,
     SENSITIVITY,
     SPECIFICITY,
+    GroupScore,
     Score,
 )
+from fairbloom.text import text_if
 
-from .measures import clients_of, of_one_too, ratios
-from .task import Task
+from .measures import balanced_accuracy, clients_of, of_one_too, ratios
+from .task import Task, is_highest
 
 BINS = 10
 """The number of equal bins of confidence of the calibration error."""
@@ -31,15 +34,24 @@ Measure = Callable[[Tensor, Tensor], Tensor | float]
 
 @lru_cache(maxsize=4)
 def add_scores(task: Task, names: tuple[str, ...]) -> Task:
-    """Return a task with the scores of these names, keys of `FURTHER`, after its own."""
+    """Return a task with the further scores of these names after its own.
+
+    Raise ReportableError for a name that is unknown, or a score that does not fit the task.
+    """
     own = {score.name for score in task.scores}
-    wanted = [FURTHER[name] for name in dict.fromkeys(names) if name not in own]
-    for score in wanted:
-        if misfit := find_misfit(task, score):
-            raise ReportableError(f"scores = {score.name!r}: {misfit}: leave it out")
+    asked = [name for name in dict.fromkeys(names) if name not in own]
+    fitting = find_fitting(task)
+    for name in asked:
+        if misfit := find_misfit(task, name):
+            raise ReportableError(
+                f"scores = {name!r}: {misfit}: {did_you_mean(name, fitting)}leave it out"
+                + text_if(fitting, f", or take {', '.join(fitting)}")
+            )
+    wanted = [FURTHER[name] for name in asked]
     measures: dict[Score, Measure] = {
         BRIER: partial(brier, positive=task.positive_place),
         CALIBRATION_ERROR: calibration_error,
+        RECALL: balanced_accuracy,
         **{
             score: partial(measure, positive=task.positive_place)
             for score, measure in OF_TWO_CLASSES.items()
@@ -49,16 +61,37 @@ def add_scores(task: Task, names: tuple[str, ...]) -> Task:
         replace(score, of=task.positive_name) if score in OF_TWO_CLASSES else score: measures[score]
         for score in wanted
     }
+    if RECALL in wanted:  # of each class, too
+        grouping = "class"
+        while grouping in task.groupings:
+            grouping = f"true {grouping}"
+        task = replace(
+            task,
+            class_grouping=grouping,
+            group_scores={
+                **task.group_scores,
+                GroupScore(RECALL.name, percent=True, by=grouping): is_highest,
+            },
+        )
     return replace(task, scores={**task.scores, **added})
 
 
-def find_misfit(task: Task, score: Score) -> str:
-    """Return why a score is not defined for a task; "" if it is."""
+def find_misfit(task: Task, name: str) -> str:
+    """Return why a further score is not defined for a task; "" if it is, as far as is known."""
+    if name not in FURTHER:
+        return "it is unknown"
     if task.classes == 0:
         return "it is of classes, and the target is a quantity"
-    if score in OF_TWO_CLASSES and task.classes not in (None, 2):
+    if FURTHER[name] == RECALL and task.classes is None:
+        return "it is of each class, and the task does not say how many there are, by classes"
+    if FURTHER[name] in OF_TWO_CLASSES and task.classes not in (None, 2):
         return f"it is of two classes, and there are {task.classes}"
     return ""
+
+
+def find_fitting(task: Task) -> list[str]:
+    """Return the names of the further scores that fit a task; none if its classes are not known."""
+    return [name for name in FURTHER if task.classes is not None and not find_misfit(task, name)]
 
 
 # Of two classes -----------------------------------------------------------------------------------

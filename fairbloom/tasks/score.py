@@ -7,11 +7,11 @@ from dataclasses import replace
 from fairbloom.errors import did_you_mean
 from fairbloom.logs import log_once
 from fairbloom.protocol.private import SIMULATED
-from fairbloom.protocol.scores import FURTHER, INTERVALS, LOSS_SCORE, Score
+from fairbloom.protocol.scores import INTERVALS, LOSS_SCORE, Score
 from fairbloom.protocol.settings import RunSettings, SettingsError
 from fairbloom.text import plural, text_if
 
-from .extra_scores import find_misfit
+from .extra_scores import find_fitting
 from .loading import find_task
 from .measures import BALANCED_ACCURACY
 from .task import AnyExamples, Splits, Task
@@ -45,8 +45,7 @@ def decide_score(
             return BALANCED_ACCURACY
         return task.score
     if name not in scores:
-        addable = [each for each, score in FURTHER.items() if not find_misfit(task, score)]
-        known = [*scores, *addable]
+        known = [*scores, *find_fitting(task)]
         raise SettingsError(
             f"score = {name!r}: {did_you_mean(name, known)}task {settings.task} has"
             f" {', '.join(dict.fromkeys(known))}"
@@ -60,8 +59,7 @@ def check_measured(settings: RunSettings, needs: Iterable[str], task: Task) -> N
         name, _, _ = metric.rpartition("-")
         if name not in INTERVALS or any(score.name == name for score in task.scores):
             continue
-        addable = name in FURTHER and not find_misfit(task, FURTHER[name])
-        remedy = f"set scores = {name!r}" if addable else "choose another method"
+        remedy = f"set scores = {name!r}" if name in find_fitting(task) else "choose another method"
         raise SettingsError(
             f"method = {settings.method!r}: it weighs clients by {metric}, and task {settings.task}"
             f" has no {name} here, but {', '.join(score.name for score in task.scores)}: {remedy}"

@@ -371,6 +371,9 @@ class Task:
         The scores of each group: (outputs, targets) → a number for each example, shape (n,), NaN
         for an example that does not count. By default the first of `scores`, which must then
         return a number for each example.
+    class_grouping
+        The name of a further grouping, by the true classes, that clients report; None: no such.
+        Fairness between groups never goes by it.
     output
         The name of the tensor for the loss and the scores if the model returns several by name;
         "": `logits`, or the only tensor.
@@ -414,6 +417,7 @@ class Task:
     group_scores: Mapping[GroupScore, Callable[[Tensor, Tensor], Tensor]] = field(
         default_factory=dict
     )
+    class_grouping: str | None = None
     output: str = ""
     preprocessing: Callable[[str], Preprocessing] | None = None
     schema: str = ""
@@ -463,6 +467,16 @@ class Task:
     def score(self) -> Score:
         """The score that fairness is measured in."""
         return next(iter(self.scores))
+
+    @property
+    def reported_groupings(self) -> Mapping[str, tuple[str | None, ...]]:
+        """The groupings by which clients report scores: `groupings`, then that by classes."""
+        if self.class_grouping is None:
+            return self.groupings
+        return {
+            **self.groupings,
+            self.class_grouping: self.class_names or tuple(map(str, range(self.classes or 0))),
+        }
 
     @property
     def positive_place(self) -> int:

@@ -17,7 +17,7 @@ from fairbloom.flower import is_simulated
 from fairbloom.logs import log
 from fairbloom.own_code import digest_own_code
 from fairbloom.protocol.names import CONTEXTS, LOSS, PERSONAL, RUN_FOLDER, SEEDS
-from fairbloom.protocol.scores import ACCURACY, LOSS_SCORE, Score
+from fairbloom.protocol.scores import ACCURACY, Score, find_direction
 from fairbloom.protocol.settings import Mark, Value
 from fairbloom.rounds.options import OPTIONS
 from fairbloom.rounds.ranges import one_of, whole
@@ -74,9 +74,10 @@ class RunFolder:
     score
         The score that fairness is measured in: the name of a metric that clients reply when they
         evaluate, or a Score, which declares whether lower is better and whether the score is a
-        share, shown in percent. For losses and errors lower is better, for accuracies, AUC, F1 and
-        R² higher is better; any other name needs a Score. In a list, fairness is measured in the
-        first score; the others are in clients.csv, too. The default is `accuracy`.
+        share, shown in percent. A plain name must be a known one, such as accuracy, AUC, F1, R²,
+        loss, RMSE or a scorer of scikit-learn; words such as `eval` may stand before it, and `neg`
+        turns its direction round. In a list, fairness is measured in the first score; the others
+        are in clients.csv, too. The default is `accuracy`.
     loss
         The name of the metric that is the loss on the test examples, `loss` by default.
     best_model
@@ -470,35 +471,16 @@ def find_fair_strategy(strategy: Strategy) -> FairStrategy:
     return innermost
 
 
-# Endings of names of scores with a known better direction.
-LOWER_IS_BETTER = ("loss", "error", "rmse", "mae", "mse", "perplexity")
-HIGHER_IS_BETTER = (
-    "accuracy",
-    "acc",
-    "auc",
-    "auroc",
-    "f1",
-    "f1-score",
-    "r2",
-    "r2-score",
-    "precision",
-    "recall",
-)
-
-
 def score_called(name: str, loss: str) -> Score:
     """Return the score that a name means; `loss` is the name of the loss.
 
     Raise FairbloomError if the name does not show whether higher or lower is better.
     """
-    known = {score.name: score for score in (ACCURACY, LOSS_SCORE)}
-    if name in known:
-        return known[name]
-    ending = name.lower().replace("_", "-")
-    if name == loss or ending.endswith(LOWER_IS_BETTER):
-        return Score(name, higher_is_better=False)
-    if any(ending == each or ending.endswith(f"-{each}") for each in HIGHER_IS_BETTER):
-        return Score(name)
+    if name == ACCURACY.name:
+        return ACCURACY  # in percent
+    higher_is_better = find_direction(name)
+    if higher_is_better is not None or name == loss:
+        return Score(name, higher_is_better=bool(higher_is_better))
     raise FairbloomError(
         f"the name {name!r} does not say whether higher is better: write Score({name!r},"
         " higher_is_better=True), or False"

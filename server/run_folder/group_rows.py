@@ -37,7 +37,11 @@ class Grouped:
     @classmethod
     def of(cls, task: "Task") -> "Grouped | None":
         """Return the groupings and scores of a task, or None if it has no groupings."""
-        return cls(dict(task.groupings), tuple(task.group_scores)) if task.groupings else None
+        return (
+            cls(dict(task.reported_groupings), tuple(task.group_scores))
+            if task.reported_groupings
+            else None
+        )
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -60,7 +64,7 @@ class Grouped:
         """Return the groupings that `encode` wrote; raise ValueError for any other content."""
         about = json.loads(content)
         return decode_as(
-            cls, {**about, "scores": [{**NO_UNIT, **each} for each in about["scores"]]}
+            cls, {**about, "scores": [{**NO_UNIT, "by": None, **each} for each in about["scores"]]}
         )
 
     def find_fault(self, by_group: Mapping[str | None, Cells], most: float) -> str:

@@ -4,18 +4,22 @@ found out."""
 import itertools
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from sklearn.metrics import accuracy_score, mean_absolute_error
+from sklearn.metrics import accuracy_score, mean_absolute_error, recall_score
 
-from fairbloom.client.group_metrics import measure_groups, reportable
+from fairbloom.client.group_metrics import group_examples, measure_groups, reportable
+from fairbloom.client.training import measure
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.scores import Score
+from fairbloom.simulation.stacked.batched_metrics import measure_clients
 from fairbloom.tasks import Examples, Task
+from fairbloom.tasks.extra_scores import add_scores
 from fairbloom.tasks.measures import absolute_error, auc, group_scores_of_classes
 
 fairlearn = pytest.importorskip("fairlearn.metrics")
@@ -123,6 +127,73 @@ def test_an_infinite_score_is_left_out_of_its_group_alone() -> None:
     found = measured_groups(task, numbers, targets.float(), groups, smallest=1)
     assert "mae[sex:female]" not in found
     assert math.isfinite(found["mae[sex:male]"])
+
+
+# The recall of each class --------------------------------------------------------------------------
+
+
+def with_recall(classes: int | None, **changes: Any) -> Task:
+    """Return a task by whose true classes clients report recalls."""
+    task = replace(task_of(classes or 0, **changes), classes=classes)
+    return add_scores(replace(task, loss=lambda outputs, targets: outputs[:, 0]), ("recall",))
+
+
+@given(
+    counts=st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    classes=st.integers(2, 4),
+    smallest=st.sampled_from([1, 3]),
+    column=st.sampled_from(["sex", "class"]),
+)
+def test_the_recall_of_each_class_is_scikit_learns(
+    counts: list[int], classes: int, smallest: int, column: str
+) -> None:
+    names = tuple("abcd"[:classes])
+    task = with_recall(classes, class_names=names, groupings={column: SEXES})
+    by = "class" if column == "sex" else "true class"
+    assert [*task.reported_groupings] == [column, by]  # fairness between groups goes by the first
+    parts = [
+        Examples(outputs, targets, groups=groups[:, :1])
+        for outputs, targets, groups in map(drawn, counts, itertools.count(), [classes] * 3)
+    ]
+    found = measure_clients(torch.nn.Identity(), task, parts, smallest)
+    for part, report in zip(parts, found, strict=True):
+        assert report == pytest.approx(measure(torch.nn.Identity(), task, part, smallest))
+        recalls = recall_score(
+            part.targets,
+            torch.as_tensor(part.inputs).argmax(1),
+            labels=range(classes),
+            average=None,
+            zero_division=np.nan,
+        )
+        assert report["recall"] == pytest.approx(np.nanmean(recalls), rel=1e-6)
+        sizes = np.bincount(part.targets, minlength=classes).tolist()
+        shown = reportable([sizes], smallest)
+        assert {name: each for name, each in report.items() if f"[{by}:" in name} == pytest.approx(
+            {f"count[{by}:{names[place]}]": sizes[place] for place in shown}
+            | {f"recall[{by}:{names[place]}]": recalls[place] for place in shown}
+        )
+        assert not any(name.startswith(f"recall[{column}:") for name in report)
+
+
+@pytest.mark.parametrize(
+    "targets", [[0, 1, 3], [0, 1, -1], [0.5, 1.0, 0.0], [[0, 1], [1, 2], [2, 0]]]
+)
+def test_targets_that_are_no_classes_are_refused(targets: list[Any]) -> None:
+    with pytest.raises(ReportableError, match="each example needs one of 3 classes"):
+        group_examples(
+            with_recall(3, groupings={}), Examples(torch.zeros(3, 3), torch.tensor(targets))
+        )
+
+
+def test_recall_needs_a_known_number_of_classes() -> None:
+    with pytest.raises(ReportableError, match=r"'recall': .* and the target is a quantity"):
+        with_recall(0)
+    with pytest.raises(ReportableError, match=r"'recall': .* does not say how many .* by classes"):
+        with_recall(None)
+    task = with_recall(2, groupings={})
+    assert task.reported_groupings == {"class": ("0", "1")}
+    examples = Examples(torch.zeros(3, 1), torch.tensor([[0.0], [1.0], [1.0]]))
+    assert group_examples(task, examples).tolist() == [[0], [1], [1]]
 
 
 # What is held back --------------------------------------------------------------------------------

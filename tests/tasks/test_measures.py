@@ -11,7 +11,6 @@ from sklearn import metrics
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import FURTHER, WHY_UNDEFINED
-from fairbloom.server.settings import Settings
 from fairbloom.tasks import load_task
 from fairbloom.tasks.extra_scores import (
     BINS,
@@ -202,11 +201,24 @@ def test_extra_scores_come_after_those_of_the_task(folder: Folder) -> None:
     ) == float(f1(outputs, targets, positive=0))
 
 
+@pytest.mark.parametrize("asked", ["f1", "f2", "brier,sensitivity", "specificty"])
+def test_an_error_offers_only_scores_that_fit(asked: str) -> None:
+    with pytest.raises(FairbloomError, match="leave it out, or take") as error:
+        load_task({"task": "digits", "scores": asked})
+    assert "did you mean" not in str(error.value)
+    offered = str(error.value).partition("or take ")[2].split(", ")
+    names = {
+        score.name for score in load_task({"task": "digits", "scores": ",".join(offered)}).scores
+    }
+    assert names > {*offered} >= {"brier", "calibration-error"}
+
+
 def test_scores_that_do_not_fit_the_target_are_refused(folder: Folder) -> None:
     with pytest.raises(
-        FairbloomError, match=r"scores = 'f1,brierr': 'brierr' is unknown: did you mean brier\?"
+        FairbloomError,
+        match=r"'brierr': it is unknown: did you mean brier\? leave it out, or take f1, ",
     ):
-        Settings.of({"task": "heart-disease", "scores": "f1,brierr"})
+        load_task({"task": "heart-disease", "scores": "f1,brierr"})
     with pytest.raises(
         FairbloomError, match=r"scores = 'f1': it is of two classes, and there are 10: leave it out"
     ):

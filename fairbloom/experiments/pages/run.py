@@ -7,7 +7,13 @@ from fairbloom.server.run_folder.csv_rows import PERSONAL_ROUND
 from fairbloom.text import text_if
 
 from ..render.page import Cell, Page, Section, Table
-from ..results.caveats import caveats_of_run, describe_same_splits, describe_unscored, join_all
+from ..results.caveats import (
+    caveats_of_run,
+    describe_same_splits,
+    describe_unscored,
+    describe_worst_class,
+    join_all,
+)
 from ..results.compared_scores import SHOWN, personal_label
 from ..results.measures import find_measure
 from ..results.noise import EXACT, Values, estimates, is_apart
@@ -69,6 +75,7 @@ def page_of_run(run: Run) -> Page:
         for line in lines
         if (report := run.by_group(line.model)) is not None and report.tested
     }
+    sentences += describe_worst_class(groups.get(lines[0].label, ()))
     sections = [
         _clients_section(
             scene, dict(zip((line.label for line in lines), (final, personal), strict=False))

@@ -1,6 +1,7 @@
 """Sentences on the limits of the numbers of a run or a comparison."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from fairbloom.tables.schema import parse_schema
 from fairbloom.tasks import TaskInfo
 from fairbloom.text import join_first, plural, text_if
 
+from .group_scores import ALL, GroupReport
 from .noise import WRONGLY_NAMED
 from .run import Run
 
@@ -195,6 +197,21 @@ def describe_unscored(names: Collection[str], score: Score) -> list[str]:
     """Return a sentence on the clients that measures leave out, as they have no score."""
     said = f"Left out, without a test {score.words}: {join_first(sorted(names), MAX_LISTED)}."
     return [said] if names else []
+
+
+def describe_worst_class(reports: Sequence[GroupReport]) -> Iterator[str]:
+    """Yield which class has the lowest recall over all clients, of a report for each seed.
+
+    It yields nothing if no seed has two classes that are reported.
+    """
+    gaps = [gap for report in reports for gap in report.gaps([ALL]) if gap.score.by is not None]
+    for name, seeds in Counter(gap.lowest for gap in gaps).most_common(1):
+        lows = [gap.low for gap in gaps if gap.lowest == name]
+        yield (
+            f"Of the classes that clients report, {name} has the lowest {gaps[0].score.words} over"
+            f" all test examples{text_if(len(gaps) > 1, f' in {seeds} of {len(gaps)} seeds')}:"
+            f" {gaps[0].score.written(sum(lows) / seeds)}."
+        )
 
 
 def describe_same_splits(run: Run) -> list[str]:

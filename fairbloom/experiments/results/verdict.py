@@ -19,6 +19,7 @@ from .caveats import (
     describe_same_splits,
     describe_small_tests,
     describe_unscored,
+    describe_worst_class,
     join_all,
 )
 from .compared_scores import ComparedScores
@@ -104,6 +105,7 @@ def verdict_of(compared: ComparedScores) -> Verdict:
     sentences = [
         *_leak(compared),
         *_claims(compared),
+        *describe_worst_class(compared.by_group.get(compared.baseline, ())),
         *_equals(compared),
         *find_contradictions(compared, unclaimed)[:3],
         *_limits(compared),

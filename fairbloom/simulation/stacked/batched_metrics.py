@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fairbloom.client.group_metrics import measure_groups
+from fairbloom.client.group_metrics import group_examples, measure_groups
 from fairbloom.client.training import EVALUATION_BATCH, measure, outputs_of
 from fairbloom.protocol.names import LOSS
 from fairbloom.tasks import Examples, Task
@@ -56,14 +56,21 @@ def measure_clients(
         with torch.no_grad():
             outputs = outputs_of(model, inputs, task.output)
             scores = score_clients(task, outputs, targets, counts)
-            if smallest_group and (groups := joined.group_places()) is not None:
+            if smallest_group and task.reported_groupings:
                 by_score = {
                     score: values_of_all(fit_outputs(task, compute), outputs, targets, counts)
                     for score, compute in task.group_scores.items()
                 }
                 for row, of_groups in zip(
                     scores,
-                    measure_groups(task, by_score, groups, counts, smallest_group, joined.units),
+                    measure_groups(
+                        task,
+                        by_score,
+                        group_examples(task, joined),
+                        counts,
+                        smallest_group,
+                        joined.units,
+                    ),
                     strict=True,
                 ):
                     row |= of_groups

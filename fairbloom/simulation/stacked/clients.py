@@ -240,7 +240,7 @@ class StackedClients(LocalClients):
 
     @property
     def _by_group(self) -> bool:
-        return bool(self.task_and_model()[0].groupings)
+        return bool(self.task_and_model()[0].reported_groupings)
 
     def _falls_back(self, why: str) -> bool:
         """Return whether there is a reason to compute clients one by one; log each reason once."""

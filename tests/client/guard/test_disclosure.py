@@ -75,9 +75,11 @@ def test_a_number_of_examples_below_the_floor_stays(tests: int, floor: int) -> N
 
 
 def test_scores_of_classes_need_five_rows_of_each(device: Device) -> None:
-    few = device.evaluate(**{"test-share": 6 / PATIENTS, "seed": 1})
+    few = device.evaluate(**{"test-share": 6 / PATIENTS, "seed": 1, "scores": "recall"})
     assert few.keys() == {"num-examples", "loss", "accuracy"}
-    assert {"loss", "accuracy", "balanced-accuracy", "auc"} < device.evaluate(seed=2).keys()
+    many = device.evaluate(**{"seed": 2, "scores": "recall", "smallest-group": 1})
+    assert {"loss", "accuracy", "balanced-accuracy", "auc", "recall"} < many.keys()
+    assert len([name for name in many if name.startswith("recall[class:")]) == 2
 
 
 @given(

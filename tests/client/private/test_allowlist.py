@@ -52,7 +52,7 @@ REFUSED_VALUES: Mapping[str, Any] = {
     "client-rule": "my_rules:Mine",
     "time-budget": 5.0,
     "reported-loss": "batches",
-    "scores": "auc",
+    "scores": "recall",
     "precision": "bfloat16",
     "pooled": True,
 }

@@ -279,7 +279,7 @@ def test_only_chosen_settings_are_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "score", ["eval_acc", "roc_auc", "f1_score", "R2", "eval_loss", "val-rmse"]
+    "score", ["eval_acc", "roc_auc", "f1_score", "R2", "neg_loss", "eval_loss", "val-rmse"]
 )
 def test_the_name_of_a_score_says_which_way_is_better(tmp_path: Path, score: str) -> None:
     assert RunFolder(tmp_path, score=score).score == Score(

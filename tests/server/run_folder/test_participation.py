@@ -124,6 +124,7 @@ def evaluate(message: Message, context: Context) -> Message:
         "eval_acc": 0.1 * number,
         "val_acc": mean + 0.05 * (1 - 2 * int(str(context.node_config["partition-id"]))),
         "val_loss": 1.0 - mean,
+        "neg_val_loss": mean - 1.0,
         "odd": -1.0,
     }
     return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
@@ -164,6 +165,7 @@ def best_round(folder: Path) -> int:
         ("eval_acc", 7),
         ("val_acc", 4),
         ("val_loss", 4),
+        ("neg_val_loss", 4),
         (Score("val_acc", higher_is_better=False), 1),
     ],
 )
@@ -291,7 +293,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"early_stopping": 1.5}, r"early_stopping = 1.5: allowed is int"),
     (
         {"best_model": "valid_acc"},
-        r"reply eval_acc, num-examples, odd, val_acc, val_loss, and not 'valid_acc', which is named",
+        r"reply eval_acc, neg_val_loss, num-examples, odd, val_acc, val_loss, and not 'valid_acc', which is named",
     ),
     (
         {"strategy": FedAvg(fraction_evaluate=0.0)},
