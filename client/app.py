@@ -193,7 +193,7 @@ def _answer(
         received = received_model(
             message.content.array_records[wire.ARRAYS], terms.codec, local.model
         )
-        own = personal_arrays(local.model, terms.personal_parameters)
+        own = personal_arrays(local.model, terms.personal_parameters, local.task.output)
         digest = config.get(wire.FROZEN)
         if digest is not None and not received.keys() >= {*frozen_parameters(local.model), *own}:
             received = complete(received, arrays_sent_once(local, own), str(digest))

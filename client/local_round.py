@@ -100,7 +100,11 @@ def evaluate_client(client: LocalClient, received: StateDict, terms: Terms) -> M
 def load_to_measure(client: LocalClient, model: str, terms: Terms) -> Metrics:
     """Make the received model OWN or PERSONAL; return the metric that says when it was trained."""
     kinds = kinds_of(terms)
-    kept = [name for kind in kinds for name in kind(terms).personal_arrays(client.model)]
+    kept = [
+        name
+        for kind in kinds
+        for name in kind(terms).personal_arrays(client.model, client.task.output)
+    ]
     made = client.load_personal(before=terms.server_round + 1, names=kept)
     for kind in kinds:
         if model == PERSONAL and "adapt" in kind.hooks():
@@ -174,7 +178,9 @@ class ClientRound(ABC):
         self._sent = sent
         self._rules = rules_of(clients[0].settings, terms)
         self._own = tuple(
-            name for rule in self._rules for name in rule.personal_arrays(self._model)
+            name
+            for rule in self._rules
+            for name in rule.personal_arrays(self._model, clients[0].task.output)
         )
         self._watching = [rule for rule in self._rules if "after_step" in rule.hooks()]
         self._scores: list[Metrics] = [{} for _ in clients]

@@ -224,9 +224,12 @@ def release_model(folder: Path, settings: Settings, grid: Grid) -> None:
     log.info("the same command sends the model again, to those that lack it")
 
 
-def declare_arrays(method: FairStrategy, module: Module) -> None:
-    """Tell a method which arrays of a model are buffers, shared, or never sent in updates."""
-    own = personal_arrays(module, method.personal_parameters)
+def declare_arrays(method: FairStrategy, module: Module, output: str) -> None:
+    """Tell a method which arrays of a model are buffers, shared, or never sent in updates.
+
+    `output` is the task's.
+    """
+    own = personal_arrays(module, method.personal_parameters, output)
     method.adapt(
         buffers=tuple(name for name in float_buffers(module) if name not in own),
         shared=shared_parameters(module),
@@ -329,10 +332,10 @@ def federate(
             path, RunStart(task, data, choice, deployed, find_task(settings.task).is_user_defined)
         )
         check_arrays(module)
-        declare_arrays(method, module)
+        declare_arrays(method, module, task.output)
         if accounts:
             method.adapt(largest_loss=largest_loss(task.classes or 2))
-        log_kept_parts(method, module)
+        log_kept_parts(method, module, task.output)
         # clients.csv does not name clients without tests
         rounds = Rounds(
             method,
@@ -376,14 +379,14 @@ def make_model(settings: Settings, task: Task, path: Path) -> Module:
     return module
 
 
-def log_kept_parts(method: FairStrategy, module: Module) -> None:
+def log_kept_parts(method: FairStrategy, module: Module, output: str) -> None:
     """Log which parameters each client keeps, if a word such as `head` names them."""
     words = method.personal_parameters
     if not PARTS.keys().isdisjoint(split_words(words)):
         log.warning(
             "personal-parameters = %r: each client keeps %s",
             words,
-            join_first(personal_arrays(module, words)),
+            join_first(personal_arrays(module, words, output)),
         )
 
 

@@ -78,8 +78,11 @@ class Rule:
         """Return the transformed mean loss of a minibatch, elementwise for several minibatches."""
         return loss
 
-    def personal_arrays(self, model: nn.Module) -> tuple[str, ...]:
-        """Return the names of the model's arrays that the client keeps for itself."""
+    def personal_arrays(self, model: nn.Module, output: str) -> tuple[str, ...]:
+        """Return the names of the model's arrays that the client keeps for itself.
+
+        `output` is the task's.
+        """
         return ()
 
     def work_on_own(self, work: LocalWork) -> LocalWork | None:

@@ -57,9 +57,9 @@ class PersonalParameters(Rule):
 
     reads = PERSONAL_PARAMETERS
 
-    def personal_arrays(self, model: nn.Module) -> tuple[str, ...]:
+    def personal_arrays(self, model: nn.Module, output: str) -> tuple[str, ...]:
         """Return the arrays that the terms name."""
-        return personal_arrays(model, self.terms.personal_parameters)
+        return personal_arrays(model, self.terms.personal_parameters, output)
 
     def match(self, names: Collection[str]) -> list[str]:
         """Return those of a model's names that the terms name by patterns."""

@@ -65,7 +65,7 @@ class SettingsCommand(TyperCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line."""
         try:
-            return super().parse_args(ctx, repeat_runs(args))
+            return super().parse_args(ctx, join_words(args))
         except click.NoSuchOption as error:
             key = key_of(error.option_name.lstrip("-"))
             settings = default_config()
@@ -95,20 +95,22 @@ class SettingsCommand(TyperCommand):
             ) from None
 
 
-def repeat_runs(words: Iterable[str]) -> list[str]:
-    """Return the words with --runs before each of the folders that follow it.
+def join_words(words: Iterable[str]) -> list[str]:
+    """Return the words with --runs before each folder that follows it, and --methods as one list.
 
-    A shell makes several words of --runs runs/*.
+    A shell makes several words of --runs runs/* and of --methods fedavg, fedfv.
     """
-    repeated = list[str]()
-    after_runs = False
+    joined = list[str]()
+    option = ""
     for word in words:
         if word.startswith("-"):
-            after_runs = word == "--runs"
-        elif after_runs and repeated[-1] != "--runs":
-            repeated.append("--runs")
-        repeated.append(word)
-    return repeated
+            option = word
+        elif option == "--runs" != joined[-1]:
+            joined.append(option)
+        elif option == "--methods" != joined[-1]:
+            word = f"{joined.pop().rstrip(',')},{word}"
+        joined.append(word)
+    return joined
 
 
 class OneValue(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on

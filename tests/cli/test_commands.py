@@ -16,6 +16,7 @@ from typer.core import TyperArgument
 from fairbloom import __version__
 from fairbloom.cli.lists import GROUPS
 from fairbloom.cli.main import COMMANDS as LISTED, LateCommand, app
+from fairbloom.cli.settings_command import join_words
 from fairbloom.experiments.options import StudyOptions, as_settings
 from fairbloom.protocol.settings import SETTINGS
 from fairbloom.rounds.round import Round
@@ -503,3 +504,15 @@ def test_common_options_say_what_their_settings_do(command: str) -> None:
     for name in {*common} - {"data_dir"}:
         (key,) = as_settings({name: None})
         assert str(offered[name].help).startswith(SETTINGS[key].description)
+
+
+@pytest.mark.parametrize(
+    ("words", "joined"),
+    [
+        ("--methods fedavg, fedfv term --seeds 2", "--methods fedavg,fedfv,term --seeds 2"),
+        ("--methods fedavg --runs a b --seed 1", "--methods fedavg --runs a --runs b --seed 1"),
+        ("data --out x", "data --out x"),
+    ],
+)
+def test_words_that_a_shell_separates_are_one_list(words: str, joined: str) -> None:
+    assert join_words(words.split()) == joined.split()

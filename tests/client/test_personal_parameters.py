@@ -179,6 +179,53 @@ def test_head_is_the_layer_that_makes_the_outputs(end: Any, head: str) -> None:
         assert set(personal_arrays(frozen, "head")) == {"body.weight", "body.bias"}
 
 
+@pytest.mark.parametrize("output", ["scores", "features"])
+def test_head_makes_the_outputs_that_the_task_names(output: str) -> None:
+    model = Forward(lambda model, y, h: {"scores": y, "features": h})
+    layer = {"scores": "fc", "features": "body"}[output]
+    expected = {f"{layer}.weight", f"{layer}.bias"}
+    assert set(personal_arrays(model, "head", output)) == expected
+    assert set(personal_arrays(model, "body", output)) == set(model.state_dict()) - expected
+    with pytest.raises(ReportableError, match="'head' has no meaning"):
+        personal_arrays(model, "head", "logits")
+
+
+OWN_TASK = """
+from dataclasses import replace
+from torch import nn
+from fairbloom.protocol.settings import RunSettings
+from fairbloom.tasks import load_task
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.end = nn.Linear(64, 8), nn.Linear(8, 10)
+    def forward(self, x):
+        hidden = self.body(x.flatten(1)).relu()
+        return {"scores": self.end(hidden), "hidden": hidden}
+def task(setup):
+    digits = load_task(RunSettings.of({"task": "digits", "clients": 3}))
+    return replace(digits, model=Named, output="scores")
+"""
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_a_run_keeps_the_head_of_the_named_outputs(
+    tmp_path: Path,
+    engine: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (tmp_path / "head_of_scores.py").write_text(OWN_TASK)
+    monkeypatch.syspath_prepend(tmp_path)
+    run(
+        tmp_path / "out",
+        task="head_of_scores:task",
+        personal_parameters="head",
+        engine=engine,
+    )
+    assert "each client keeps end.weight, end.bias" in caplog.text
+
+
 # Reductions -----------------------------------------------------------------------------------------
 
 

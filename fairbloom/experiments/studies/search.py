@@ -10,7 +10,14 @@ from pathlib import Path
 
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.logs import log
-from fairbloom.protocol.settings import SETTINGS, SettingsError, Value, key_of, parsed
+from fairbloom.protocol.settings import (
+    SETTINGS,
+    SettingsError,
+    Value,
+    key_of,
+    parsed,
+    split_names,
+)
 from fairbloom.server.settings import Settings
 from fairbloom.strategies import FairStrategy, find_method
 from fairbloom.strategies.named import (
@@ -122,8 +129,7 @@ def parse_grid(words: Iterable[str]) -> dict[str, list[Value]]:
     grid: dict[str, list[Value]] = {}
     for text in [words] if isinstance(words, str) else words:
         key, equals, listed = (part.strip() for part in text.partition("="))
-        values = [word.strip() for word in listed.split(",")]
-        if not equals or not key or not all(values):
+        if not equals or not key or not all(word.strip() for word in listed.split(",")):
             raise SettingsError(
                 f"grid = {text!r}: write it as KEY=VALUE,VALUE, as in alpha=0,0.1,0.5"
             )
@@ -131,7 +137,7 @@ def parse_grid(words: Iterable[str]) -> dict[str, list[Value]]:
             raise SettingsError(
                 f"grid: {key} is there twice: give all its values at once, as in {key}=0,0.1,0.5"
             )
-        grid[key] = [parsed(word) for word in values]
+        grid[key] = [parsed(word) for word in split_names(listed)]
     return grid
 
 

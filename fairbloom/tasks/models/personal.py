@@ -17,7 +17,7 @@ NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 @lru_cache(maxsize=8)  # a model of a process, which all its clients share
-def personal_arrays(model: nn.Module, patterns: str) -> tuple[str, ...]:
+def personal_arrays(model: nn.Module, patterns: str, output: str = "") -> tuple[str, ...]:
     """Return the names of the arrays that clients keep for themselves, in the model's order.
 
     Parameters
@@ -26,6 +26,8 @@ def personal_arrays(model: nn.Module, patterns: str) -> tuple[str, ...]:
         Words with spaces or commas between them: `head` for the last layer that is trained, `body`
         for all other trained parameters and their buffers, `norm` for the parameters and
         statistics of normalization layers, or a pattern of names such as `fc2.*`. "": no array.
+    output
+        The task's: the name of the outputs that the head makes, if there are several.
 
     Raises
     ------
@@ -36,7 +38,7 @@ def personal_arrays(model: nn.Module, patterns: str) -> tuple[str, ...]:
     names = [name for name in model.state_dict() if name not in frozen]
     chosen = set[str]()
     for word in split_words(patterns):
-        found = PARTS[word](model) if word in PARTS else set(match_names(names, word))
+        found = PARTS[word](model, output) if word in PARTS else set(match_names(names, word))
         if not found.intersection(names):
             raise ReportableError(
                 f"personal-parameters = {patterns!r}: {word!r} names no array that the model,"
@@ -52,7 +54,7 @@ def personal_arrays(model: nn.Module, patterns: str) -> tuple[str, ...]:
     return tuple(name for name in names if name in chosen)
 
 
-def _head(model: nn.Module) -> set[str]:
+def _head(model: nn.Module, output: str) -> set[str]:
     """Return the arrays of the layer that makes the outputs, or of the last trained one before.
 
     It is found in a symbolic forward pass, which needs no example: a server has none. Raise
@@ -66,7 +68,7 @@ def _head(model: nn.Module) -> set[str]:
     (last,) = graph.find_nodes(op="output")
     outputs = last.args[0]
     if isinstance(outputs, Mapping) and len(outputs) > 1:
-        outputs = outputs.get("logits")
+        outputs = outputs.get(output or "logits")
     ways = [*outputs.values()] if isinstance(outputs, Mapping) else [outputs]
     while len(ways) == 1:
         (node,) = ways
@@ -90,10 +92,10 @@ def _arrays_in(path: str, module: nn.Module) -> Iterator[str]:
     return (f"{text_if(path, f'{path}.')}{name}" for name in module.state_dict())
 
 
-PARTS: Mapping[str, Callable[[nn.Module], set[str]]] = {
+PARTS: Mapping[str, Callable[[nn.Module, str], set[str]]] = {
     "head": _head,
-    "body": lambda model: set(model.state_dict()) - _head(model),
-    "norm": lambda model: {
+    "body": lambda model, output: set(model.state_dict()) - _head(model, output),
+    "norm": lambda model, output: {
         name
         for path, module in model.named_modules()
         if isinstance(module, NORMS)

@@ -112,6 +112,19 @@ def test_what_cannot_be_tried_is_refused_with_a_remedy(
         labels(method, grid)
 
 
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("q=0,.1", [0, 0.1]),
+        ("q='0',\"0.1\"", [0, 0.1]),
+        ("draw=uniform,'examples'", ["uniform", "examples"]),
+        ("personal-parameters='head, *.bias',body", ["head, *.bias", "body"]),
+    ],
+)
+def test_a_value_in_quotes_may_have_a_comma(text: str, values: list[Any]) -> None:
+    assert [*parse_grid([text]).values()] == [values]
+
+
 @pytest.mark.parametrize("text", ["alpha", "alpha=", "=1", "alpha=1,,2"])
 def test_a_grid_is_written_as_key_and_values(text: str) -> None:
     with pytest.raises(FairbloomError, match="write it as KEY=VALUE,VALUE"):
