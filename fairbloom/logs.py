@@ -9,6 +9,8 @@ from functools import lru_cache
 from textwrap import indent
 from typing import Any
 
+from fairbloom.errors import is_expected
+
 # Where Fairbloom logs: below Flower's logger, so that both are seen, set and silenced together.
 log = logging.getLogger("flwr").getChild("fairbloom")
 
@@ -56,6 +58,20 @@ def _escape_record(record: logging.LogRecord) -> bool:
 
 
 log.addFilter(_escape_record)
+
+
+def _leave_traceback_out(record: logging.LogRecord) -> bool:
+    """Make one line of an error that a user can correct; return that it is logged."""
+    error = record.exc_info[1] if record.exc_info else None
+    if error is not None and is_expected(error):
+        record.msg = f"{record.getMessage()}: {error}"
+        record.args = ()
+        record.exc_info = None
+    return True
+
+
+# Flower logs each error of an app with its traceback.
+logging.getLogger("flwr").addFilter(_leave_traceback_out)
 
 
 def escape_all_records() -> None:

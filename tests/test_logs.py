@@ -10,8 +10,11 @@ import sys
 import pytest
 from flwr.common.logger import console_handler
 
+from fairbloom.errors import FairbloomError
 from fairbloom.experiments.studies.progress import study_progress
 from fairbloom.logs import colour_on_terminals_alone, escape_all_records, log
+from fairbloom.protocol.settings import SettingsError
+from fairbloom.text import text_if
 from tests.experiments.helpers import fairbloom
 
 WARN = """
@@ -105,6 +108,28 @@ def test_a_traceback_forges_no_record(name: str, monkeypatch: pytest.MonkeyPatch
     assert [line for line in lines if line.startswith("fairbloom client: ")] == [lines[0]]
     assert lines[1] == "  Traceback (most recent call last):"
     assert lines[-1] == "  fairbloom client: connected as client FAKE\\x1b[2J fairbloom"
+
+
+def _error(kind: type[Exception]) -> Exception:
+    try:
+        raise kind("set x = 1")
+    except kind as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_ours"), [(FairbloomError, True), (SettingsError, True), (ValueError, False)]
+)
+def test_flower_logs_an_error_of_ours_in_one_line(
+    kind: type[Exception], is_ours: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    flowers = logging.getLogger("flwr")
+    with caplog.at_level(logging.ERROR):
+        flowers.error("%s raised an exception", "Simulation", exc_info=_error(kind))
+        flowers.error("no error")
+    said = "Simulation raised an exception" + text_if(is_ours, ": set x = 1")
+    assert [each.getMessage() for each in caplog.records] == [said, "no error"]
+    assert ("Traceback" in caplog.text) != is_ours
 
 
 def test_our_commands_write_no_colours_to_files(

@@ -137,6 +137,7 @@ def test_an_invalid_setting_fails_before_any_client_works(
     config = {**SETTINGS, "fedfv.alpha": 2.0, "out": str(tmp_path / "run")}
     assert local.run("local", config, f"num-supernodes={CLIENTS}", installed) == "finished:failed"
     assert "fedfv.alpha = 2.0: allowed is float in [0, 1]" in log_of(local)
+    assert "Traceback" not in log_of(local)
     assert not (tmp_path / "run").exists()
 
 
