@@ -48,9 +48,9 @@ test-slow: setup ## run the slow tests: real processes, every page of the docume
 test-federation: setup ## run the tests that start federations, or take a part of one away, for minutes
 	$(BIN)/pytest -m federation
 
-test-latest-flower: ## run the tests, those of real nodes too, on the newest Flower that can be installed
+test-latest-flower: ## run the tests, those of real nodes too, on the newest Flower, or on FLOWER===1.39.0
 	$(MAKE) setup VENV=.venv-latest
-	.venv-latest/bin/python $(INSTALL) --upgrade "flwr[simulation]"
+	.venv-latest/bin/python $(INSTALL) --upgrade "flwr[simulation]$(FLOWER)"
 	.venv-latest/bin/pytest --numprocesses $(WORKERS) --dist loadfile --ignore tests/test_supply_chain.py
 	.venv-latest/bin/pytest --numprocesses $(WORKERS) --dist loadfile -m "$(ANYWHERE) and slow" --ignore tests/test_supply_chain.py
 	.venv-latest/bin/pytest -m federation tests/runtimes

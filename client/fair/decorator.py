@@ -43,7 +43,7 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
         app = fair(train_fn, test_fn)
         train_fn = app.train_fn  # trains on the terms of the message that is being answered
 
-    It serves 20 of 30 methods and every server optimizer. QFedSGD, DRFA, PropFair, Ditto, Local,
+    It serves most methods and every server optimizer. QFedSGD, DRFA, PropFair, Ditto, Local,
     EAGLE, FairFed, FCFL, SCAFFOLD and FedDyn need a task of your own (model, loss and data)
     instead, and are refused by name.
 
