@@ -13,7 +13,6 @@ from .advice import SHOWN, say_and_propose
 from .cells import different_cells
 from .comparison import QUIET, Finding, Profiles, compare
 from .determining import determines, present_values
-from .duplicates import find_duplicates
 from .encoding import (
     NO_UNIT,
     ClientTable,
@@ -73,15 +72,9 @@ def describe(
         *_remark_on_files(schema, tables),
     ]
     advice = [
-        *(
-            _remark("", clients, remark)
-            for clients, remark in find_duplicates(_read_tables(tables))
-        ),
-        *(
-            _remark(each.field, join_first(each.sites, SHOWN), sentence)
-            for each, sentence in zip(findings, sentences, strict=True)
-            if each.kind not in QUIET
-        ),
+        _remark(each.field, join_first(each.sites, SHOWN), sentence)
+        for each, sentence in zip(findings, sentences, strict=True)
+        if each.kind not in QUIET
     ]
     if every:
         clients, faults = _list_clients(tables, count_examples)

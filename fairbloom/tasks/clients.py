@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
 from fairbloom.tables import ClientTable, DataError, EncodedFile, Schema
-from fairbloom.tables.duplicates import hash_rows
 from fairbloom.tables.encoding import measure_columns
+from fairbloom.tables.hashes import hash_rows
 from fairbloom.tables.preprocessing import (
     MAX_INPUT,
     TABLE,
