@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.names import LOSS
@@ -31,13 +32,19 @@ from fairbloom.tasks.task import AnyExamples, is_of_model
 from .augmentation import Augment, make_augmentation
 from .capture import NO_CAPTURE, Capture, find_step
 from .device import autocast, in_double, read_scalars
-from .generators import generators_of, restore_states
+from .generators import all_seeded, generators_of, restore_states, seed_all
 from .group_metrics import measure_groups
 from .linear import TakeStep, linear_step
 from .work import Copy, LocalWork, StepsTaken, batches, count_steps, descend, min_batch_of
 
 # Examples per forward pass in evaluation. It bounds memory; the result does not depend on it.
 EVALUATION_BATCH = 4096
+
+# Examples of a batch on which a new model is tried.
+TRIED = 4
+
+# The attributes of every module, of which two contain its parameters and buffers.
+OF_MODULES = frozenset(vars(nn.Module()))
 
 
 @contextmanager
@@ -272,6 +279,66 @@ def with_channels_last(model: nn.Module, examples: AnyExamples) -> nn.Module:
     except Exception:  # any error of the user's model: training reports it if it is a real one
         return model
     return _in_channels_last(model)
+
+
+def check_hidden_state(model: nn.Module, task: Task, examples: AnyExamples) -> None:
+    """Raise ReportableError if a model's results depend on a batch that it has seen before.
+
+    Two new models with the arrays of `model` compute the loss and the gradient of the same batch,
+    with the same random numbers; one has seen another batch. What it keeps of that would differ
+    from engine to engine and after a resumption, because only the state_dict is loaded. `model` is
+    unchanged. Errors of the task or the model are left to training.
+    """
+    state = {name: array.clone() for name, array in model.state_dict().items()}
+    first = slice(0, TRIED)
+
+    def compute(*places: slice) -> tuple[nn.Module, Tensor]:
+        with all_seeded(0):
+            made = task.model().to(examples.device).train()
+            for place in places:
+                seed_all(0)
+                made.load_state_dict(state)
+                loss = losses_of(made, task, *examples[place]).mean()
+                gradients = gradients_of(loss, [p for p in made.parameters() if p.requires_grad])
+        touched = [gradient.flatten() for gradient in gradients if gradient is not None]
+        return made, torch.cat([loss.detach().reshape(1), *touched])
+
+    try:
+        fresh, expected = compute(first)
+        used, result = compute(slice(max(0, len(examples) - TRIED), len(examples)), first)
+        change = (result - expected).norm()
+        # A change of the size of rounding, or of a repetition, says nothing.
+        if (
+            not change > 1e-6 * expected.norm()
+            or not change > 10.0 * (compute(first)[1] - expected).norm()
+        ):
+            return
+    except Exception:  # training reports any error of a user's model
+        return
+    values = _read_hidden(fresh)
+    changed = [name for name, value in _read_hidden(used).items() if value != values.get(name)]
+    raise ReportableError(
+        f"the model, {type(model).__name__}, computes another loss or update after it has seen"
+        f" another batch, because it keeps {', '.join(map(repr, changed)) or 'a value'} outside its"
+        " state_dict: make that a tensor of the state_dict (register_buffer)"
+    )
+
+
+def _read_hidden(model: nn.Module) -> dict[str, str]:
+    """Return the numbers and texts in attributes that are not in a model's state_dict."""
+    return {
+        f"{path}.{name}".lstrip("."): str(
+            [
+                leaf.tolist() if isinstance(leaf, Tensor) else leaf
+                for leaf in tree_leaves(value)
+                if isinstance(leaf, Tensor | float | int | str)
+            ]
+        )
+        for path, module in model.named_modules()
+        for name, value in {**vars(module), **module._buffers}.items()
+        if name in module._non_persistent_buffers_set
+        or name not in OF_MODULES | module._buffers.keys()
+    }
 
 
 def _in_channels_last(model: nn.Module) -> nn.Module:
