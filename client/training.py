@@ -43,9 +43,6 @@ EVALUATION_BATCH = 4096
 # Examples of a batch on which a new model is tried.
 TRIED = 4
 
-# The attributes of every module, of which two contain its parameters and buffers.
-OF_MODULES = frozenset(vars(nn.Module()))
-
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
@@ -285,7 +282,7 @@ def check_hidden_state(model: nn.Module, task: Task, examples: AnyExamples) -> N
     """Raise ReportableError if a model's results depend on a batch that it has seen before.
 
     Two new models with the arrays of `model` compute the loss and the gradient of the same batch,
-    with the same random numbers; one has seen another batch. What it keeps of that would differ
+    and its loss in evaluation; one has seen another batch. What it keeps of that would differ
     from engine to engine and after a resumption, because only the state_dict is loaded. `model` is
     unchanged. Errors of the task or the model are left to training.
     """
@@ -300,8 +297,9 @@ def check_hidden_state(model: nn.Module, task: Task, examples: AnyExamples) -> N
                 made.load_state_dict(state)
                 loss = losses_of(made, task, *examples[place]).mean()
                 gradients = gradients_of(loss, [p for p in made.parameters() if p.requires_grad])
-        touched = [gradient.flatten() for gradient in gradients if gradient is not None]
-        return made, torch.cat([loss.detach().reshape(1), *touched])
+            evaluated = losses_of(made.eval(), task, *examples[first]).mean()
+        results = (loss, evaluated, *gradients)
+        return made, torch.cat([each.detach().flatten() for each in results if each is not None])
 
     try:
         fresh, expected = compute(first)
@@ -315,11 +313,11 @@ def check_hidden_state(model: nn.Module, task: Task, examples: AnyExamples) -> N
             return
     except Exception:  # training reports any error of a user's model
         return
-    values = _read_hidden(fresh)
-    changed = [name for name, value in _read_hidden(used).items() if value != values.get(name)]
+    changed = sorted(_read_hidden(used).items() - _read_hidden(fresh).items())
+    kept = ", ".join(repr(name) for name, _ in changed) or "a value"
     raise ReportableError(
         f"the model, {type(model).__name__}, computes another loss or update after it has seen"
-        f" another batch, because it keeps {', '.join(map(repr, changed)) or 'a value'} outside its"
+        f" another batch, because it keeps {kept} outside its"
         " state_dict: make that a tensor of the state_dict (register_buffer)"
     )
 
@@ -337,7 +335,7 @@ def _read_hidden(model: nn.Module) -> dict[str, str]:
         for path, module in model.named_modules()
         for name, value in {**vars(module), **module._buffers}.items()
         if name in module._non_persistent_buffers_set
-        or name not in OF_MODULES | module._buffers.keys()
+        or name not in {*vars(nn.Module()), *module._buffers}
     }
 
 

@@ -10,6 +10,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,9 @@ from flwr.server import Server, SimpleClientManager
 from flwr.serverapp import strategy as flowers
 from flwr.serverapp.strategy import Result
 from torch import Tensor, nn
+from torch.ao.quantization import fuse_modules
+from torch.nn.utils import parametrizations
+from torch.nn.utils.parametrize import remove_parametrizations
 from torch.optim import SGD, Adam, Optimizer, optimizer as hooks
 from torch.utils.data import (
     DataLoader,
@@ -486,29 +490,130 @@ class Noisy(nn.Module):
         self.norm = nn.BatchNorm1d(4)
         self.drop = nn.Dropout(0.5)
         self.frozen = nn.BatchNorm1d(4).eval()
+        self.frozen.weight.requires_grad_(False)
+        self.old = nn.utils.weight_norm(nn.Linear(4, 4))  # cannot be copied after a step
+        self.new = parametrizations.weight_norm(nn.Linear(4, 4))
+        self.cache: dict[int, Tensor] = {}
+        self.seen: list[int] = []
 
     def forward(self, examples: Tensor) -> Tensor:
-        return self.drop(self.frozen(self.norm(self.x(examples.float()[:, None])))).square().mean()
+        hidden = self.norm(self.x(examples.to(self.x.weight.dtype)[:, None]))
+        hidden = self.new(self.old(self.drop(self.frozen(hidden))))
+        scale = self.cache.setdefault(4, torch.arange(4.0, dtype=hidden.dtype).cos())
+        return (hidden * scale).square().mean() * (1 + len(self.seen))
+
+
+def means(model: nn.Module, loader: Any) -> float:
+    return math.fsum(model(batch).item() for (batch,) in loader)
+
+
+def after(disturb: Callable[[Any], object]) -> Callable[..., Any]:
+    """Return a test function that does this to the model, and then measures it."""
+
+    def test(model: nn.Module, loader: Any) -> tuple[float, float]:
+        disturb(model)
+        return means(model, loader) / len(loader), 0.5
+
+    return test
+
+
+def unzeroed(model: nn.Module, loader: Any) -> float:
+    """Train with gradients that are set to zero after each step, and not before the first."""
+    optimizer = SGD(model.parameters(), lr=RATE)
+    model.train()
+    for (batch,) in loader:
+        model(batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return 3.0
+
+
+def fill_gradients(model: nn.Module) -> None:
+    with torch.enable_grad():
+        model(EXAMPLES).backward()
 
 
 @pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
 )
-def test_measuring_changes_no_statistics_modes_or_draws() -> None:
+@pytest.mark.parametrize(
+    "test",
+    [
+        measure_point,
+        torch.inference_mode()(measure_point),
+        *map(
+            after,
+            (
+                fill_gradients,
+                lambda model: model.requires_grad_(False),
+                lambda model: fuse_modules(model, ["x", "norm"], inplace=True),
+                lambda model: model.half(),
+                lambda model: model.norm.train(),
+                lambda model: model.x.weight.data.mul_(2.0),
+                lambda model: model.norm.running_mean.add_(1.0),
+                lambda model: model.seen.append(1),
+                lambda model: setattr(model, "drop", nn.Identity()),
+                lambda model: remove_parametrizations(model.new, "weight"),
+            ),
+        ),
+    ],
+)
+def test_measuring_changes_nothing_that_is_trained(test: Callable[..., Any]) -> None:
+    torch.manual_seed(0)
     start = Noisy()
     generator = torch.Generator()
     loader = DataLoader(POINTS, batch_size=3, shuffle=True, generator=generator)
     replies = []
     for asked in ({}, {"measure": MEASURES}):
         generator.manual_seed(1)
-        replies.append(
-            ask(app_of(data=[loader], net=Noisy), asked, model=start).array_records["arrays"]
-        )
+        app = app_of(unzeroed, test, data=[loader], net=Noisy)
+        replies.append(ask(app, asked, model=start).array_records["arrays"])
     assert all(array.data == replies[1][name].data for name, array in replies[0].items())
 
 
-def means(model: nn.Module, loader: Any) -> float:
-    return math.fsum(model(batch).item() for (batch,) in loader)
+class Half(nn.Module):
+    """A frozen layer, then a trained one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(1, 1, dtype=torch.float64).requires_grad_(False)
+        self.x = nn.Linear(1, 1, dtype=torch.float64)
+
+    def forward(self, examples: Tensor) -> Tensor:
+        return (self.x(self.frozen(examples[:, None])) * OUTSIDE[0]).square().mean()
+
+
+OUTSIDE: dict[int, Tensor] = {}
+
+
+def keep_outside(model: nn.Module) -> None:
+    with torch.inference_mode():
+        OUTSIDE[0] = torch.ones(1, dtype=torch.float64)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+@pytest.mark.parametrize(
+    ("disturb", "words"),
+    [
+        (lambda model: model.frozen.weight.mul_(2.0), r"'frozen.weight' of .* write to a copy"),
+        (lambda model: copy.deepcopy(model).frozen.weight.mul_(2.0), ""),
+        (lambda model: model.half(), ""),
+        (keep_outside, r"inference_mode outside the model's modules: take torch.no_grad"),
+    ],
+)
+def test_what_measuring_cannot_restore_is_named(
+    monkeypatch: pytest.MonkeyPatch, disturb: Callable[[Any], object], words: str
+) -> None:
+    def test(model: nn.Module, loader: Any) -> tuple[float, float]:
+        disturb(model)
+        return 1.0, 0.5
+
+    monkeypatch.setitem(OUTSIDE, 0, torch.zeros(1, dtype=torch.float64))
+    app = app_of(test=test, net=Half)
+    with pytest.raises(ReportableError, match=words) if words else nullcontext():
+        ask(app, MEASURED, model=Half())
 
 
 @pytest.mark.filterwarnings(
