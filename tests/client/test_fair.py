@@ -63,9 +63,11 @@ from fairbloom.protocol.terms import WORK, Terms
 from fairbloom.server.run_folder.flower import RunFolder
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import (
+    DRFA,
     METHODS,
     SCAFFOLD,
     Ditto,
+    FairFed,
     FairStrategy,
     FedAvg,
     FedMGDA,
@@ -836,6 +838,16 @@ def test_secure_aggregation_is_refused_in_one_sentence() -> None:
     [
         (SCAFFOLD, app_of, "does not support control-variates = True"),
         (Ditto, app_of, "does not support personal-lambda = 1.0"),
+        (
+            DRFA,
+            app_of,
+            r"^the clients refuse: .*local-steps = 10: this client does not know it: take .* with a task",
+        ),
+        (
+            FairFed,
+            app_of,
+            r"^the clients refuse: .*measure = positives-0: this client does not know it: take .* a task",
+        ),
         (partial(FedAvg, wire_dtype="bfloat16"), app_of, "support wire-dtype = bfloat16"),
         (partial(FedAvg, fine_tune_epochs=1), app_of, "support fine-tune-epochs = 1"),
         (
