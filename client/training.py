@@ -40,9 +40,6 @@ from .work import Copy, LocalWork, StepsTaken, batches, count_steps, descend, mi
 # Examples per forward pass in evaluation. It bounds memory; the result does not depend on it.
 EVALUATION_BATCH = 4096
 
-# Examples of a batch on which a new model is tried.
-TRIED = 4
-
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
@@ -287,7 +284,7 @@ def check_hidden_state(model: nn.Module, task: Task, examples: AnyExamples) -> N
     unchanged. Errors of the task or the model are left to training.
     """
     state = {name: array.clone() for name, array in model.state_dict().items()}
-    first = slice(0, TRIED)
+    first = slice(0, 4)
 
     def compute(*places: slice) -> tuple[nn.Module, Tensor]:
         with all_seeded(0):
@@ -297,13 +294,12 @@ def check_hidden_state(model: nn.Module, task: Task, examples: AnyExamples) -> N
                 made.load_state_dict(state)
                 loss = losses_of(made, task, *examples[place]).mean()
                 gradients = gradients_of(loss, [p for p in made.parameters() if p.requires_grad])
-            evaluated = losses_of(made.eval(), task, *examples[first]).mean()
-        results = (loss, evaluated, *gradients)
+            results = (loss, losses_of(made.eval(), task, *examples[first]).mean(), *gradients)
         return made, torch.cat([each.detach().flatten() for each in results if each is not None])
 
     try:
         fresh, expected = compute(first)
-        used, result = compute(slice(max(0, len(examples) - TRIED), len(examples)), first)
+        used, result = compute(slice(max(0, len(examples) - first.stop), len(examples)), first)
         change = (result - expected).norm()
         # A change of the size of rounding, or of a repetition, says nothing.
         if (

@@ -181,10 +181,9 @@ def remember(model: nn.Module) -> Callable[[], None]:
 
     Frozen parameters are not copied: values that are written into them stay.
     """
-    classes = [(module, type(module), {**vars(type(module))}) for module in model.modules()]
     containers = [
         (each, copy.copy(each))
-        for module, *_ in classes
+        for module in model.modules()
         for each in (vars(module), *vars(module).values())
         if isinstance(each, dict | list)
     ]
@@ -195,7 +194,7 @@ def remember(model: nn.Module) -> Callable[[], None]:
             if each.requires_grad or not isinstance(each, nn.Parameter)
             else each.data,
             each.requires_grad,
-            each.grad,
+            None if each.grad is None else each.grad.detach(),
         )
         for container, _ in containers
         for each in (container.values() if isinstance(container, dict) else container)
@@ -207,14 +206,11 @@ def remember(model: nn.Module) -> Callable[[], None]:
         for container, contents in containers:
             container.clear()
             (container.update if isinstance(container, dict) else container.extend)(contents)
-        for module, kind, members in classes:
-            module.__class__ = kind
-            for name in members.keys() - vars(kind).keys():  # that of a removed parametrization
-                setattr(kind, name, members[name])
         for tensor, (data, values, is_trained, gradient) in tensors.items():
             tensor.data = data
             tensor.requires_grad_(is_trained)
-            tensor.grad = gradient
+            # Another object each time: a cast of the model changes it in place.
+            tensor.grad = None if gradient is None else gradient.detach()
             if not torch.equal(data, values):
                 data.copy_(values)
 

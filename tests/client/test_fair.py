@@ -39,7 +39,6 @@ from flwr.serverapp.strategy import Result
 from torch import Tensor, nn
 from torch.ao.quantization import fuse_modules
 from torch.nn.utils import parametrizations
-from torch.nn.utils.parametrize import remove_parametrizations
 from torch.optim import SGD, Adam, Optimizer, optimizer as hooks
 from torch.utils.data import (
     DataLoader,
@@ -54,7 +53,7 @@ from fairbloom.client import work
 from fairbloom.client.app import app as our_app
 from fairbloom.client.fair import decorator as fair_package, fair
 from fairbloom.client.fair.contexts import RECORD, keep_own
-from fairbloom.client.fair.training import SUPPORTED
+from fairbloom.client.fair.training import SUPPORTED, remember
 from fairbloom.client.rules.registry import kinds_of
 from fairbloom.client.rules.steps import ClientMomentum
 from fairbloom.errors import FairbloomError, ReportableError
@@ -483,6 +482,9 @@ def test_whatever_a_loader_drops_the_whole_set_is_measured(loader: DataLoader) -
     assert measured(app_of(data=[loader]), "loss-before") == [EXACTLY(loss_at(0.0))]
 
 
+OUTSIDE = {0: torch.ones(1)}
+
+
 class Noisy(nn.Module):
     """A model with what measuring could disturb."""
 
@@ -502,7 +504,7 @@ class Noisy(nn.Module):
         hidden = self.norm(self.x(examples.to(self.x.weight.dtype)[:, None]))
         hidden = self.new(self.old(self.drop(self.frozen(hidden))))
         scale = self.cache.setdefault(4, torch.arange(4.0, dtype=hidden.dtype).cos())
-        return (hidden * scale).square().mean() * (1 + len(self.seen))
+        return (hidden * scale * OUTSIDE[0]).square().mean() * (1 + len(self.seen))
 
 
 def means(model: nn.Module, loader: Any) -> float:
@@ -519,22 +521,6 @@ def after(disturb: Callable[[Any], object]) -> Callable[..., Any]:
     return test
 
 
-def unzeroed(model: nn.Module, loader: Any) -> float:
-    """Train with gradients that are set to zero after each step, and not before the first."""
-    optimizer = SGD(model.parameters(), lr=RATE)
-    model.train()
-    for (batch,) in loader:
-        model(batch).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return 3.0
-
-
-def fill_gradients(model: nn.Module) -> None:
-    with torch.enable_grad():
-        model(EXAMPLES).backward()
-
-
 @pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
 )
@@ -546,7 +532,6 @@ def fill_gradients(model: nn.Module) -> None:
         *map(
             after,
             (
-                fill_gradients,
                 lambda model: model.requires_grad_(False),
                 lambda model: fuse_modules(model, ["x", "norm"], inplace=True),
                 lambda model: model.half(),
@@ -555,7 +540,6 @@ def fill_gradients(model: nn.Module) -> None:
                 lambda model: model.norm.running_mean.add_(1.0),
                 lambda model: model.seen.append(1),
                 lambda model: setattr(model, "drop", nn.Identity()),
-                lambda model: remove_parametrizations(model.new, "weight"),
             ),
         ),
     ],
@@ -568,29 +552,14 @@ def test_measuring_changes_nothing_that_is_trained(test: Callable[..., Any]) -> 
     replies = []
     for asked in ({}, {"measure": MEASURES}):
         generator.manual_seed(1)
-        app = app_of(unzeroed, test, data=[loader], net=Noisy)
+        app = app_of(test=test, data=[loader], net=Noisy)
         replies.append(ask(app, asked, model=start).array_records["arrays"])
     assert all(array.data == replies[1][name].data for name, array in replies[0].items())
 
 
-class Half(nn.Module):
-    """A frozen layer, then a trained one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.frozen = nn.Linear(1, 1, dtype=torch.float64).requires_grad_(False)
-        self.x = nn.Linear(1, 1, dtype=torch.float64)
-
-    def forward(self, examples: Tensor) -> Tensor:
-        return (self.x(self.frozen(examples[:, None])) * OUTSIDE[0]).square().mean()
-
-
-OUTSIDE: dict[int, Tensor] = {}
-
-
 def keep_outside(model: nn.Module) -> None:
     with torch.inference_mode():
-        OUTSIDE[0] = torch.ones(1, dtype=torch.float64)
+        OUTSIDE[0] = torch.ones(1)
 
 
 @pytest.mark.filterwarnings(
@@ -600,7 +569,7 @@ def keep_outside(model: nn.Module) -> None:
     ("disturb", "words"),
     [
         (lambda model: model.frozen.weight.mul_(2.0), r"'frozen.weight' of .* write to a copy"),
-        (lambda model: copy.deepcopy(model).frozen.weight.mul_(2.0), ""),
+        (lambda model: copy.deepcopy(model.frozen).weight.mul_(2.0), ""),
         (lambda model: model.half(), ""),
         (keep_outside, r"inference_mode outside the model's modules: take torch.no_grad"),
     ],
@@ -612,10 +581,18 @@ def test_what_measuring_cannot_restore_is_named(
         disturb(model)
         return 1.0, 0.5
 
-    monkeypatch.setitem(OUTSIDE, 0, torch.zeros(1, dtype=torch.float64))
-    app = app_of(test=test, net=Half)
+    monkeypatch.setitem(OUTSIDE, 0, OUTSIDE[0])
+    app = app_of(test=test, data=[DataLoader(POINTS, batch_size=3)], net=Noisy)
     with pytest.raises(ReportableError, match=words) if words else nullcontext():
-        ask(app, MEASURED, model=Half())
+        ask(app, MEASURED, model=Noisy())
+
+
+def test_a_gradient_of_a_test_function_is_not_kept() -> None:
+    model = Point()
+    restore = remember(model)
+    torch.autograd.backward(model(EXAMPLES))
+    restore()
+    assert model.x.grad is None
 
 
 @pytest.mark.filterwarnings(

@@ -543,7 +543,7 @@ def averaged(model: Keeping, x: Tensor) -> Tensor:
 
 
 def centred(model: Keeping, x: Tensor) -> Tensor:
-    """Use the mean of earlier batches in evaluation alone."""
+    # Use the mean of earlier batches in evaluation alone.
     if model.training:
         model.kept = 0.9 * model.kept + 0.1 * x.mean(0)
     return x - (x.mean(0) if model.training else model.kept)
@@ -555,21 +555,11 @@ def listed(model: Keeping, x: Tensor) -> Tensor:
 
 
 def counted(model: Keeping, x: Tensor) -> Tensor:
-    """Change the gradient of the layer before, and not the loss."""
+    # Change the gradient of the layer before, and not the loss.
     model.kept = count = model.kept + 1
     hidden = plain(model, x)
     hidden.register_hook(lambda slope: slope * (1.0 + 1e-4 * count))
     return hidden
-
-
-def scaled(model: Keeping, x: Tensor) -> Tensor:
-    """Scale by the first batch."""
-    model.kept = x.std() if model.kept is None else model.kept
-    return x / model.kept
-
-
-def drawn(model: Keeping, x: Tensor) -> Tensor:
-    return x * torch.rand(16, generator=model.kept)
 
 
 def attended(model: Keeping, x: Tensor) -> Tensor:
@@ -577,20 +567,10 @@ def attended(model: Keeping, x: Tensor) -> Tensor:
     return x * model.kept
 
 
-def cached(model: Keeping, x: Tensor) -> Tensor:
-    model.kept = torch.arange(16.0).cos() if model.kept is None else model.kept
-    return x * model.kept
-
-
 def logged(model: Keeping, x: Tensor) -> Tensor:
-    """Change the result by a rounding."""
+    # Change the result by a rounding.
     model.kept.append(float(x.max()))
     return x * (1.0 + 1e-7 * len(model.kept))
-
-
-def timed(model: Keeping, x: Tensor) -> Tensor:
-    """Compute what no run repeats."""
-    return x * (time.monotonic() - START)
 
 
 def listing() -> nn.Module:
@@ -609,10 +589,15 @@ def check_state(make: Callable[[], nn.Module]) -> None:
         (lambda: Keeping(centred, torch.zeros(16)), "'kept'"),
         (listing, "'kept'"),
         (lambda: Keeping(counted, 0, nn.Linear(16, 16)), "'kept'"),
-        (lambda: Keeping(scaled), "'kept'"),
+        (lambda: Keeping(lambda model, x: x / vars(model).setdefault("first", x.std())), "'first'"),
         (lambda: nn.Sequential(listing(), nn.Linear(10, 10)), r"'0\.kept'"),
         (lambda: buffered(persistent=False), "'kept'"),
-        (lambda: Keeping(drawn, torch.Generator()), "a value"),
+        (
+            lambda: Keeping(
+                lambda model, x: x * torch.rand(16, generator=model.kept), torch.Generator()
+            ),
+            "a value",
+        ),
     ],
 )
 def test_state_that_changes_a_later_result_is_named(
@@ -635,9 +620,11 @@ def test_state_that_changes_a_later_result_is_named(
         lambda: Keeping(plain, inner=nn.utils.spectral_norm(nn.Linear(16, 16))),
         lambda: Keeping(plain, inner=nn.Sequential(nn.BatchNorm1d(16), nn.Dropout())),
         lambda: Keeping(attended),
-        lambda: Keeping(cached),
+        lambda: Keeping(
+            lambda model, x: x * vars(model).setdefault("wave", torch.arange(16.0).cos())
+        ),
         lambda: Keeping(logged, []),
-        lambda: Keeping(timed),
+        lambda: Keeping(lambda model, x: x * (time.monotonic() - START)),
     ],
 )
 def test_state_that_changes_no_result_may_be_kept(make: Callable[[], nn.Module]) -> None:
@@ -645,16 +632,12 @@ def test_state_that_changes_no_result_may_be_kept(make: Callable[[], nn.Module])
 
 
 def test_the_check_for_state_changes_no_model_and_draws_nothing() -> None:
-    def make() -> nn.Module:
-        return Keeping(plain, [], nn.Sequential(nn.BatchNorm1d(16), nn.Dropout()))
-
-    model = make()
+    model, other = (Keeping(plain, [], nn.BatchNorm1d(16)) for _ in range(2))
     before = copy.deepcopy(model.state_dict())
     drawn_before = torch.get_rng_state()
-    check_hidden_state(model, replace(task_of(model), model=make), noise(10))
+    check_hidden_state(model, task_of(other), noise(10))
     assert torch.equal(torch.get_rng_state(), drawn_before)
-    for name, array in model.state_dict().items():
-        assert torch.equal(array, before[name])
+    assert all(torch.equal(array, before[name]) for name, array in model.state_dict().items())
 
 
 @pytest.mark.parametrize(
