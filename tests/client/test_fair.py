@@ -512,8 +512,6 @@ def means(model: nn.Module, loader: Any) -> float:
 
 
 def after(disturb: Callable[[Any], object]) -> Callable[..., Any]:
-    """Return a test function that does this to the model, and then measures it."""
-
     def test(model: nn.Module, loader: Any) -> tuple[float, float]:
         disturb(model)
         return means(model, loader) / len(loader), 0.5
@@ -577,12 +575,8 @@ def keep_outside(model: nn.Module) -> None:
 def test_what_measuring_cannot_restore_is_named(
     monkeypatch: pytest.MonkeyPatch, disturb: Callable[[Any], object], words: str
 ) -> None:
-    def test(model: nn.Module, loader: Any) -> tuple[float, float]:
-        disturb(model)
-        return 1.0, 0.5
-
     monkeypatch.setitem(OUTSIDE, 0, OUTSIDE[0])
-    app = app_of(test=test, data=[DataLoader(POINTS, batch_size=3)], net=Noisy)
+    app = app_of(test=after(disturb), data=[DataLoader(POINTS, batch_size=3)], net=Noisy)
     with pytest.raises(ReportableError, match=words) if words else nullcontext():
         ask(app, MEASURED, model=Noisy())
 

@@ -8,9 +8,9 @@ Schedules of the learning rate against their closed forms, and against PyTorch's
 import copy
 import itertools
 import math
-import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -503,15 +503,15 @@ def test_a_schedule_multiplies_the_decay() -> None:
 
 # What a model keeps from one batch to the next ----------------------------------------------------
 
-START = time.monotonic()
-Use = Callable[["Keeping", Tensor], Tensor]
+COUNT = itertools.count(1)
 
 
 class Keeping(nn.Module):
-    """A layer after a function of the inputs, which may use `inner`, and `kept` from batch to
-    batch."""
+    # A layer after a function of the inputs, which may use `inner`, and `kept` from batch to batch.
 
-    def __init__(self, use: Use, kept: Any = None, inner: nn.Module | None = None) -> None:
+    def __init__(
+        self, use: Callable[[Any, Tensor], Tensor], kept: Any = None, inner: nn.Module | None = None
+    ) -> None:
         super().__init__()
         self.use = use
         self.kept = kept
@@ -549,9 +549,9 @@ def centred(model: Keeping, x: Tensor) -> Tensor:
     return x - (x.mean(0) if model.training else model.kept)
 
 
-def listed(model: Keeping, x: Tensor) -> Tensor:
+def listed(model: Keeping, x: Tensor, scale: float = 1.0) -> Tensor:
     model.kept.append(float(x.max()))
-    return x / len(model.kept)
+    return x * (1.0 + scale * len(model.kept))
 
 
 def counted(model: Keeping, x: Tensor) -> Tensor:
@@ -565,12 +565,6 @@ def counted(model: Keeping, x: Tensor) -> Tensor:
 def attended(model: Keeping, x: Tensor) -> Tensor:
     model.kept = torch.softmax(x, 1)
     return x * model.kept
-
-
-def logged(model: Keeping, x: Tensor) -> Tensor:
-    # Change the result by a rounding.
-    model.kept.append(float(x.max()))
-    return x * (1.0 + 1e-7 * len(model.kept))
 
 
 def listing() -> nn.Module:
@@ -623,8 +617,8 @@ def test_state_that_changes_a_later_result_is_named(
         lambda: Keeping(
             lambda model, x: x * vars(model).setdefault("wave", torch.arange(16.0).cos())
         ),
-        lambda: Keeping(logged, []),
-        lambda: Keeping(lambda model, x: x * (time.monotonic() - START)),
+        lambda: Keeping(partial(listed, scale=1e-7), []),
+        lambda: Keeping(lambda model, x: x * next(COUNT)),
     ],
 )
 def test_state_that_changes_no_result_may_be_kept(make: Callable[[], nn.Module]) -> None:
@@ -632,7 +626,8 @@ def test_state_that_changes_no_result_may_be_kept(make: Callable[[], nn.Module])
 
 
 def test_the_check_for_state_changes_no_model_and_draws_nothing() -> None:
-    model, other = (Keeping(plain, [], nn.BatchNorm1d(16)) for _ in range(2))
+    model = Keeping(plain, [], nn.BatchNorm1d(16))
+    other = copy.deepcopy(model)
     before = copy.deepcopy(model.state_dict())
     drawn_before = torch.get_rng_state()
     check_hidden_state(model, task_of(other), noise(10))
