@@ -627,10 +627,9 @@ def test_state_that_changes_no_result_may_be_kept(make: Callable[[], nn.Module])
 
 def test_the_check_for_state_changes_no_model_and_draws_nothing() -> None:
     model = Keeping(plain, [], nn.BatchNorm1d(16))
-    other = copy.deepcopy(model)
     before = copy.deepcopy(model.state_dict())
     drawn_before = torch.get_rng_state()
-    check_hidden_state(model, task_of(other), noise(10))
+    check_hidden_state(model, task_of(copy.deepcopy(model)), noise(10))
     assert torch.equal(torch.get_rng_state(), drawn_before)
     assert all(torch.equal(array, before[name]) for name, array in model.state_dict().items())
 
