@@ -13,15 +13,9 @@ from .local import LocalClient
 from .states import INITIAL, StateDict
 
 
-def frozen_of(model: nn.Module) -> StateDict:
-    """Return the frozen parameters of a model with their current values."""
-    state = model.state_dict()
-    return {name: state[name] for name in frozen_parameters(model)}
-
-
 @contextmanager
 def check_frozen_unchanged(model: nn.Module) -> Iterator[None]:
-    """Raise FairbloomError if a model writes to its frozen parameters in this block.
+    """Raise FairbloomError if a model's frozen parameters are written to in this block.
 
     The change would never be sent.
     """
@@ -30,9 +24,9 @@ def check_frozen_unchanged(model: nn.Module) -> Iterator[None]:
     changed = [name for name, version in _versions(model).items() if before.get(name) != version]
     if changed:
         raise ReportableError(
-            f"the model changes its frozen parameter {changed[0]!r} as it trains, and frozen"
-            " parameters must not change: make it a buffer (register_buffer): buffers are averaged"
-            " over the clients"
+            f"the frozen parameter {changed[0]!r} of the model is written to, and frozen parameters"
+            " must not change: make it a buffer (register_buffer), as buffers are averaged over the"
+            " clients; a test function may write to a copy"
         )
 
 
@@ -67,7 +61,9 @@ def arrays_sent_once(client: LocalClient, own: Sequence[str]) -> StateDict:
     keeps for itself.
     """
     initial = client.states.at(INITIAL, 0) or {}
-    return {**frozen_of(client.model), **initial} if initial.keys() == set(own) else {}
+    state = client.model.state_dict()
+    frozen = {name: state[name] for name in frozen_parameters(client.model)}
+    return {**frozen, **initial} if initial.keys() == set(own) else {}
 
 
 def complete(arrays: StateDict, sent_once: StateDict, digest: str) -> StateDict:

@@ -34,7 +34,7 @@ from .states import (
     folder_of,
     keep_preprocessing,
 )
-from .training import measure, with_channels_last
+from .training import check_hidden_state, measure, with_channels_last
 from .work import LocalWork
 
 Metrics = dict[str, int | float]
@@ -263,6 +263,8 @@ def _load_for_device(task: Task, name: str) -> tuple[Task, torch.nn.Module]:
     on_device = task.to(device)
     model = task.model().to(device)
     try:
-        return on_device, with_channels_last(model, on_device.splits(on_device.clients[0]).train)
+        examples = on_device.splits(on_device.clients[0]).train
     except Exception:  # the first client's data cannot be used: its own reply says so
         return on_device, model
+    check_hidden_state(model, on_device, examples)
+    return on_device, with_channels_last(model, examples)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.names import LOSS
@@ -31,7 +32,7 @@ from fairbloom.tasks.task import AnyExamples, is_of_model
 from .augmentation import Augment, make_augmentation
 from .capture import NO_CAPTURE, Capture, find_step
 from .device import autocast, in_double, read_scalars
-from .generators import generators_of, restore_states
+from .generators import all_seeded, generators_of, restore_states, seed_all
 from .group_metrics import group_examples, measure_groups
 from .linear import TakeStep, linear_step
 from .work import Copy, LocalWork, StepsTaken, batches, count_steps, descend, min_batch_of
@@ -272,6 +273,73 @@ def with_channels_last(model: nn.Module, examples: AnyExamples) -> nn.Module:
     except Exception:  # any error of the user's model: training reports it if it is a real one
         return model
     return _in_channels_last(model)
+
+
+def check_hidden_state(model: nn.Module, task: Task, examples: AnyExamples) -> None:
+    """Raise ReportableError if a model's results depend on a batch that it has seen before.
+
+    Two new models with the arrays of `model` compute the loss and the gradient of the same batch,
+    and its loss in evaluation; one has seen another batch. What it keeps of that would differ
+    from engine to engine and after a resumption, because only the state_dict is loaded. `model` is
+    unchanged. Errors of the task or the model are left to training.
+    """
+    first = slice(0, 4)
+    last = slice(max(0, len(examples) - first.stop), len(examples))
+
+    def make() -> nn.Module:
+        with all_seeded(0):
+            return task.model().to(examples.device).train()
+
+    def compute(made: nn.Module, *places: slice) -> Tensor:
+        with all_seeded(0):
+            for place in places:
+                seed_all(0)
+                made.load_state_dict(model.state_dict())
+                loss = losses_of(made, task, *examples[place]).mean()
+                gradients = gradients_of(loss, [p for p in made.parameters() if p.requires_grad])
+            results = (loss, losses_of(made.eval(), task, *examples[first]).mean(), *gradients)
+        return torch.cat([each.detach().flatten() for each in results if each is not None])
+
+    try:
+        # one new model at a time: it may be large
+        expected = compute(make(), first)
+        change = (compute(make(), last, first) - expected).norm()
+        # A change of the size of rounding, or of a repetition, says nothing.
+        if (
+            not change > 1e-6 * expected.norm()
+            or not change > 10.0 * (compute(make(), first) - expected).norm()
+        ):
+            return
+        fresh = make()
+        used = make()
+        compute(fresh, first)
+        compute(used, last, first)
+    except Exception:  # training reports any error of a user's model
+        return
+    changed = sorted(_read_hidden(used).items() - _read_hidden(fresh).items())
+    kept = ", ".join(repr(name) for name, _ in changed) or "a value"
+    raise ReportableError(
+        f"the model, {type(model).__name__}, computes another loss or update after it has seen"
+        f" another batch, because it keeps {kept} outside its"
+        " state_dict: make that a tensor of the state_dict (register_buffer)"
+    )
+
+
+def _read_hidden(model: nn.Module) -> dict[str, str]:
+    """Return the numbers and texts in attributes that are not in a model's state_dict."""
+    return {
+        f"{path}.{name}".lstrip("."): str(
+            [
+                leaf.tolist() if isinstance(leaf, Tensor) else leaf
+                for leaf in tree_leaves(value)
+                if isinstance(leaf, Tensor | float | int | str)
+            ]
+        )
+        for path, module in model.named_modules()
+        for name, value in {**vars(module), **module._buffers}.items()
+        if name in module._non_persistent_buffers_set
+        or name not in {*vars(nn.Module()), *module._buffers}
+    }
 
 
 def _in_channels_last(model: nn.Module) -> nn.Module:

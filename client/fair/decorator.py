@@ -14,7 +14,7 @@ from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.flower import ClientAppCallable, Mod
 from fairbloom.logs import log
 from fairbloom.protocol import names as wire
-from fairbloom.protocol.advice import SECURE_AGGREGATION, advice_on
+from fairbloom.protocol.advice import SECURE_AGGREGATION, UNKNOWN_TERM, advice_on
 from fairbloom.protocol.streams import generator
 from fairbloom.protocol.terms import PROXIMAL, Terms
 from fairbloom.protocol.version import check_protocol
@@ -57,8 +57,9 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
         a module with trained parameters; of several, the one with the received arrays.
     test
         Measures a model and returns (mean loss, accuracy), (mean loss, dict with accuracy) or a
-        dict with both. It is also called with batches of the training data. Its parameters other
-        than model and loader take the value that `train` has by the same name.
+        dict with both. Methods that measure also call it with batches of the training data, before
+        and after training; the model is then restored. Its parameters other than model and loader
+        take the value that `train` has by the same name.
     training_data
         Returns a DataLoader of the training data from a message's context, for methods that measure
         them. None: the dataset of the only DataLoader that `train` is called with.
@@ -242,5 +243,5 @@ def terms_of(message: Message) -> Terms | None:
     unsupported = SUPPORTED.find_unsupported(terms, [kind(terms) for kind in kinds_of(terms)])
     if unsupported:
         remedy = advice_on([unsupported], "install its newest version of Fairbloom")
-        raise ReportableError(f"{unsupported}: this client does not know it: {remedy}")
+        raise ReportableError(f"{unsupported}: {UNKNOWN_TERM}: {remedy}")
     return terms

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import BatchSampler, DataLoader, Subset
@@ -21,6 +21,7 @@ from fairbloom.protocol.names import ACCURACY, LEARNING_RATE, LOSS
 from fairbloom.protocol.terms import Terms
 from fairbloom.text import text_if
 
+from ..frozen import check_frozen_unchanged
 from ..generators import all_seeded, seed_all
 from ..metrics import (
     AFTER,
@@ -107,7 +108,16 @@ class TrainingCall:
         self._measure(BEFORE, model, arguments)
         seed_all(self.seed)
         with register_optimizer_step_pre_hook(steps.begin):
-            outcome = self.train(*args, **kwargs)
+            try:
+                outcome = self.train(*args, **kwargs)
+            except RuntimeError as error:
+                if not self.metrics or "Inference tensors" not in str(error):
+                    raise
+                raise ReportableError(
+                    "the test function, which measures the received model before training, leaves"
+                    " tensors of torch.inference_mode outside the model's modules: take"
+                    " torch.no_grad in it"
+                ) from error
         self.has_zero_rate = steps.largest_rate == 0.0
         if not steps.rates and (self._rules or LEARNING_RATE in self.terms.measure):
             raise ReportableError(
@@ -133,20 +143,24 @@ class TrainingCall:
         loader = find_loader(arguments, self.load, f"measure = {', '.join(asked)}")
         examples = range(len(loader.dataset))  # type: ignore[arg-type] # Sized
         size = loader.batch_size or 32
+        restore = remember(model)
 
         def scores_of(part: DataLoader[Any]) -> Mapping[str, float]:
-            return read_scores(
-                self.test(**arguments_of(self.test, model, part, arguments)),
-                {LOSS, *asked.values()},
-            )
+            model.eval()
+            with check_frozen_unchanged(model):
+                try:
+                    return read_scores(
+                        self.test(**arguments_of(self.test, model, part, arguments)),
+                        {LOSS, *asked.values()},
+                    )
+                finally:
+                    restore()
 
         def batch_of(batch: Sequence[int]) -> DataLoader[Any]:
             return DataLoader(
                 Subset(loader.dataset, batch), batch_size=len(batch), collate_fn=loader.collate_fn
             )
 
-        modes = [(module, module.training) for module in model.modules()]
-        model.eval()
         with torch.no_grad():
             if not self.is_checked:
                 # At least 5 examples: the error sends their mean loss to the server.
@@ -156,12 +170,51 @@ class TrainingCall:
                 (len(batch), scores_of(batch_of(batch)))
                 for batch in BatchSampler(examples, size, drop_last=False)
             ]
-        for module, training in modes:
-            module.training = training
         self.metrics |= {
             name: math.fsum(count * scores[score] for count, scores in measured) / len(examples)
             for name, score in asked.items()
         }
+
+
+def remember(model: nn.Module) -> Callable[[], None]:
+    """Return a function that makes a model what it is now: its modules, flags, dtypes and values.
+
+    Frozen parameters are not copied: values that are written into them stay.
+    """
+    containers = [
+        (each, copy.copy(each))
+        for module in model.modules()
+        for each in (vars(module), *vars(module).values())
+        if isinstance(each, dict | list)
+    ]
+    tensors = {
+        each: (
+            each.data,
+            each.data.clone()
+            if each.requires_grad or not isinstance(each, nn.Parameter)
+            else each.data,
+            each.requires_grad,
+            None if each.grad is None else each.grad.detach(),
+        )
+        for container, _ in containers
+        for each in (container.values() if isinstance(container, dict) else container)
+        if isinstance(each, Tensor) and each.is_leaf
+    }
+
+    @torch.no_grad()
+    def restore() -> None:
+        for container, contents in containers:
+            container.clear()
+            (container.update if isinstance(container, dict) else container.extend)(contents)
+        for tensor, (data, values, is_trained, gradient) in tensors.items():
+            tensor.data = data
+            tensor.requires_grad_(is_trained)
+            # Another object each time: a cast of the model changes it in place.
+            tensor.grad = None if gradient is None else gradient.detach()
+            if not torch.equal(data, values):
+                data.copy_(values)
+
+    return restore
 
 
 class ModelSteps:

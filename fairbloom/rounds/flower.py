@@ -18,7 +18,7 @@ from fairbloom.errors import FairbloomError, join_names
 from fairbloom.flower import SimulationError, is_simulated
 from fairbloom.logs import log, log_from
 from fairbloom.protocol.accounts import AccountStatus
-from fairbloom.protocol.advice import ADVICE, OLDER_APP, SECURE_AGGREGATION
+from fairbloom.protocol.advice import ADVICE, OLDER_APP, SECURE_AGGREGATION, UNKNOWN_TERM
 from fairbloom.protocol.codec import digest_arrays
 from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.protocol.names import (
@@ -70,8 +70,12 @@ WAIT_SECONDS = 0.5
 # answered.
 PATIENCE_SECONDS = 3600.0
 
-# The record that an app misses in our messages, in its error, and what to do.
-OTHER_APPS = {"secaggplus_configs": SECURE_AGGREGATION, "fitins.parameters": OLDER_APP}
+# Words of an app that cannot answer our messages, in its error, and the remedy; "": as it says.
+OTHER_APPS = {
+    "secaggplus_configs": SECURE_AGGREGATION,
+    "fitins.parameters": OLDER_APP,
+    UNKNOWN_TERM: "",
+}
 
 # The consequence of an app that answers no QUERY, and the remedy.
 UNNAMED = (
@@ -342,7 +346,7 @@ class FlowerClients:
         reasons = refused.reasons.values()
         for record, advice in OTHER_APPS.items():
             if reasons and not contents and all(record in reason for reason in reasons):
-                raise FairbloomError(advice)
+                raise FairbloomError(advice or f"the clients refuse: {next(iter(reasons))}")
         return contents
 
     # Training -------------------------------------------------------------------------------------

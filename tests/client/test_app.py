@@ -12,7 +12,6 @@ import torch
 from flwr.app import ArrayRecord, Context, MessageType
 from torch.nn.functional import cross_entropy
 
-from fairbloom.client.frozen import frozen_of
 from fairbloom.client.plan import epochs_in_time
 from fairbloom.client.rules.propfair import propfair
 from fairbloom.client.training import train, with_channels_last
@@ -21,7 +20,7 @@ from fairbloom.protocol.codec import digest_arrays
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import WORK
 from fairbloom.tasks import Setup, Task, find_task
-from fairbloom.tasks.models import arrays_of
+from fairbloom.tasks.models import arrays_of, frozen_parameters
 
 from .helpers import CLIENTS, ask, context, fresh, run_config, work_of
 
@@ -157,7 +156,9 @@ def test_replies_leave_frozen_parameters_out_where_asked() -> None:
     frozen = {name for name, each in model.named_parameters() if not each.requires_grad}
     assert frozen
     assert set(ask(MessageType.TRAIN, {}, context(1, config))["arrays"]) == set(model.state_dict())
-    digest = digest_arrays(arrays_of(frozen_of(model)))
+    digest = digest_arrays(
+        arrays_of({name: model.state_dict()[name] for name in frozen_parameters(model)})
+    )
     named = ask(MessageType.TRAIN, {"frozen": digest}, context(1, config))
     assert set(named["arrays"]) == set(model.state_dict()) - frozen
     assert named["client"]["frozen"] == digest

@@ -10,6 +10,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,8 @@ from flwr.server import Server, SimpleClientManager
 from flwr.serverapp import strategy as flowers
 from flwr.serverapp.strategy import Result
 from torch import Tensor, nn
+from torch.ao.quantization import fuse_modules
+from torch.nn.utils import parametrizations
 from torch.optim import SGD, Adam, Optimizer, optimizer as hooks
 from torch.utils.data import (
     DataLoader,
@@ -50,7 +53,7 @@ from fairbloom.client import work
 from fairbloom.client.app import app as our_app
 from fairbloom.client.fair import decorator as fair_package, fair
 from fairbloom.client.fair.contexts import RECORD, keep_own
-from fairbloom.client.fair.training import SUPPORTED
+from fairbloom.client.fair.training import SUPPORTED, remember
 from fairbloom.client.rules.registry import kinds_of
 from fairbloom.client.rules.steps import ClientMomentum
 from fairbloom.errors import FairbloomError, ReportableError
@@ -59,9 +62,11 @@ from fairbloom.protocol.terms import WORK, Terms
 from fairbloom.server.run_folder.flower import RunFolder
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import (
+    DRFA,
     METHODS,
     SCAFFOLD,
     Ditto,
+    FairFed,
     FairStrategy,
     FedAvg,
     FedMGDA,
@@ -476,6 +481,9 @@ def test_whatever_a_loader_drops_the_whole_set_is_measured(loader: DataLoader) -
     assert measured(app_of(data=[loader]), "loss-before") == [EXACTLY(loss_at(0.0))]
 
 
+OUTSIDE = {0: torch.ones(1)}
+
+
 class Noisy(nn.Module):
     """A model with what measuring could disturb."""
 
@@ -485,29 +493,99 @@ class Noisy(nn.Module):
         self.norm = nn.BatchNorm1d(4)
         self.drop = nn.Dropout(0.5)
         self.frozen = nn.BatchNorm1d(4).eval()
+        self.frozen.weight.requires_grad_(False)
+        self.old = nn.utils.weight_norm(nn.Linear(4, 4))  # cannot be copied after a step
+        self.new = parametrizations.weight_norm(nn.Linear(4, 4))
+        self.cache: dict[int, Tensor] = {}
+        self.seen: list[int] = []
 
     def forward(self, examples: Tensor) -> Tensor:
-        return self.drop(self.frozen(self.norm(self.x(examples.float()[:, None])))).square().mean()
+        hidden = self.norm(self.x(examples.to(self.x.weight.dtype)[:, None]))
+        hidden = self.new(self.old(self.drop(self.frozen(hidden))))
+        scale = self.cache.setdefault(4, torch.arange(4.0, dtype=hidden.dtype).cos())
+        return (hidden * scale * OUTSIDE[0]).square().mean() * (1 + len(self.seen))
+
+
+def means(model: nn.Module, loader: Any) -> float:
+    return math.fsum(model(batch).item() for (batch,) in loader)
+
+
+def after(disturb: Callable[[Any], object]) -> Callable[..., Any]:
+    def test(model: nn.Module, loader: Any) -> tuple[float, float]:
+        disturb(model)
+        return means(model, loader) / len(loader), 0.5
+
+    return test
 
 
 @pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
 )
-def test_measuring_changes_no_statistics_modes_or_draws() -> None:
+@pytest.mark.parametrize(
+    "test",
+    [
+        measure_point,
+        torch.inference_mode()(measure_point),
+        *map(
+            after,
+            (
+                lambda model: model.requires_grad_(False),
+                lambda model: fuse_modules(model, ["x", "norm"], inplace=True),
+                lambda model: model.half(),
+                lambda model: model.norm.train(),
+                lambda model: model.x.weight.data.mul_(2.0),
+                lambda model: model.norm.running_mean.add_(1.0),
+                lambda model: model.seen.append(1),
+                lambda model: setattr(model, "drop", nn.Identity()),
+            ),
+        ),
+    ],
+)
+def test_measuring_changes_nothing_that_is_trained(test: Callable[..., Any]) -> None:
+    torch.manual_seed(0)
     start = Noisy()
     generator = torch.Generator()
     loader = DataLoader(POINTS, batch_size=3, shuffle=True, generator=generator)
     replies = []
     for asked in ({}, {"measure": MEASURES}):
         generator.manual_seed(1)
-        replies.append(
-            ask(app_of(data=[loader], net=Noisy), asked, model=start).array_records["arrays"]
-        )
+        app = app_of(test=test, data=[loader], net=Noisy)
+        replies.append(ask(app, asked, model=start).array_records["arrays"])
     assert all(array.data == replies[1][name].data for name, array in replies[0].items())
 
 
-def means(model: nn.Module, loader: Any) -> float:
-    return math.fsum(model(batch).item() for (batch,) in loader)
+def keep_outside(model: nn.Module) -> None:
+    with torch.inference_mode():
+        OUTSIDE[0] = torch.ones(1)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+@pytest.mark.parametrize(
+    ("disturb", "words"),
+    [
+        (lambda model: model.frozen.weight.mul_(2.0), r"'frozen.weight' of .* write to a copy"),
+        (lambda model: copy.deepcopy(model.frozen).weight.mul_(2.0), ""),
+        (lambda model: model.half(), ""),
+        (keep_outside, r"inference_mode outside the model's modules: take torch.no_grad"),
+    ],
+)
+def test_what_measuring_cannot_restore_is_named(
+    monkeypatch: pytest.MonkeyPatch, disturb: Callable[[Any], object], words: str
+) -> None:
+    monkeypatch.setitem(OUTSIDE, 0, OUTSIDE[0])
+    app = app_of(test=after(disturb), data=[DataLoader(POINTS, batch_size=3)], net=Noisy)
+    with pytest.raises(ReportableError, match=words) if words else nullcontext():
+        ask(app, MEASURED, model=Noisy())
+
+
+def test_a_gradient_of_a_test_function_is_not_kept() -> None:
+    model = Point()
+    restore = remember(model)
+    torch.autograd.backward(model(EXAMPLES))
+    restore()
+    assert model.x.grad is None
 
 
 @pytest.mark.filterwarnings(
@@ -730,6 +808,16 @@ def test_secure_aggregation_is_refused_in_one_sentence() -> None:
     [
         (SCAFFOLD, app_of, "does not support control-variates = True"),
         (Ditto, app_of, "does not support personal-lambda = 1.0"),
+        (
+            DRFA,
+            app_of,
+            r"^the clients refuse: .*local-steps = 10: this client does not know it: take .* with a task",
+        ),
+        (
+            FairFed,
+            app_of,
+            r"^the clients refuse: .*measure = positives-0: this client does not know it: take .* a task",
+        ),
         (partial(FedAvg, wire_dtype="bfloat16"), app_of, "support wire-dtype = bfloat16"),
         (partial(FedAvg, fine_tune_epochs=1), app_of, "support fine-tune-epochs = 1"),
         (

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,14 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import parametrizations
 from torch.optim import Optimizer
 
-from fairbloom.client.local import LocalClient
+from fairbloom.client.local import LocalClient, load_task_and_model
 from fairbloom.client.local_round import train_client
 from fairbloom.client.plan import global_work
 from fairbloom.client.rules.personal import PersonalModel
-from fairbloom.client.training import EVALUATION_BATCH, measure, train
+from fairbloom.client.training import EVALUATION_BATCH, check_hidden_state, measure, train
 from fairbloom.client.work import (
     LocalWork,
     batches,
@@ -497,3 +499,144 @@ def test_a_schedule_multiplies_the_decay() -> None:
     chosen = settings(schedule="linear", num_rounds=10, learning_rate_decay=0.5)
     assert learning_rate_in(chosen, 6) == pytest.approx(0.3 * 0.5**5 * 0.5)
     assert chosen.paced
+
+
+# What a model keeps from one batch to the next ----------------------------------------------------
+
+COUNT = itertools.count(1)
+
+
+class Keeping(nn.Module):
+    # A layer after a function of the inputs, which may use `inner`, and `kept` from batch to batch.
+
+    def __init__(
+        self, use: Callable[[Any, Tensor], Tensor], kept: Any = None, inner: nn.Module | None = None
+    ) -> None:
+        super().__init__()
+        self.use = use
+        self.kept = kept
+        self.inner = inner or nn.Identity()
+        self.last = nn.Linear(16, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.last(self.use(self, images.flatten(1)[:, :16]))  # type: ignore[no-any-return]
+
+
+def buffered(persistent: bool) -> nn.Module:
+    model = Keeping(averaged)
+    del model.kept
+    model.register_buffer("kept", torch.zeros(16), persistent=persistent)
+    return model
+
+
+def plain(model: Keeping, x: Tensor) -> Tensor:
+    return model.inner(x)  # type: ignore[no-any-return]
+
+
+def recurrent(model: Keeping, x: Tensor) -> Tensor:
+    return model.inner(x.unsqueeze(0))[0][0]  # type: ignore[no-any-return]
+
+
+def averaged(model: Keeping, x: Tensor) -> Tensor:
+    model.kept = 0.9 * model.kept + 0.1 * x.mean(0)
+    return x - model.kept
+
+
+def centred(model: Keeping, x: Tensor) -> Tensor:
+    # Use the mean of earlier batches in evaluation alone.
+    if model.training:
+        model.kept = 0.9 * model.kept + 0.1 * x.mean(0)
+    return x - (x.mean(0) if model.training else model.kept)
+
+
+def listed(model: Keeping, x: Tensor, scale: float = 1.0) -> Tensor:
+    model.kept.append(float(x.max()))
+    return x * (1.0 + scale * len(model.kept))
+
+
+def counted(model: Keeping, x: Tensor) -> Tensor:
+    # Change the gradient of the layer before, and not the loss.
+    model.kept = count = model.kept + 1
+    hidden = plain(model, x)
+    hidden.register_hook(lambda slope: slope * (1.0 + 1e-4 * count))
+    return hidden
+
+
+def attended(model: Keeping, x: Tensor) -> Tensor:
+    model.kept = torch.softmax(x, 1)
+    return x * model.kept
+
+
+def listing() -> nn.Module:
+    return Keeping(listed, [])
+
+
+def check_state(make: Callable[[], nn.Module]) -> None:
+    model = make()
+    check_hidden_state(model, replace(task_of(model), model=make), noise(10))
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: Keeping(averaged, torch.zeros(16)), "'kept'"),
+        (lambda: Keeping(centred, torch.zeros(16)), "'kept'"),
+        (listing, "'kept'"),
+        (lambda: Keeping(counted, 0, nn.Linear(16, 16)), "'kept'"),
+        (lambda: Keeping(lambda model, x: x / vars(model).setdefault("first", x.std())), "'first'"),
+        (lambda: nn.Sequential(listing(), nn.Linear(10, 10)), r"'0\.kept'"),
+        (lambda: buffered(persistent=False), "'kept'"),
+        (
+            lambda: Keeping(
+                lambda model, x: x * torch.rand(16, generator=model.kept), torch.Generator()
+            ),
+            "a value",
+        ),
+    ],
+)
+def test_state_that_changes_a_later_result_is_named(
+    make: Callable[[], nn.Module], named: str
+) -> None:
+    with pytest.raises(ReportableError, match=rf"keeps {named} outside its .*register_buffer"):
+        check_state(make)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: buffered(persistent=True),
+        lambda: Keeping(recurrent, inner=nn.GRU(16, 16)),
+        lambda: Keeping(recurrent, inner=nn.LSTM(16, 16)),
+        lambda: Keeping(plain, inner=parametrizations.weight_norm(nn.Linear(16, 16))),
+        lambda: Keeping(plain, inner=nn.utils.weight_norm(nn.Linear(16, 16))),
+        lambda: Keeping(plain, inner=parametrizations.spectral_norm(nn.Linear(16, 16))),
+        lambda: Keeping(plain, inner=nn.utils.spectral_norm(nn.Linear(16, 16))),
+        lambda: Keeping(plain, inner=nn.Sequential(nn.BatchNorm1d(16), nn.Dropout())),
+        lambda: Keeping(attended),
+        lambda: Keeping(
+            lambda model, x: x * vars(model).setdefault("wave", torch.arange(16.0).cos())
+        ),
+        lambda: Keeping(partial(listed, scale=1e-7), []),
+        lambda: Keeping(lambda model, x: x * next(COUNT)),
+    ],
+)
+def test_state_that_changes_no_result_may_be_kept(make: Callable[[], nn.Module]) -> None:
+    check_state(make)
+
+
+def test_the_check_for_state_changes_no_model_and_draws_nothing() -> None:
+    model = Keeping(plain, [], nn.BatchNorm1d(16))
+    before = copy.deepcopy(model.state_dict())
+    drawn_before = torch.get_rng_state()
+    check_hidden_state(model, task_of(copy.deepcopy(model)), noise(10))
+    assert torch.equal(torch.get_rng_state(), drawn_before)
+    assert all(torch.equal(array, before[name]) for name, array in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "load", [load_task_and_model, lambda settings: LocalClient.of(settings, 1)]
+)
+def test_engines_and_devices_check_a_model_for_state(load: Callable[[Any], object]) -> None:
+    with pytest.raises(ReportableError, match="keeps 'kept' outside its state_dict"):
+        load(RunSettings.of(run_config(task="digits", model=f"{__name__}:listing")))

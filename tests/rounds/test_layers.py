@@ -20,7 +20,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Rec
 from hypothesis import given, strategies as st
 
 from fairbloom.client.app import app
-from fairbloom.client.frozen import frozen_of
 from fairbloom.client.local import load_task_and_model
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import CLIENT, FROZEN
@@ -341,7 +340,11 @@ class Elsewhere:
     def __call__(self, message: Message, answer: Callable[[Message], Message]) -> Message:
         self.trained += message.metadata.message_type == MessageType.TRAIN
         restarts = self.trained == 3 and message.metadata.message_type == MessageType.TRAIN
-        ours = {name: tensor.clone() for name, tensor in frozen_of(self._model).items()}
+        ours = {
+            name: tensor.clone()
+            for name, tensor in self._model.state_dict().items()
+            if name in frozen_parameters(self._model)
+        }
         if restarts:
             self._model.load_state_dict(
                 {name: tensor + 0.25 for name, tensor in ours.items()}, strict=False
@@ -481,7 +484,7 @@ def test_one_report_of_frozen_arrays_is_enough() -> None:
 
 def test_a_model_that_changes_them_in_training_is_refused() -> None:
     _, rounds = run_frozen(model="tests.nets:Following", **{"unused-rounds": 0, "num-rounds": 1})
-    assert "'second.bias' as it trains" in rounds[0].refused["client-2"]
+    assert "'second.bias' of the model is written to" in rounds[0].refused["client-2"]
     assert "register_buffer" in rounds[0].refused["client-2"]
 
 
