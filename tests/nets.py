@@ -6,11 +6,37 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from fairbloom.check import even_digits
 from fairbloom.tasks import TASKS, Examples, Setup, Splits, Task
+from fairbloom.tasks.datasets.digits import SIDE
 from fairbloom.tasks.task import AnyExamples
 
 # Tasks --------------------------------------------------------------------------------------------
+
+
+def even_digits(setup: Setup) -> Task:
+    """Return the task of even and odd digits, grouped by the image half with more ink."""
+    digits = TASKS["digits"].load(setup.model_copy(update={"model": "logistic"}), {})
+
+    def model() -> nn.Module:
+        torch.manual_seed(setup.seed)
+        return nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 2))
+
+    def group(part: AnyExamples) -> Examples:
+        inputs, targets = part[slice(None)]
+        if not isinstance(inputs, Tensor):
+            raise TypeError(f"digits are one tensor, got {type(inputs).__name__}")
+        columns = inputs.reshape(-1, SIDE, SIDE).sum(dim=1)
+        sides = (columns[:, SIDE // 2 :].sum(dim=1) > columns[:, : SIDE // 2].sum(dim=1)).long()
+        return Examples(inputs, 1 - targets % 2, groups=sides[:, None])
+
+    return replace(
+        digits,
+        model=model,
+        splits=lambda client: digits.splits(client).map(group),
+        classes=2,
+        class_names=("odd", "even"),
+        groupings={"side": ("left", "right")},
+    )
 
 
 def doubled(setup: Setup, *, apart: bool = False) -> Task:

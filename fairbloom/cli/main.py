@@ -71,11 +71,6 @@ COMMANDS = {
         f"{OURS}.lists:settings",
         "List all settings with their defaults. Change one with --set KEY=VALUE.",
     ),
-    "check": CommandPlace(
-        f"{OURS}.check:check",
-        "Train with a method of your own, once more and from a checkpoint; report what is wrong.",
-        "fairbloom check my_module:Mine --set mine.share=0.3",
-    ),
     "report": CommandPlace(
         f"{OURS}.results:report",
         "Write a report with charts and tables as one HTML file.",

@@ -395,7 +395,7 @@ MISSPELT = {
     [
         *(
             ((command, option, "3"), said)
-            for command in ("run", "compare", "search", "reproduce", "data", "check")
+            for command in ("run", "compare", "search", "reproduce", "data")
             for option, said in MISSPELT.items()
         ),
         *(
@@ -411,7 +411,7 @@ MISSPELT = {
         ),
         (("run", "--rouns", "3"), "id you mean"),
         (("run", "--data_dir", "3"), "write --data-dir"),
-        (("chek",), "Did you mean"),
+        (("reprot",), "Did you mean"),
         (("deploy", "statu"), "Did you mean"),
     ],
 )

@@ -24,7 +24,6 @@ from typer.testing import CliRunner
 from docs import toy
 from docs.docstrings import describe
 from docs.methods import example, needs, page, scripts
-from fairbloom.check import CheckFailedError, check_method
 from fairbloom.cli.main import app
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.api import run as train
@@ -240,7 +239,7 @@ SHOWN = [
 ]
 
 (IMPORTS,) = (block for block in PYTHON if "import FairStrategy\n" in block)
-(IN_PYTHON,) = (block for block in PYTHON if "check_method(WorstHalf" in block)
+(IN_PYTHON,) = (block for block in PYTHON if "def test_it_repeats" in block)
 
 
 @pytest.fixture(scope="module")
@@ -270,11 +269,13 @@ def test_every_block_of_python_is_run_by_a_test() -> None:
 
 
 @pytest.mark.usefixtures("my_methods")
-def test_methods_pass_without_a_remark(subtests: pytest.Subtests) -> None:
+def test_methods_of_the_guide_repeat_and_resume(tmp_path: Path, subtests: pytest.Subtests) -> None:
     assert (len(SHOWN), len(RULES)) == (6, 2)
-    for name in SHOWN:
+    there: dict[str, Any] = {}
+    exec(IN_PYTHON, there)  # noqa: S102 (our own page)
+    for number, name in enumerate(SHOWN):
         with subtests.test(name=name):
-            assert check_method(resolve_name(name)).keys() == {"determinism", "resume"}
+            there["test_it_repeats_and_resumes"](tmp_path / str(number), resolve_name(name))
 
 
 def test_worst_first_draws_by_the_last_losses(my_methods: ModuleType) -> None:
@@ -322,17 +323,13 @@ def test_they_use_what_the_guide_is_about() -> None:
     } <= {name for method in SHOWN for name in vars(resolve_name(method))}
 
 
-def test_the_check_in_python_passes(my_methods: ModuleType) -> None:
-    exec(IN_PYTHON, {"WorstHalf": my_methods.WorstHalf})  # noqa: S102 (our own page)
-
-
 def test_a_forgotten_need_is_told_in_the_words_of_the_guide(
-    my_methods: ModuleType, monkeypatch: pytest.MonkeyPatch
+    my_methods: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (words,) = re.findall(r"```text\n(.+?)\n```", GUIDE)
+    (words,) = re.findall(r"```text\nerror: (.+?)\n```", GUIDE)
     monkeypatch.setattr(my_methods.WorstHalf, "needs", frozenset())
-    with pytest.raises(CheckFailedError) as error:
-        check_method(my_methods.WorstHalf)
+    with pytest.raises(FairbloomError) as error:
+        train("digits", method=my_methods.WorstHalf, rounds=1, out=tmp_path, progress=False)
     assert str(error.value) == words
 
 

@@ -238,7 +238,6 @@ def test_a_task_without_validation_examples_is_refused_at_once(
 @pytest.mark.parametrize(
     "command",
     [
-        ("check", "misdeclared:Right"),
         ("run", "--method", "misdeclared:Right", *SMALL),
     ],
 )

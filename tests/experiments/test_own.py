@@ -220,24 +220,6 @@ def test_a_module_that_raises_keeps_its_traceback(
     assert not (here / "never").exists()
 
 
-def test_a_method_of_ones_own_is_checked_from_the_command_line(
-    here: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    said = captured(capsys, "check", "my_method:WorstHalf", "--set", "worsthalf.share=0.3").out
-    for name in ("determinism", "resume"):
-        assert f"{name}: " in said
-    lines = "class Wrong(FairStrategy):\n    def weigh(self, cohort):\n        return cohort.x\n"
-    (here / "wrong.py").write_text(f"from fairbloom.strategies import FairStrategy\n{lines}")
-    failed = captured(capsys, "check", "wrong:Wrong", code=1).out
-    assert failed.startswith("Wrong() fails: ")
-    assert "(wrong.py, line 4: `return cohort.x`)" in " ".join(failed.split())
-    error = captured(
-        capsys, "check", "my_method:WorstHalf", "--set", "worsthalf.size=0.3", code=1
-    ).out
-    assert "worsthalf.size = 0.3" in error
-
-
 SMALL: dict[str, Any] = {"rounds": 2, "device": "cpu", "progress": False}
 FILLED: dict[str, Any] = {"target": "readmitted", "settings": {"csv.missing": "fill"}, **SMALL}
 

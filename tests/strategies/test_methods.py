@@ -1,4 +1,4 @@
-"""Tests of every method, besides those of `fairbloom check`: formulas, reductions, weighting and
+"""Tests of every method, besides those of repeated and resumed runs: formulas, reductions, weighting and
 options."""
 
 from collections.abc import Iterable, Mapping, Sequence
