@@ -22,13 +22,15 @@ from fairbloom.tasks.inputs import Inputs, map_inputs, names_of, tensors_of
 from fairbloom.tasks.optimizers import OF_PYTORCH, SGD
 
 from .generators import generators_of, restore_states
-from .linear import TakeStep
 from .work import STEP_FIELDS, LocalWork, unchanged
 
 T = TypeVar("T")
 
 # Ordinary steps of a shape before it is recorded; in these, obstacles are looked for.
 WARM_UPS = 2
+
+# Takes a step in place, on the mean loss of a batch of inputs and targets.
+TakeStep = Callable[[Inputs, Tensor], None]
 
 # Kinds of steps that are kept: that of the round's model, and that of a personal one. Work of
 # another momentum is another kind.

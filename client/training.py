@@ -34,7 +34,6 @@ from .capture import NO_CAPTURE, Capture, find_step
 from .device import autocast, in_double, read_scalars
 from .generators import all_seeded, generators_of, restore_states, seed_all
 from .group_metrics import group_examples, measure_groups
-from .linear import TakeStep, linear_step
 from .work import Copy, LocalWork, StepsTaken, batches, count_steps, descend, min_batch_of
 
 # Examples per forward pass in evaluation. It bounds memory; the result does not depend on it.
@@ -119,16 +118,12 @@ def train(
                 rate=tensors.rate,
             )
 
-    linear: TakeStep | None = None
-    in_tensors = None if isinstance(examples, CollatedExamples) else examples
-    if in_tensors is not None and isinstance(in_tensors.inputs, Tensor) and correct is None:
-        linear = linear_step(model, task, work, tensors.received, tensors.velocity, in_tensors)
-    take_step = linear or capture.wrap(tensors, by_autograd)
+    take_step = capture.wrap(tensors, by_autograd)
     fetched = fetch_batches(
         examples, batches(len(examples), work, min_batch), make_augmentation(work)
     )
-    if in_tensors is not None and in_tensors.streamed_to is not None:
-        fetched = fetch_ahead(fetched, in_tensors.streamed_to)
+    if not isinstance(examples, CollatedExamples) and examples.streamed_to is not None:
+        fetched = fetch_ahead(fetched, examples.streamed_to)
     with seeded(work.draws, parameters[0].device):
         for inputs, targets in fetched:
             take_step(inputs, targets)

@@ -30,11 +30,10 @@ Transform = Callable[[Tensor], Tensor]
 Copy = Callable[[], Any]
 
 
-# What computes a field of local work. LINEAR: also a linear classifier's step without autograd;
-# CHAIN: also a stacked chain that adds gradients as it computes them; STEP: other steps, one by one
-# or stacked; PLAN: no step, as it chooses which steps are taken, and on which inputs; ALONE: the
-# same, but only where a client is computed by itself.
-Kind = Enum("Kind", ["LINEAR", "CHAIN", "STEP", "PLAN", "ALONE"])
+# What computes a field of local work. CHAIN: also a stacked chain that adds gradients as it
+# computes them; STEP: other steps, one by one or stacked; PLAN: no step, as it chooses which steps
+# are taken, and on which inputs; ALONE: the same, but only where a client is computed by itself.
+Kind = Enum("Kind", ["CHAIN", "STEP", "PLAN", "ALONE"])
 
 
 def unchanged(loss: Tensor) -> Tensor:
@@ -84,13 +83,13 @@ class LocalWork:
 
     epochs: int = field(metadata={Kind: Kind.PLAN})
     batch_size: int = field(metadata={Kind: Kind.PLAN})
-    learning_rate: float = field(metadata={Kind: Kind.LINEAR})
-    momentum: float = field(default=0.0, metadata={Kind: Kind.LINEAR})
-    weight_decay: float = field(default=0.0, metadata={Kind: Kind.LINEAR})
+    learning_rate: float = field(metadata={Kind: Kind.CHAIN})
+    momentum: float = field(default=0.0, metadata={Kind: Kind.CHAIN})
+    weight_decay: float = field(default=0.0, metadata={Kind: Kind.CHAIN})
     nesterov: bool = field(default=False, metadata={Kind: Kind.STEP})
     optimizer: str = field(default=SGD, metadata={Kind: Kind.STEP})
     gradient_clip: float = field(default=0.0, metadata={Kind: Kind.STEP})
-    pull: float = field(default=0.0, metadata={Kind: Kind.LINEAR})
+    pull: float = field(default=0.0, metadata={Kind: Kind.CHAIN})
     in_full: bool = field(default=False, metadata={Kind: Kind.PLAN})
     idle: bool = field(default=False, metadata={Kind: Kind.PLAN})
     steps: int | None = field(default=None, metadata={Kind: Kind.PLAN})
@@ -157,7 +156,7 @@ def fields_of(*kinds: Kind) -> frozenset[str]:
     return frozenset(each.name for each in fields(LocalWork) if each.metadata[Kind] in kinds)
 
 
-STEP_FIELDS = fields_of(Kind.LINEAR, Kind.CHAIN, Kind.STEP)
+STEP_FIELDS = fields_of(Kind.CHAIN, Kind.STEP)
 
 
 def step_fields(work: LocalWork) -> frozenset[str]:

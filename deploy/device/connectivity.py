@@ -44,7 +44,7 @@ def connection_fault(client: ClientSettings) -> str | None:
 
 
 def find_proxy(host: str) -> str:
-    """Return the environment variable with the proxy by which gRPC reaches a host, "" for none."""
+    """Return the environment variable with gRPC's proxy to a host, "" for none."""
     name = next((each for each in PROXIES if each in os.environ), "")
     listed = next((os.environ[each] for each in NO_PROXIES if each in os.environ), "")
     if not os.environ.get(name, "").startswith("http://") or any(

@@ -10,17 +10,16 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from fairbloom.client.capture import Capture, CudaRecorder
 from fairbloom.client.device import choose_device
-from fairbloom.client.linear import linear_step
 from fairbloom.client.local import load_task_and_model
 from fairbloom.client.plan import global_work
 from fairbloom.client.rules.registry import rules_of
 from fairbloom.client.training import measure, outputs_of, train
-from fairbloom.client.work import batch_of, batch_order, count_steps
+from fairbloom.client.work import batch_of, batch_order
 from fairbloom.errors import FairbloomError, failure_reason
 from fairbloom.logs import log
 from fairbloom.protocol.private import SIMULATED
@@ -86,12 +85,6 @@ class Choice:
         return clients
 
 
-# The time of a stacked step, and of a client's part of a round, in steps of a linear classifier:
-# from 9 to 18, and 15 to 25, on processors of different years.
-LINEAR_STEPS_OF_STACKED = 12
-LINEAR_STEPS_OF_CLIENT = 20
-
-
 def choose(settings: RunSettings) -> Choice:
     """Return how a run's clients are computed on this machine.
 
@@ -132,30 +125,9 @@ def choose(settings: RunSettings) -> Choice:
         return stacked("it was asked for")
     if cohort == 1:
         return loop("a round has one client")
-    if not why_not and device.type == "cpu":
-        why_not = why_one_by_one(settings, task, model, cohort)
     if why_not:
         return loop(why_not)
     return stacked("the model can be computed for many clients at once")
-
-
-def why_one_by_one(settings: RunSettings, task: Task, model: nn.Module, cohort: int) -> str:
-    """Return why linear steps one by one take less time than stacked ones, or "".
-
-    It goes by a rule and not by the clock, so that two runs agree.
-    """
-    work = global_work(settings, FIRST_ROUND)
-    arrays: list[Tensor] = [
-        parameter for parameter in model.parameters() if parameter.requires_grad
-    ]
-    if linear_step(model, task, work, arrays, arrays) is None:
-        return ""
-    steps = [count_steps(len(task.splits(name).train), work) for name in task.clients]
-    one_by_one = cohort * (sum(steps) / len(steps) + LINEAR_STEPS_OF_CLIENT)
-    at_once = LINEAR_STEPS_OF_STACKED * max(steps)
-    if one_by_one >= at_once:
-        return ""
-    return f"linear steps one by one take {one_by_one:.0f} units of time, stacked ones {at_once}"
 
 
 def why_unstackable(

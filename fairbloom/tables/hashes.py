@@ -1,4 +1,4 @@
-"""Numbers of rows, by which equal rows are found."""
+"""Numbers of rows: equal rows have the same."""
 
 from collections.abc import Sequence
 

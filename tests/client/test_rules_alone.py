@@ -16,7 +16,6 @@ ROOT = Path(__file__).parents[2]
 # The files that compute clients.
 NAMELESS = (
     "client/gate.py",
-    "client/linear.py",
     "client/local.py",
     "client/local_round.py",
     "client/metrics.py",

@@ -32,7 +32,6 @@ from fairbloom.simulation.choice import Choice, choose
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies import METHODS
-from fairbloom.tasks import load_task
 from tests.federation import KINDS
 from tests.rounds.implementations import (
     CASES,
@@ -258,7 +257,7 @@ def test_a_damaged_engine_json_is_named_and_can_be_deleted(tmp_path: Path) -> No
     ("changes", "engine", "reason"),
     [
         ({"model": "mlp"}, "stacked", "the model can be computed for many clients at once"),
-        ({"model": "logistic"}, "loop", "linear steps one by one take"),
+        ({"model": "logistic"}, "stacked", "the model can be computed for many clients at once"),
         ({"model": "cnn"}, "loop", "convolutions and recurrent layers are slow on the processor"),
         ({"model": "mlp", "fraction": 0.01}, "loop", "a round has one client"),
         ({"model": "mlp", "time_budget": 60.0}, "loop", "does not support time-budget = 60.0"),
@@ -280,25 +279,6 @@ def test_an_unknown_engine_is_refused_with_those_there_are(tmp_path: Path) -> No
         run(folder, engine="stacked", num_rounds=2)
     file.write_text(json.dumps(recorded(folder) | {"engine": "loop"}))
     assert recorded(run(folder, engine="stacked", num_rounds=2))["engine"] == "loop"
-
-
-def test_few_clients_with_a_linear_model_take_steps_one_by_one() -> None:
-    for clients, batch, model, engine in (
-        (2, 10, "logistic", "loop"),
-        (5, 10, "logistic", "loop"),
-        (20, 10, "logistic", "stacked"),
-        (2, 0, "logistic", "stacked"),
-        (100, 0, "logistic", "stacked"),
-        (2, 10, "mlp", "stacked"),
-    ):
-        settings = {"clients": clients, "batch_size": batch, "model": model, "fraction": 1.0}
-        chosen = choose(small("", **settings))
-        assert chosen.engine == engine, settings
-    # A client of very many rows takes its steps alone, whatever the others do.
-    rare = {"clients": 20, "partition": "sizes", "batch_size": 1, "fraction": 1.0}
-    unequal = small("", model="logistic", **rare)
-    steps = [len(load_task(unequal).splits(name).train) for name in load_task(unequal).clients]
-    assert (choose(unequal).engine == "loop") == (max(steps) * 12 > sum(steps) + 20 * len(steps))
 
 
 def test_an_untrainable_model_gets_no_engine() -> None:

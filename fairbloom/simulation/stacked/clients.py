@@ -89,7 +89,7 @@ SUPPORTED = Support(
         *(Rule.before, Rule.report, Rule.start, GradientOffset.shift, Rule.after_step),
         *(Rule.finish, Rule.second_model, Rule.after),
     ),
-    work=fields_of(Kind.LINEAR, Kind.CHAIN, Kind.STEP, Kind.PLAN),
+    work=fields_of(Kind.CHAIN, Kind.STEP, Kind.PLAN),
     metrics=ALL_METRICS,
 )
 

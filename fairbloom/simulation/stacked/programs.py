@@ -43,7 +43,7 @@ class UnstackableError(Exception):
 
 
 # The fields of local work with which a gradient can be added to the weights as it is computed.
-ADDED_AT_ONCE = fields_of(Kind.LINEAR, Kind.CHAIN)
+ADDED_AT_ONCE = fields_of(Kind.CHAIN)
 
 # (outputs, shape (k, b, …)) → the loss of each example, shape (k, b), and the sum of the clients'
 # objectives.
