@@ -131,7 +131,7 @@ def test_a_further_score_is_measured_when_fairness_goes_by_it(
 @pytest.mark.parametrize("name", ["acuracy", "auc", "f1-at-0.50"])
 def test_a_score_that_a_task_lacks_is_refused_with_those_it_has(tmp_path: Path, name: str) -> None:
     with pytest.raises(
-        FairbloomError, match=f"score = '{name}'.*accuracy, loss, calibration-error, brier"
+        FairbloomError, match=f"score = '{name}'.*accuracy, loss, recall, calibration-error, brier"
     ):
         run_digits(tmp_path / "run", score=name)
     assert not (tmp_path / "run").exists()
