@@ -270,63 +270,79 @@ def with_channels_last(model: nn.Module, examples: AnyExamples) -> nn.Module:
     return _in_channels_last(model)
 
 
+# A model that is checked for hidden state sees so many batches before; where that changes its
+# results, so many new models must repeat them without: others draw by themselves.
+BATCHES = 4
+REPEATS = 8
+
+
 def check_hidden_state(model: nn.Module, task: Task, examples: AnyExamples) -> None:
     """Raise ReportableError if a model's results depend on a batch that it has seen before.
 
     Two new models with the arrays of `model` compute the loss and the gradient of the same batch,
-    and its loss in evaluation; one has seen another batch. What it keeps of that would differ
+    and its loss in evaluation; one has seen other batches. What it keeps of them would differ
     from engine to engine and after a resumption, because only the state_dict is loaded. `model` is
     unchanged. Errors of the task or the model are left to training.
     """
     first = slice(0, 4)
-    last = slice(max(0, len(examples) - first.stop), len(examples))
+    before = [slice(max(0, len(examples) - first.stop), len(examples))] * BATCHES
 
     def make() -> nn.Module:
         with all_seeded(0):
-            return task.model().to(examples.device).train()
+            return task.model().to(examples.device)
 
     def compute(made: nn.Module, *places: slice) -> Tensor:
+        made.train()
+        trained = [parameter for parameter in made.parameters() if parameter.requires_grad]
         with all_seeded(0):
             for place in places:
                 seed_all(0)
                 made.load_state_dict(model.state_dict())
                 loss = losses_of(made, task, *examples[place]).mean()
-                gradients = gradients_of(loss, [p for p in made.parameters() if p.requires_grad])
+                gradients = gradients_of(loss, trained)
             results = (loss, losses_of(made.eval(), task, *examples[first]).mean(), *gradients)
-        return torch.cat([each.detach().flatten() for each in results if each is not None])
+        return torch.cat(
+            [
+                (torch.zeros_like(array) if each is None else each.detach()).flatten()
+                for each, array in zip(results, (loss, loss, *trained), strict=True)
+            ]
+        )
+
+    def differs(*places: slice) -> bool:
+        # one new model at a time: it may be large
+        change = compute(make(), *places) - expected
+        return bool(change.norm() > 1e-6 * expected.norm())
 
     try:
-        # one new model at a time: it may be large
-        expected = compute(make(), first)
-        change = (compute(make(), last, first) - expected).norm()
-        # A change of the size of rounding, or of a repetition, says nothing.
-        if (
-            not change > 1e-6 * expected.norm()
-            or not change > 10.0 * (compute(make(), first) - expected).norm()
-        ):
-            return
         fresh = make()
+        if fresh is model:
+            return
+        expected = compute(fresh, first)
+        if not differs(*before, first) or any(differs(first) for _ in range(REPEATS)):
+            return
         used = make()
-        compute(fresh, first)
-        compute(used, last, first)
+        compute(used, *before, first)
     except Exception:  # training reports any error of a user's model
         return
     changed = sorted(_read_hidden(used).items() - _read_hidden(fresh).items())
     kept = ", ".join(repr(name) for name, _ in changed) or "a value"
     raise ReportableError(
         f"the model, {type(model).__name__}, computes another loss or update after it has seen"
-        f" another batch, because it keeps {kept} outside its"
-        " state_dict: make that a tensor of the state_dict (register_buffer)"
+        f" other batches, because it keeps {kept} outside its"
+        " state_dict: make that a tensor of the state_dict (register_buffer), and draw random"
+        " numbers from torch's own generator"
     )
 
 
 def _read_hidden(model: nn.Module) -> dict[str, str]:
-    """Return the numbers and texts in attributes that are not in a model's state_dict."""
+    """Return numbers, texts and generators in attributes that are not in a model's state_dict."""
     return {
         f"{path}.{name}".lstrip("."): str(
             [
                 leaf.tolist() if isinstance(leaf, Tensor) else leaf
-                for leaf in tree_leaves(value)
+                for leaf in tree_leaves(
+                    value.get_state() if isinstance(value, torch.Generator) else value
+                )
                 if isinstance(leaf, Tensor | float | int | str)
             ]
         )

@@ -4,6 +4,7 @@ import copy
 import inspect
 import math
 import traceback
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from itertools import islice
@@ -181,11 +182,12 @@ def remember(model: nn.Module) -> Callable[[], None]:
 
     Frozen parameters are not copied: values that are written into them stay.
     """
+    modes = [(module, module.training) for module in model.modules()]
     containers = [
         (each, copy.copy(each))
-        for module in model.modules()
+        for module, _ in modes
         for each in (vars(module), *vars(module).values())
-        if isinstance(each, dict | list)
+        if type(each) in (dict, OrderedDict, list)
     ]
     tensors = {
         each: (
@@ -198,7 +200,8 @@ def remember(model: nn.Module) -> Callable[[], None]:
         )
         for container, _ in containers
         for each in (container.values() if isinstance(container, dict) else container)
-        if isinstance(each, Tensor) and each.is_leaf
+        # the values of others, sparse ones for example, cannot be compared
+        if isinstance(each, Tensor) and each.is_leaf and _is_plain(each)
     }
 
     @torch.no_grad()
@@ -206,15 +209,23 @@ def remember(model: nn.Module) -> Callable[[], None]:
         for container, contents in containers:
             container.clear()
             (container.update if isinstance(container, dict) else container.extend)(contents)
+        for module, training in modes:  # a scripted one has it elsewhere
+            module.training = training
         for tensor, (data, values, is_trained, gradient) in tensors.items():
             tensor.data = data
             tensor.requires_grad_(is_trained)
             # Another object each time: a cast of the model changes it in place.
             tensor.grad = None if gradient is None else gradient.detach()
-            if not torch.equal(data, values):
+            is_same = (data == values) | ((data != data) & (values != values))  # NaN is NaN
+            if not is_same.all():
                 data.copy_(values)
 
     return restore
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    is_dense = tensor.layout == torch.strided and not tensor.is_nested
+    return is_dense and tensor.device.type != "meta"
 
 
 class ModelSteps:

@@ -47,7 +47,7 @@ def find_proxy(host: str) -> str:
     """Return the environment variable with gRPC's proxy to a host, "" for none."""
     name = next((each for each in PROXIES if each in os.environ), "")
     listed = next((os.environ[each] for each in NO_PROXIES if each in os.environ), "")
-    if not os.environ.get(name, "").startswith("http://") or any(
+    if not os.environ.get(name, "").casefold().startswith("http://") or any(
         _is_among(host, each.strip().lstrip(".")) for each in listed.split(",")
     ):
         return ""

@@ -104,7 +104,7 @@ def join_words(words: Iterable[str]) -> list[str]:
     option = ""
     for word in words:
         if word.startswith("-"):
-            option = word
+            option = word.partition("=")[0]
         elif option == "--runs" != joined[-1]:
             joined.append(option)
         elif option == "--methods" != joined[-1]:

@@ -47,6 +47,11 @@ pinball-loss ppl rmse rmsle root-mean-squared-error root-mean-squared-log-error 
 sparse-categorical-crossentropy wer zero-one-loss
 """
 
+# Scores of which `neg` may say that they are of the negative class.
+OF_A_CLASS = (
+    "accuracy|acc|f1|precision|recall|iou|miou|dice|jaccard|npv|ppv|specificity|sensitivity|tnr|tpr"
+)
+
 # A name that shows its direction, in its normal form.
 KNOWN = re.compile(
     rf"""
@@ -56,8 +61,8 @@ KNOWN = re.compile(
             | (de)?centrali[sz]ed | distributed | federated | global | local | personal | clients?
             | server | final | avg | average | mean | macro | micro | weighted | top\d+
         )-
-        | minus-  # turns it round, as neg does: but neg_recall may be that of the negative class
-        | neg(ated|ative)?-(?!([a-z\d]+-)*(accuracy|acc|f1|precision|recall)(-|$))
+        | minus-  # turns it round, as neg does: but neg_recall may be of the negative class
+        | neg(ated|ative)?-(?!([a-z\d]+-)*({OF_A_CLASS})(-(?!loss)|$))
     )*)
     (
         (?P<gain>{"|".join(GAINS.split())})

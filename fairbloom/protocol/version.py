@@ -16,12 +16,12 @@ from .names import PROTOCOL as KEY
 # or splits data in another way. Do not raise it for an addition that the other side can ignore, or
 # for a new version of Flower. The key of the number, in the config of every message of our
 # ServerApp, never changes, so that a client of any version can read it.
-PROTOCOL = 5
+PROTOCOL = 6
 
 # The format of a run folder, and of the files that a device stores of a run.
 #
 # Raise it by 1 if earlier folders can no longer be continued.
-RUN_FOLDER_FORMAT = 10
+RUN_FOLDER_FORMAT = 11
 
 
 def check_protocol(config: Mapping[str, Any]) -> None:

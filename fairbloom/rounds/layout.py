@@ -176,7 +176,7 @@ class Layout:
                     )
                 continue
             if name not in arrays:
-                return f"array {name!r} is missing{_renamed(name, arrays)}"
+                return f"array {name!r} is missing{_renamed(name, arrays, self.arrays)}"
             if arrays[name].shape != array.shape:
                 return f"array {name!r} has shape {arrays[name].shape}, the model has {array.shape}"
             due = BITS if has_bits and name in self.rounded else array.dtype
@@ -188,10 +188,12 @@ class Layout:
         return None
 
 
-def _renamed(name: str, arrays: Model) -> str:
+def _renamed(name: str, arrays: Model, model: Model) -> str:
     """Return that a wrapper gives the array another name in a reply, with the remedy, or ""."""
     plain = without_wrappers(name)
-    there = next((each for each in arrays if without_wrappers(each) == plain), "")
+    there = next(
+        (each for each in arrays if each not in model and without_wrappers(each) == plain), ""
+    )
     return text_if(
         there,
         f": the reply has {there!r}, because DataParallel, torch.compile and Opacus wrap models"

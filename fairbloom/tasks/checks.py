@@ -43,6 +43,11 @@ def guard_task(
         },
         f"task = {name!r}: it has no clients: name one at least": not task.clients,
         **{
+            f"task = {name!r}: groupings[{by!r}] = {groups!r}: each group needs a name of its own,"
+            " or None without a value": "" in groups or len({*groups}) < len(groups)
+            for by, groups in task.groupings.items()
+        },
+        **{
             f"task = {name!r}: its client {client!r} needs a name that no other client has: a text"
             f" of at most {LONGEST_NAME} printable characters": True
             for client in wrong or [one for one, other in pairwise(task.ascending) if one == other]

@@ -511,6 +511,7 @@ def test_common_options_say_what_their_settings_do(command: str) -> None:
     [
         ("--methods fedavg, fedfv term --seeds 2", "--methods fedavg,fedfv,term --seeds 2"),
         ("--methods fedavg --runs a b --seed 1", "--methods fedavg --runs a --runs b --seed 1"),
+        ("--methods=fedavg fedfv --runs=a b", "--methods=fedavg,fedfv --runs=a --runs b"),
         ("data --out x", "data --out x"),
     ],
 )

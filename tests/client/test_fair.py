@@ -498,10 +498,15 @@ class Noisy(nn.Module):
         self.new = parametrizations.weight_norm(nn.Linear(4, 4))
         self.cache: dict[int, Tensor] = {}
         self.seen: list[int] = []
+        # these are not compared by value
+        self.register_buffer("sparse", torch.eye(2).to_sparse(), persistent=False)
+        self.odd = [torch.empty(1, device="meta"), torch.nested.nested_tensor([torch.ones(1)])]
+        self.gap = torch.tensor(math.nan).expand(3)
+        self.scripted = torch.jit.script(nn.Dropout(0.5))
 
     def forward(self, examples: Tensor) -> Tensor:
         hidden = self.norm(self.x(examples.to(self.x.weight.dtype)[:, None]))
-        hidden = self.new(self.old(self.drop(self.frozen(hidden))))
+        hidden = self.new(self.old(self.scripted(self.drop(self.frozen(hidden)))))
         scale = self.cache.setdefault(4, torch.arange(4.0, dtype=hidden.dtype).cos())
         return (hidden * scale * OUTSIDE[0]).square().mean() * (1 + len(self.seen))
 

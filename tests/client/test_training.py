@@ -503,6 +503,7 @@ def test_a_schedule_multiplies_the_decay() -> None:
 # What a model keeps from one batch to the next ----------------------------------------------------
 
 COUNT = itertools.count(1)
+DRAWS = np.random.default_rng(0)
 
 
 class Keeping(nn.Module):
@@ -561,6 +562,17 @@ def counted(model: Keeping, x: Tensor) -> Tensor:
     return hidden
 
 
+def switched(model: Keeping, x: Tensor) -> Tensor:
+    # Train the layer before from the second batch on.
+    model.kept += 1
+    return plain(model, x) if model.kept > 1 else x
+
+
+def warmed(model: Keeping, x: Tensor) -> Tensor:
+    model.kept += 1
+    return x * (1.0 if model.kept <= 3 else 2.0)
+
+
 def attended(model: Keeping, x: Tensor) -> Tensor:
     model.kept = torch.softmax(x, 1)
     return x * model.kept
@@ -589,8 +601,10 @@ def check_state(make: Callable[[], nn.Module]) -> None:
             lambda: Keeping(
                 lambda model, x: x * torch.rand(16, generator=model.kept), torch.Generator()
             ),
-            "a value",
+            "'kept'",
         ),
+        (lambda: Keeping(switched, 0, nn.Linear(16, 16)), "'kept'"),
+        (lambda: Keeping(warmed, 0), "'kept'"),
     ],
 )
 def test_state_that_changes_a_later_result_is_named(
@@ -618,17 +632,20 @@ def test_state_that_changes_a_later_result_is_named(
         ),
         lambda: Keeping(partial(listed, scale=1e-7), []),
         lambda: Keeping(lambda model, x: x * next(COUNT)),
+        lambda: Keeping(lambda model, x: x * DRAWS.integers(0, 2)),
     ],
 )
 def test_state_that_changes_no_result_may_be_kept(make: Callable[[], nn.Module]) -> None:
     check_state(make)
 
 
-def test_the_check_for_state_changes_no_model_and_draws_nothing() -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_check_for_state_changes_no_model_and_draws_nothing(shared: bool) -> None:
     model = Keeping(plain, [], nn.BatchNorm1d(16))
     before = copy.deepcopy(model.state_dict())
     drawn_before = torch.get_rng_state()
-    check_hidden_state(model, task_of(copy.deepcopy(model)), noise(10))
+    made = model if shared else copy.deepcopy(model)
+    check_hidden_state(model, task_of(made), noise(10))
     assert torch.equal(torch.get_rng_state(), drawn_before)
     assert all(torch.equal(array, before[name]) for name, array in model.state_dict().items())
 

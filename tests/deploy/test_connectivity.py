@@ -29,6 +29,7 @@ ENVIRONMENTS = [
     ({"grpc_proxy": "{}", "https_proxy": "http://127.0.0.1:9"}, "localhost", True),
     ({"https_proxy": "", "http_proxy": "{}"}, "localhost", False),
     ({"https_proxy": "{}/"}, "localhost", True),
+    ({"https_proxy": "{upper}"}, "localhost", True),
     ({"https_proxy": "localhost:9"}, "localhost", False),
     ({"https_proxy": "socks5://127.0.0.1:9", "http_proxy": "{}"}, "localhost", False),
     *(
@@ -166,7 +167,7 @@ def test_a_probe_goes_the_way_of_grpc(
 ) -> None:
     with proxy(b"HTTP/1.1 403 Forbidden\r\n\r\n") as (url, asked):
         for name, value in named.items():
-            monkeypatch.setenv(name, value.format(url))
+            monkeypatch.setenv(name, value.format(url, upper=url.upper()))
         with (
             grpc.secure_channel(f"{host}:1", grpc.ssl_channel_credentials()) as channel,
             suppress(grpc.RpcError),

@@ -15,6 +15,7 @@ from fairbloom.protocol.scores import (
     GAINS,
     LOSS_SCORE,
     LOSSES,
+    OF_A_CLASS,
     SPECIFICITY,
     Score,
     find_direction,
@@ -63,14 +64,11 @@ NEGATIONS = ("neg", "negative", "minus")
 KNOWN = st.sampled_from(sorted([*GAINS.split(), *LOSSES.split()]))
 BEFORE = st.lists(st.sampled_from([*NEUTRAL, *NEGATIONS]))
 
-# After "neg", they may be of the negative class.
-OF_A_CLASS = ("accuracy", "acc", "f1", "precision", "recall")
-
 
 @given(KNOWN, BEFORE, st.sampled_from("-_/. "))
 def test_a_known_name_has_its_direction(known: str, before: Sequence[str], separator: str) -> None:
     name = "-".join([*before, known]).replace("-", separator)
-    if known.endswith(OF_A_CLASS) and {"neg", "negative"}.intersection(before):
+    if known.endswith((*OF_A_CLASS.split("|"),)) and {"neg", "negative"}.intersection(before):
         assert find_direction(name) is None
         return
     is_turned = sum(word in NEGATIONS for word in before) % 2 == 1
@@ -85,7 +83,16 @@ def test_a_direction_is_not_guessed_from_the_end(known: str, before: str) -> Non
 
 @pytest.mark.parametrize(
     "name",
-    ["lossless", "anti_loss", "regained_accuracy", "neg_recall", "loss_gain", "mae_score", ""],
+    [
+        "lossless",
+        "anti_loss",
+        "regained_accuracy",
+        "neg_recall",
+        "neg_iou_macro",
+        "loss_gain",
+        "mae_score",
+        "",
+    ],
 )
 def test_other_names_have_no_direction(name: str) -> None:
     assert find_direction(name) is None

@@ -137,6 +137,8 @@ def test_an_array_that_a_wrapper_renamed_is_found(prefix: str) -> None:
             assert "such as model.module.state_dict()" in reason
     reason = Layout(plain).mismatch({"submodule.body.0.weight": np.zeros(2)})
     assert reason == "array 'body.0.weight' is missing"
+    both = {"module.head": np.zeros(1), "head": np.zeros(1)}
+    assert Layout(both).mismatch({"head": np.zeros(1)}) == "array 'module.head' is missing"
 
 
 def snapshot(sent: Message, reply: Message) -> list[Message]:

@@ -165,9 +165,13 @@ class GroupReport:
         )
 
     def sizes(self, client: str | None = ALL) -> dict[str, float]:
-        """Return the gaps of the first grouping by score, by default over all clients."""
-        grouping = next(iter(self.grouped.groupings))
-        return {gap.score.name: gap.size for gap in self.gaps([client]) if gap.grouping == grouping}
+        """Return gaps by score, by default over all clients: of the classes, or first grouping."""
+        first = next(iter(self.grouped.groupings))
+        return {
+            gap.score.name: gap.size
+            for gap in self.gaps([client])
+            if gap.grouping == (gap.score.by or first)
+        }
 
     def gaps(self, clients: Sequence[str | None] = ()) -> list[Gap]:
         """Return all gaps of clients; by default of ALL, then of each client."""

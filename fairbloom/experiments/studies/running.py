@@ -176,8 +176,7 @@ def check_measures(names: Iterable[str], settings: Settings, option: str) -> Non
         return
     check_data(settings)
     task = load_task(settings)
-    # Without groupings the classes may be the groups.
-    groups = [each.name for each in task.group_scores if (each.by is None) == bool(task.groupings)]
+    groups = [each.name for each in task.group_scores if task.reported_groupings]
     for name in named:
         of_gap = name.startswith(GAP)
         score, client = parse_gap(name) if of_gap else ("", name.removeprefix(CLIENT))

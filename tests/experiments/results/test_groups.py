@@ -147,12 +147,12 @@ def test_a_run_names_the_class_with_the_lowest_recall(tmp_path: Path) -> None:
     named = f"Of the classes that clients report, {worst['group']} has the lowest recall over all"
     assert f"{named} test examples: {worst['recall']:.1f} %." in page_of_run(runs[0]).sentences
     # The lowest class of three seeds, of which two are the same run: class 8; of the last, 9.
-    lows = [report.gaps(ALL)[0].low for report in reports[:3]]
+    lows = [report.gaps([ALL])[0].low for report in reports[:3]]
     assert [*describe_worst_class(reports)] == [
         f"{named} test examples in 3 of 4 seeds: {np.mean(lows):.1f} %."
     ]
     with pytest.raises(FairbloomError, match="between groups needs groups of examples"):
-        api.run("heart-disease", method="fairfed", rounds=1, settings={"scores": "recall"})
+        api.run("digits", method="fairfed", rounds=1, settings={"scores": "recall"})
 
 
 def test_groups_over_all_clients_are_sums(here: Path, subtests: pytest.Subtests) -> None:

@@ -437,7 +437,7 @@ def test_a_config_that_is_cut_off_is_named(there: Path, subtests: pytest.Subtest
 
 
 def test_a_run_folder_is_laid_out_as_format_9(tmp_path: Path) -> None:
-    assert RUN_FOLDER_FORMAT == 10
+    assert RUN_FOLDER_FORMAT == 11
     config = {"task": "digits", "clients": 2, "method": "ditto", "num-rounds": 2, "device": "cpu"}
     simulate(Settings.of({**config, "out": str(tmp_path)}))
     with safe_open(tmp_path / "checkpoint" / "2.safetensors", framework="numpy") as file:
