@@ -147,8 +147,8 @@ def test_an_upgrade_of_the_protocol_costs_no_round(
     older = "this client" if first == "server" else "the server"
     words = f"the server speaks protocol {theirs[0]} and this client {theirs[1]}: upgrade {older}"
     there.wait_for_words(there.clients[CLIENTS[0]], words)
-    status = there.fairbloom("deploy", "status")
-    assert words in " ".join(status.stdout.split())
+    # the server writes its status from time to time
+    wait_until(lambda: words in " ".join(there.fairbloom("deploy", "status").stdout.split()))
     before = len(rounds(out))
     if first == "server":
         connect_all(MISFIT)
