@@ -26,9 +26,9 @@ extras = tomllib.loads(Path("pyproject.toml").read_text())["project"]["optional-
 print(*(line for name in sys.argv[1:] for line in extras[name]), sep="\n")' "$@"
 }
 
-cat requirements.lock locks/{audit,build,client,docs,inventory,server,torch}.lock > "$all"
+cat requirements.lock locks/{audit,build,client,docs,inventory,publish,server,torch}.lock > "$all"
 compile "$@" --output-file "$all" pyproject.toml --extra all --extra client --extra server \
-  --group dev --group docs --group build --group inventory --group audit
+  --group dev --group docs --group build --group inventory --group audit --group publish
 
 printf 'torch\n' | part locks/torch.lock -
 # PyTorch is installed separately, with the libraries that its build needs only on Linux: CUDA.
@@ -37,4 +37,4 @@ apart+=(--no-emit-package=torch)
 part requirements.lock pyproject.toml --extra all --extra client --extra server --group dev --group build "${apart[@]}"
 extras client | part locks/client.lock - "${apart[@]}"
 extras client server | part locks/server.lock - "${apart[@]}"
-for group in docs build inventory audit; do part "locks/$group.lock" --group "$group"; done
+for group in docs build inventory audit publish; do part "locks/$group.lock" --group "$group"; done

@@ -1,0 +1,78 @@
+"""The workflows have the least permissions, pinned actions, and commands that exist."""
+
+import re
+import tomllib
+
+import pytest
+
+from tests.checkout import ROOT
+from tests.workflows import PUBLISHES, WORKFLOWS, run_steps
+
+TARGETS = {*re.findall(r"^([a-z][a-z-]*|\$\(VENV\)/docs):", (ROOT / "Makefile").read_text(), re.M)}
+
+# Commands other than make: what installs the tools of a release, and what writes a patch.
+KNOWN = {
+    "python -m pip install --no-deps --require-hashes --requirement locks/publish.lock",
+    "git diff > locks.patch",
+}
+
+# What a job may do beyond reading the repository.
+WRITES = {
+    ("docs", "deploy"): {"pages", "id-token"},
+    ("release", "testpypi"): {"id-token"},
+    ("release", "pypi"): {"id-token"},
+    ("release", "site"): {"actions"},
+}
+
+
+def made(text: str) -> set[str]:
+    """Return the targets that commands make."""
+    return {
+        target.replace(".venv/", "$(VENV)/")
+        for target in re.findall(r"\bmake ([a-z.][a-z/.-]*)", text)
+    }
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS)
+def test_every_step_is_a_target_or_a_known_command(workflow: str) -> None:
+    """No expression is part of a command: its value could be a command itself."""
+    for _, command in run_steps(workflow):
+        targets = made(command)
+        known = command in KNOWN or bool(PUBLISHES.search(command))
+        assert targets <= TARGETS, command
+        assert (bool(targets), "${{" in command) == (not known, False), command
+
+
+def test_the_checks_are_parts_of_the_local_ones() -> None:
+    """Except the site, which a slow test builds, and new locks, which a person makes."""
+    checks = made("\n".join(command for _, command in run_steps("checks")))
+    assert checks - made((ROOT / ".ci" / "run").read_text()) == {"docs", "lock"}
+
+
+def test_every_action_is_pinned_by_digest_and_tag() -> None:
+    files = (ROOT / ".github" / "workflows").iterdir()
+    used = re.findall(r"uses: *(.+)", "\n".join(file.read_text() for file in files))
+    pins = {re.fullmatch(r"([\w.-]+/[\w.-]+)@[0-9a-f]{40} # v\d+\.\d+\.\d+", use) for use in used}
+    assert None not in pins, used
+    assert len({*used}) == len({pin[1] for pin in pins if pin}) > 5, "one version of each"
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS)
+def test_permissions_are_the_least(workflow: str) -> None:
+    """Of a job that checks the repository out to read it, of others none but those declared."""
+    assert WORKFLOWS[workflow]["permissions"] == {}
+    for name, job in WORKFLOWS[workflow]["jobs"].items():
+        clones = [step["with"] for step in job["steps"] if "/checkout@" in step.get("uses", "")]
+        writes = dict.fromkeys(WRITES.get((workflow, name), ()), "write")
+        assert job["permissions"] == writes | ({"contents": "read"} if clones else {}), name
+        assert all(options["persist-credentials"] is False for options in clones), name
+        assert ("id-token" in writes) == ("environment" in job), name
+        assert job["timeout-minutes"] <= 120, name
+
+
+def test_the_oldest_and_the_newest_python_are_tried() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pythons = re.findall(r":: (3\.\d+)$", "\n".join(project["classifiers"]), re.MULTILINE)
+    matrix = {"os": ["ubuntu-latest", "macos-latest"], "python": [pythons[0], pythons[-1]]}
+    assert WORKFLOWS["checks"]["jobs"]["test"]["strategy"]["matrix"] == matrix
+    assert WORKFLOWS["release"]["jobs"]["try"]["strategy"]["matrix"] == {"python": matrix["python"]}
