@@ -27,39 +27,35 @@ WRITES = {
 
 def made(text: str) -> set[str]:
     """Return the targets that commands make."""
-    return {
-        target.replace(".venv/", "$(VENV)/")
-        for target in re.findall(r"\bmake ([a-z.][a-z/.-]*)", text)
-    }
+    named = re.findall(r"\bmake ([a-z.][a-z/.-]*)", text)
+    return {target.replace(".venv/", "$(VENV)/") for target in named}
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS)
 def test_every_step_is_a_target_or_a_known_command(workflow: str) -> None:
-    """No expression is part of a command: its value could be a command itself."""
     for _, command in run_steps(workflow):
-        targets = made(command)
         known = command in KNOWN or bool(PUBLISHES.search(command))
-        assert targets <= TARGETS, command
-        assert (bool(targets), "${{" in command) == (not known, False), command
+        assert known != bool(made(command)), command
+        assert made(command) <= TARGETS, command
+        assert "${{" not in command, "the value of an expression could be a command itself"
 
 
 def test_the_checks_are_parts_of_the_local_ones() -> None:
-    """Except the site, which a slow test builds, and new locks, which a person makes."""
     checks = made("\n".join(command for _, command in run_steps("checks")))
+    # A slow test builds the site, and a person makes new locks.
     assert checks - made((ROOT / ".ci" / "run").read_text()) == {"docs", "lock"}
 
 
 def test_every_action_is_pinned_by_digest_and_tag() -> None:
-    files = (ROOT / ".github" / "workflows").iterdir()
-    used = re.findall(r"uses: *(.+)", "\n".join(file.read_text() for file in files))
-    pins = {re.fullmatch(r"([\w.-]+/[\w.-]+)@[0-9a-f]{40} # v\d+\.\d+\.\d+", use) for use in used}
+    files = [file.read_text() for file in (ROOT / ".github" / "workflows").iterdir()]
+    used = re.findall(r"uses: *(.+)", "\n".join(files))
+    pins = [re.fullmatch(r"([\w.-]+/[\w.-]+)@[0-9a-f]{40} # v\d+\.\d+\.\d+", use) for use in used]
     assert None not in pins, used
     assert len({*used}) == len({pin[1] for pin in pins if pin}) > 5, "one version of each"
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS)
 def test_permissions_are_the_least(workflow: str) -> None:
-    """Of a job that checks the repository out to read it, of others none but those declared."""
     assert WORKFLOWS[workflow]["permissions"] == {}
     for name, job in WORKFLOWS[workflow]["jobs"].items():
         clones = [step["with"] for step in job["steps"] if "/checkout@" in step.get("uses", "")]

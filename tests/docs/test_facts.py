@@ -26,6 +26,7 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 
 from benchmarks.methods import GIVEN
 from docs.demo import COMMAND, IMAGES, draw
@@ -46,7 +47,9 @@ from .pages import ELSEWHERE, FENCE, PAGES, ROOT, blocks
 from .reader import follow
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-CITATION = (ROOT / "CITATION.cff").read_text()
+CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
+BIBTEX = (ROOT / "docs" / "citation.bib").read_text()
 DATA = ROOT / "docs" / "data"
 MEASURED, RUNS = ((ROOT / "docs" / name).read_text() for name in ("measured.md", "runs.md"))
 OUTSIDE = [*sorted(page.name for page in ROOT.glob("*.md")), "tests/README.md"]
@@ -63,26 +66,25 @@ def test_the_page_of_theorems_names_each_test_once() -> None:
     ) == sorted(re.findall(r"^def (test_\w+)", tests, re.MULTILINE))
 
 
-def test_the_version_is_the_same_everywhere() -> None:
-    (cited,) = re.findall(r"^version: (.+)$", CITATION, re.MULTILINE)
-    (bibtex,) = re.findall(r"version = \{(.+)\}", (ROOT / "docs" / "citation.bib").read_text())
-    assert cited == bibtex == PROJECT["version"]
-    assert PROJECT["version"] in (ROOT / "CHANGELOG.md").read_text()
+def test_version_and_date_of_a_release_are_the_same_everywhere() -> None:
+    ((version, date), *_) = re.findall(r"^## (\S+) \((.+)\)$", CHANGELOG, re.MULTILINE)
+    assert version == CITATION["version"] == PROJECT["version"]
+    assert date == str(CITATION.get("date-released", "unreleased"))
+    assert re.findall(r"version = \{(.+)\}", BIBTEX) == [version]
+    assert re.findall(r"year    = \{(.+)\}", BIBTEX) == [date[:4]] * ("date-released" in CITATION)
+
+
+def test_the_citation_says_of_the_project_what_it_says() -> None:
+    assert "cite the methods that you use" in CITATION["message"]
+    assert CITATION["repository-code"] == CITATION["url"] == PROJECT["urls"]["Source"]
+    assert f"url     = {{{PROJECT['urls']['Source']}}}" in BIBTEX
+    assert CITATION["license"] == PROJECT["license"]
+    assert CITATION["keywords"] == PROJECT["keywords"]
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
 def test_first_pages_say_what_writes_the_generated_ones(page: str) -> None:
     assert "`make docs` writes into" in " ".join((ROOT / page).read_text().split())
-
-
-def test_licence_and_keywords_are_the_projects() -> None:
-    bib = (ROOT / "docs" / "citation.bib").read_text()
-    (released,) = re.findall(r"^date-released: (\d{4})-\d\d-\d\d$", CITATION, re.MULTILINE)
-    assert f"year    = {{{released}}}" in bib
-    assert f"repository-code: {PROJECT['urls']['Source']}\n" in CITATION
-    assert f"url     = {{{PROJECT['urls']['Source']}}}" in bib
-    assert f"license: {PROJECT['license']}\n" in CITATION
-    assert re.findall(r"^  - (?!name)(.+)$", CITATION, re.MULTILINE) == PROJECT["keywords"]
 
 
 def test_the_page_on_the_installation_has_every_extra() -> None:
