@@ -99,6 +99,23 @@ sentence that begins with "a client"."""
 DOI = re.compile(r"\bdoi:(10\.\d{4,9}/[\w.()/-]*\w)")
 """The DOI of a paper in a source."""
 
+PAPER = re.compile(
+    r"(?P<authors>\w+ et al\.|(?:\w+, )*\w+ and \w+), (?P<title>.+?), "
+    r"(?P<venue>[A-Za-z ]+ )?(?P<year>\d{4})\b"
+)
+"""A paper at the beginning of a source: authors, title, venue if it has one, and year."""
+
+BIBTEX = """\
+```bibtex
+@misc{{{name},
+  author = {{{authors}}},
+  title  = {{{{{title}}}}},
+  note   = {{{venue}}},
+  year   = {{{year}}},
+  doi    = {{{doi}}}
+}}
+```"""
+
 PAGE = """\
 # {title}
 
@@ -136,6 +153,8 @@ strategy = {call}
 ## Source
 
 {source}
+
+{bibtex}
 """
 
 TOY = """\
@@ -261,6 +280,7 @@ def page(method: MethodDoc) -> str:
         needs=needs(method),
         figure=figure(method.name, method.title, f"{method.name}.svg"),
         source=source(method),
+        bibtex=bibtex(method),
     )
 
 
@@ -345,6 +365,18 @@ def source(method: MethodDoc) -> str:
         "**Departures**: ": method.departures,
     }
     return "\n\n".join(label + scripts(text) for label, text in notes.items() if text)
+
+
+def bibtex(method: MethodDoc) -> str:
+    """Return the paper of a source in BibTeX, or "" where a title or an identifier is missing."""
+    paper = PAPER.match(method.source)
+    doi = DOI.search(method.source)
+    if not (paper and doi):
+        return ""
+    authors = paper["authors"].replace(" et al.", " and others").replace(", ", " and ")
+    venue = (paper["venue"] or "arXiv").strip()
+    entry = {**paper.groupdict(), "authors": authors, "venue": venue}
+    return BIBTEX.format(name=method.name, doi=doi[1], **entry)
 
 
 def example(method: MethodDoc) -> dict[Parameter, Value]:

@@ -1,7 +1,6 @@
 """The workflows have the least permissions, pinned actions, and commands that exist."""
 
 import re
-import tomllib
 
 import pytest
 
@@ -47,8 +46,11 @@ def test_the_checks_are_parts_of_the_local_ones() -> None:
 
 
 def test_every_action_is_pinned_by_digest_and_tag() -> None:
-    files = [file.read_text() for file in (ROOT / ".github" / "workflows").iterdir()]
-    used = re.findall(r"uses: *(.+)", "\n".join(files))
+    used = [
+        use
+        for file in (ROOT / ".github" / "workflows").iterdir()
+        for use in re.findall(r"uses: *(.+)", file.read_text())
+    ]
     pins = [re.fullmatch(r"([\w.-]+/[\w.-]+)@[0-9a-f]{40} # v\d+\.\d+\.\d+", use) for use in used]
     assert None not in pins, used
     assert len({*used}) == len({pin[1] for pin in pins if pin}) > 5, "one version of each"
@@ -67,8 +69,7 @@ def test_permissions_are_the_least(workflow: str) -> None:
 
 
 def test_the_oldest_and_the_newest_python_are_tried() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    pythons = re.findall(r":: (3\.\d+)$", "\n".join(project["classifiers"]), re.MULTILINE)
+    pythons = re.findall(r'Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text())
     matrix = {"os": ["ubuntu-latest", "macos-latest"], "python": [pythons[0], pythons[-1]]}
     assert WORKFLOWS["checks"]["jobs"]["test"]["strategy"]["matrix"] == matrix
     assert WORKFLOWS["release"]["jobs"]["try"]["strategy"]["matrix"] == {"python": matrix["python"]}

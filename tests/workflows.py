@@ -43,8 +43,8 @@ def main(workflow: str, *chosen: str) -> None:
                 print(f"{job}: left out, as it publishes: {command}", flush=True)
             elif not chosen or job in chosen:
                 print(f"{job}: {command}", flush=True)
-                timed = f"time {{\n{command}\n}}"
-                subprocess.run(["bash", "-e", "-c", timed], cwd=clone, check=True)
+                shell = ["bash", "-e", "-c", f"time {{\n{command}\n}}"]
+                subprocess.run(shell, cwd=clone, check=True)
 
 
 if __name__ == "__main__":

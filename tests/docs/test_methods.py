@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from docs import toy
 from docs.docstrings import describe
-from docs.methods import example, needs, page, scripts
+from docs.methods import bibtex, example, needs, page, scripts
 from fairbloom.cli.main import app
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.api import run as train
@@ -67,6 +67,21 @@ def test_a_docstring_says_all_that_a_page_shows(name: str) -> None:
         return
     (doi,) = re.findall(DOI, method.source)
     assert f"](https://doi.org/{doi})" in scripts(method.source)
+
+
+def test_a_page_has_the_bibtex_of_its_paper() -> None:
+    without = [name for name in METHODS if "```bibtex\n" not in page(describe(name))]
+    assert without == ["eagle", *sorted(CODE_ONLY, reverse=True), "local"], "none has a title"
+    assert bibtex(describe("aaggff")).splitlines()[1:-1] == [
+        "@misc{aaggff,",
+        "  author = {Hahn and Kim and Lee},",
+        "  title  = {{Pursuing Overall Welfare in Federated Learning through Sequential Decision"
+        " Making}},",
+        "  note   = {ICML},",
+        "  year   = {2024},",
+        "  doi    = {10.48550/arXiv.2405.20821}",
+        "}",
+    ]
 
 
 @pytest.mark.parametrize(("name", "method"), METHODS.items())
