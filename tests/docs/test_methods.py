@@ -74,7 +74,9 @@ def test_a_page_has_the_bibtex_of_its_paper() -> None:
     assert {"eagle", "local", *CODE_ONLY} == {
         name for name in METHODS if "```bibtex\n" not in page(describe(name))
     }
-    assert bibtex(describe("aaggff")).splitlines()[1:-1] == [
+    assert [
+        line for name in ("aaggff", "deltafl") for line in bibtex(describe(name)).splitlines()[1:-1]
+    ] == [
         "@misc{aaggff,",
         "  author = {Hahn and Kim and Lee},",
         "  title  = {{Pursuing Overall Welfare in Federated Learning through Sequential Decision"
@@ -82,6 +84,13 @@ def test_a_page_has_the_bibtex_of_its_paper() -> None:
         "  note   = {ICML},",
         "  year   = {2024},",
         "  doi    = {10.48550/arXiv.2405.20821}",
+        "}",
+        "@misc{deltafl,",
+        "  author = {Pillutla and others},",
+        "  title  = {{Federated Learning with Superquantile Aggregation for Heterogeneous Data}},",
+        "  note   = {arXiv},",
+        "  year   = {2021},",
+        "  doi    = {10.48550/arXiv.2112.09429}",
         "}",
     ]
 
