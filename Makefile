@@ -13,7 +13,7 @@ WORKERS ?= 4# more than cores: much of the time, tests wait for servers and clie
 PYTEST := $(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 ANYWHERE := not docker and not federation and not soak and not browser
 .DEFAULT_GOAL := help
-.PHONY: help setup demo settings test test-slow test-federation test-latest-flower test-privacy test-docker test-browser soak lint audit docs site package try-package bench lock digests sbom clean
+.PHONY: help setup demo settings test test-slow test-federation test-latest-flower test-privacy test-docker test-browser soak lint audit docs site package try-package publisher bench lock digests sbom clean
 
 help: ## explain the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -116,6 +116,11 @@ try-package: ## install the wheel of dist/package into an empty environment, as 
 	cd .venv-empty && bin/fairbloom --version
 	cd .venv-empty && bin/fairbloom run --clients 4 --rounds 2 --out run
 
+publisher: ## install into .venv-publisher what signs and uploads a release; it sends nothing
+	$(PYTHON) -m venv .venv-publisher
+	.venv-publisher/bin/python $(INSTALL) --no-deps --require-hashes --requirement locks/publish.lock
+	.venv-publisher/bin/python -m pip check
+
 bench: setup ## measure simulated and deployed rounds against a plain loop and against Flower's own; takes an hour
 	$(BIN)/python -m benchmarks.engines
 	$(BIN)/python -m benchmarks.engines --ray --engines auto --workloads logistic mlp-step mlp-all
@@ -134,5 +139,5 @@ sbom: ## copy the lists of what is in the images, which must be built, to dist/
 		/usr/share/sbom/fairbloom-$$image.cdx.json > dist/fairbloom-$$image.cdx.json || exit 1; done
 
 clean: ## remove virtual environments, runs, caches and all that was built
-	rm -rf $(VENV) .venv-latest .venv-empty .venv-3.* runs dist docs/_build docs/methods .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-latest .venv-empty .venv-publisher .venv-3.* runs dist docs/_build docs/methods .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

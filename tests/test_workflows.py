@@ -9,10 +9,9 @@ from tests.workflows import PUBLISHES, WORKFLOWS, run_steps
 
 TARGETS = {*re.findall(r"^([a-z][a-z-]*|\$\(VENV\)/docs):", (ROOT / "Makefile").read_text(), re.M)}
 
-# Commands other than make: what installs the tools of a release, what publishes, and a patch.
+# Commands other than make: what publishes, and what writes a patch.
 KNOWN = re.compile(
-    r"python -m pip install --no-deps --require-hashes --requirement locks/publish\.lock"
-    rf"|git diff > locks\.patch|(?:python -m )?(?:{PUBLISHES.pattern}) [^;&|]+"
+    rf"git diff > locks\.patch|(?:\.venv-publisher/bin/python -m )?(?:{PUBLISHES.pattern}) [^;&|]+"
 )
 
 # What a job may do beyond reading the repository.
