@@ -38,6 +38,7 @@ demo: setup ## compare four methods on 20 clients, three of them with a camera m
 settings: setup ## write what derives from the code, pyproject.toml's run config: after a new setting, method, task or file
 	$(BIN)/python -m docs.run_config
 	$(BIN)/python -m docs.compatibility
+	$(BIN)/python -m docs.released
 
 test: setup ## run the tests that are not slow; SLOW_WITHIN=20 adds those that can begin within twenty minutes
 	$(PYTEST) $(if $(SLOW_WITHIN),-m "$(ANYWHERE)" --slow-within=$(SLOW_WITHIN))
