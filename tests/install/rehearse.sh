@@ -93,3 +93,16 @@ while read -r requirement; do
   fi
 done < <(sed -n 's/^\([a-z0-9-]*==[0-9.]*\) .*/\1/p' requirements.lock)
 echo "Python 3.$next: no wheel of ${lacking[*]:-nothing}"
+
+# The recipe for conda-forge, rendered without its channels.
+python3 -m venv "$work/conda"
+"$work/conda/bin/pip" install py-rattler-build
+"$work/conda/bin/python" - << 'END'
+from rattler_build import Stage0Recipe, VariantConfig
+
+(rendered,) = Stage0Recipe.from_file("recipe/recipe.yaml").render(
+    VariantConfig.from_yaml("python_min: ['3.11']")
+)
+recipe = rendered.recipe.to_dict()
+print(recipe["package"], len(recipe["requirements"]["run"]), "dependencies")
+END
