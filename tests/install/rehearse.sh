@@ -37,7 +37,8 @@ pythons() { # the oldest and the newest supported Python that can make environme
 try() { # try FORM PYTHON: print a row of the table
   local env=$work/env started=$SECONDS installed found
   "$2" -m venv "$env"
-  "$env/bin/pip" install --no-deps --requirement .venv/torch.txt
+  # The build that is locked here need not be there for another Python: pip chooses one below.
+  "$env/bin/pip" install --no-deps --requirement .venv/torch.txt 2> "$work/log" || true
   "$env/bin/pip" install "${file[$1]}"
   installed=$((SECONDS - started))
   (
