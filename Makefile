@@ -13,7 +13,7 @@ WORKERS ?= 4# more than cores: much of the time, tests wait for servers and clie
 PYTEST := $(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 ANYWHERE := not docker and not federation and not soak and not browser
 .DEFAULT_GOAL := help
-.PHONY: help setup demo settings test test-slow test-federation test-latest-flower test-privacy test-docker test-browser soak lint audit docs site package try-package publisher bench lock digests sbom clean
+.PHONY: help setup demo settings test test-slow test-federation test-latest-flower test-privacy test-docker test-browser soak rehearse lint audit docs site package try-package publisher bench lock digests sbom clean
 
 help: ## explain the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,7 @@ demo: setup ## compare four methods on 20 clients, three of them with a camera m
 settings: setup ## write what derives from the code, pyproject.toml's run config: after a new setting, method, task or file
 	$(BIN)/python -m docs.run_config
 	$(BIN)/python -m docs.compatibility
+	$(BIN)/python -m docs.released
 
 test: setup ## run the tests that are not slow; SLOW_WITHIN=20 adds those that can begin within twenty minutes
 	$(PYTEST) $(if $(SLOW_WITHIN),-m "$(ANYWHERE)" --slow-within=$(SLOW_WITHIN))
@@ -79,6 +80,9 @@ test-browser: setup ## open reports in Chromium, where one is installed: errors,
 
 soak: setup ## let 300 rounds train while one fault follows another: SOAK_ROUNDS, SOAK_SEED
 	$(BIN)/pytest -m soak -s tests/soak
+
+rehearse: setup ## install, try and remove Fairbloom as a stranger does, from each form and Python: ten minutes, 6 GB
+	tests/install/rehearse.sh
 
 lint: setup ## check style, types, the direction of imports and what is known to be unsafe
 	$(BIN)/ruff check .

@@ -8,6 +8,7 @@ from pathlib import Path
 from torchjd import aggregation
 
 from fairbloom.cli.lists import REQUIRED
+from fairbloom.errors import install_command
 from fairbloom.protocol.names import (
     ACCURACY_BEFORE,
     BETWEEN_GROUPS,
@@ -220,7 +221,7 @@ TORCHJD = """\
 
 {explanation}
 
-With `pip install "fairbloom[torchjd]"` each is a method by the name of its class, as in
+With `{install}` each is a method by the name of its class, as in
 `fairbloom run --method torchjd:upgrad`:
 
 {names}
@@ -307,6 +308,7 @@ def of_torchjd() -> str:
         if inspect.isclass(value) and not name.startswith("_") and takes_gram(value)
     )
     return TORCHJD.format(
+        install=install_command("torchjd"),
         explanation=explanation(method),
         names=", ".join(f"`torchjd:{name}`" for name in sorted(names)),
         facts=facts(method),

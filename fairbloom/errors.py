@@ -126,6 +126,22 @@ def failure_reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {error} ({place or innermost_place(error)})"
 
 
+# Whether the package index has Fairbloom under its name: before that, whoever registers the name
+# runs code wherever somebody installs it. `make settings` writes pages by it.
+RELEASED = False
+
+REPOSITORY = "https://github.com/fairbloom/fairbloom"
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs Fairbloom with an extra: "pip install 'fairbloom[excel]'".
+
+    Before the first release it names the repository.
+    """
+    source = "" if RELEASED else f" @ git+{REPOSITORY}"
+    return f"pip install 'fairbloom[{extra}]{source}'"
+
+
 # How many names a message lists; it counts the others.
 MAX_LISTED = 3
 

@@ -1,5 +1,6 @@
 """All methods by name."""
 
+import inspect
 import re
 from collections.abc import Mapping
 
@@ -114,6 +115,16 @@ KNOWN_AS = {_plain(alias): name for name in METHODS for alias in (name, *PUBLISH
 def canonical(name: str) -> str:
     """Return a method's name in settings; our methods may be named as in papers, as q-FFL."""
     return KNOWN_AS.get(_plain(name), name)
+
+
+def source_of(method: type[FairStrategy]) -> str:
+    """Return the paper that a method's docstring names as its source, or ""."""
+    found = re.search(
+        r"^Source: (.+?)(?:\n\n|\n[A-Z][a-z ]+: |\Z)",
+        inspect.getdoc(method) or "",
+        re.MULTILINE | re.DOTALL,
+    )
+    return " ".join(found[1].split()) if found else ""
 
 
 def published_name(name: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from fairbloom.errors import install_command
 from fairbloom.logs import log
 from fairbloom.protocol.streams import generator
 from fairbloom.rounds.method import Cohort, FloatArray
@@ -117,9 +118,7 @@ def by_name(name: str, **options: Unpack[OptionsWithoutPrior]) -> FromTorchJD:
     try:
         from torchjd import aggregation
     except ImportError as error:
-        raise ValueError(
-            f"torchjd:{name} needs TorchJD: pip install 'fairbloom[torchjd]'"
-        ) from error
+        raise ValueError(f"torchjd:{name} needs TorchJD: {install_command('torchjd')}") from error
     classes: dict[str, Callable[..., Any]] = {
         weighting_name(value): value
         for key, value in vars(aggregation).items()
@@ -132,5 +131,5 @@ def by_name(name: str, **options: Unpack[OptionsWithoutPrior]) -> FromTorchJD:
         return FromTorchJD(classes[name](**STARTING_POINTS.get(name, {})), **options)
     except ImportError as error:
         raise ValueError(
-            f"torchjd:{name} needs more: pip install 'fairbloom[torchjd]' ({error})"
+            f"torchjd:{name} needs more: {install_command('torchjd')} ({error})"
         ) from error

@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from fairbloom.protocol.settings import SETTINGS, SettingsError
 from fairbloom.server.settings import default_config, parameters
 from fairbloom.strategies import METHODS, FromTorchJD, canonical, find_method
 from fairbloom.strategies.named import format_value
+from fairbloom.strategies.registry import source_of
 from fairbloom.strategies.torchjd import TORCHJD
 from fairbloom.tasks import TASKS, TaskInfo, find_task
 from fairbloom.text import text_if
@@ -118,14 +118,11 @@ def describe_method(name: str) -> dict[str, Any]:
     method = find_method(name)
     text = inspect.getdoc(method) or ""
     own = () if issubclass(method, FromTorchJD) else parameters_of(method.__name__.lower(), method)
-    source = re.search(
-        r"^Source: (.+?)(?:\n\n|\n[A-Z][a-z ]+: |\Z)", text, re.MULTILINE | re.DOTALL
-    )
     return {
         "name": canonical(name),
         "summary": " ".join(text.partition("\n\n")[0].split()),
         "parameters": [*map(_describe, own)],
-        "source": " ".join(source[1].split()) if source else "",
+        "source": source_of(method),
     }
 
 

@@ -1,7 +1,6 @@
 """Locks on files: one process at a time holds a lock, which its end releases."""
 
 import contextlib
-import fcntl
 import math
 import os
 import re
@@ -12,6 +11,11 @@ from pathlib import Path
 
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log_once
+
+try:
+    import fcntl
+except ImportError as error:
+    raise ImportError("Fairbloom runs on Linux and macOS, and on Windows in WSL") from error
 
 # The pause between two attempts to get a lock that another process holds.
 LOCK_RETRY_SECONDS = 0.5

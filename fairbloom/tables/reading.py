@@ -20,6 +20,7 @@ from zipfile import BadZipFile, ZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from fairbloom.errors import install_command
 from fairbloom.logs import log_once
 from fairbloom.system.files import MARKS
 from fairbloom.system.machine import half_of_memory
@@ -637,7 +638,7 @@ def _read_workbook(path: Path, file: SchemaFile) -> ReadTable:
     """
     if importlib.util.find_spec("python_calamine") is None:
         raise DataError(
-            f"{path} is read by python-calamine: pip install 'fairbloom[excel]'", "no-extra"
+            f"{path} is read by python-calamine: {install_command('excel')}", "no-extra"
         )
     import pyarrow as pa  # imported late: a server reads no tables
     from python_calamine import CalamineError, SheetTypeEnum, SheetVisibleEnum, load_workbook

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fairbloom.errors import install_command
 from fairbloom.protocol.settings import split_names
 from fairbloom.tables import DataError
 from fairbloom.tables.cells import sort_classes
@@ -294,7 +295,7 @@ def _open(file: Path, look: Callable[["Image.Image"], T]) -> T:
         from PIL import Image, ImageOps  # imported late: only the extra `images` installs it
     except ImportError as error:
         raise DataError(
-            f"{file}: images are read by Pillow: pip install 'fairbloom[images]'", "no-extra"
+            f"{file}: images are read by Pillow: {install_command('images')}", "no-extra"
         ) from error
     try:
         with Image.open(file) as image:

@@ -25,7 +25,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.checkout import BESIDE, ROOT
-from tests.docs.pages import PAGES, blocks
 from tests.runtimes.wheel import installed_wheel
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -147,23 +146,6 @@ def test_links_and_pictures_lead_to_files_of_the_repository(built: Path) -> None
     assert {"Source", "Documentation", "Changelog", "Issues"} <= {
         url.partition(",")[0] for url in about.get_all("Project-URL", [])
     }
-
-
-def test_no_page_takes_fairbloom_from_a_package_index() -> None:
-    """Extras may be added to a Fairbloom that is installed."""
-    repository = f"git+{PROJECT['urls']['Source']}"
-    asked = {
-        word
-        for page in PAGES
-        for line in re.findall(r"pip install ([^\n`]+)", (ROOT / page).read_text())
-        for word in shlex.split(line)
-        if "fairbloom" in word
-    }
-    whole = {word for word in asked if not word.startswith("fairbloom[")}
-    assert whole == {repository, "../fairbloom"}
-    assert [block.commands for block in blocks("README.md") if "pip install" in block.text] == [
-        [f"pip install {repository}"]
-    ]
 
 
 # Installed ----------------------------------------------------------------------------------------

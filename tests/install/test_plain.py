@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from fairbloom import load
+from fairbloom.errors import install_command
 from fairbloom.prediction.predictor import load_predictor
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
@@ -111,7 +112,7 @@ def test_a_method_names_the_extra_that_it_needs(plain: dict[str, str], tmp_path:
     )
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
-    assert "pip install 'fairbloom[torchjd]'" in " ".join(done.stderr.replace("│", " ").split())
+    assert install_command("torchjd") in " ".join(done.stderr.replace("│", " ").split())
     assert "torchjd" in PROJECT["optional-dependencies"]
 
 

@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from pyarrow import parquet as arrow_parquet
 
 from fairbloom import tables
+from fairbloom.errors import install_command
 from fairbloom.tables import reading
 from fairbloom.tables.cells import different_cells
 from fairbloom.tables.encoding import read_column
@@ -912,5 +913,5 @@ def test_a_workbook_without_its_package_names_what_to_install(
     path = write(frame_of(), tmp_path / "a.xlsx")
     monkeypatch.setattr(reading.importlib.util, "find_spec", lambda name: None)
     error = refusal(path)
-    assert "pip install 'fairbloom[excel]'" in str(error)
+    assert install_command("excel") in str(error)
     assert error.reportable == REASONS["no-extra"]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import fairbloom
 from fairbloom.client.guard.accepted_settings import SettingRefusedError, accepted_settings
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import FairbloomError, install_command
 from fairbloom.protocol.settings import SettingsError, expand_own_settings
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
@@ -27,7 +27,7 @@ RESNET = "torchvision:resnet18"
 
 def test_without_torchvision_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    with pytest.raises(FairbloomError, match=r"pip install 'fairbloom\[vision\]'"):
+    with pytest.raises(FairbloomError, match=re.escape(install_command("vision"))):
         build(RESNET, (3, 32, 32), 2, 0)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import FairbloomError, install_command
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.settings import Settings
 from fairbloom.tables.schema import ImageSchema, parse_image_schema
@@ -164,7 +164,7 @@ def test_without_pillow_images_name_the_extra_that_brings_it(
 ) -> None:
     images(tmp_path / "a")
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(FairbloomError, match=r"Pillow: pip install 'fairbloom\[images\]'"):
+    with pytest.raises(FairbloomError, match=re.escape(install_command("images"))):
         load(tmp_path)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from fairbloom.strategies import METHODS, canonical
+from fairbloom.strategies.registry import source_of
 from fairbloom.text import join_first, plural, text_if
 
 from ..render.page import Cell, Chart, Charts, Note, Page, Section, Table, slug
@@ -252,8 +254,20 @@ def _methods_section(comparison: Comparison) -> Section:
     )
     # noise would choose the front
     return Section(
-        "methods", "Methods", text_if(not comparison.has_noise, intro), [method_table(comparison)]
+        "methods",
+        "Methods",
+        text_if(not comparison.has_noise, intro),
+        [method_table(comparison), Note(["Cite the methods that you use.", *_papers(comparison)])],
     )
+
+
+def _papers(comparison: Comparison) -> list[str]:
+    """Return the papers of our methods that are compared."""
+    named = dict.fromkeys(
+        canonical(str(runs[0].settings.get("method", ""))) for runs in comparison.runs.values()
+    )
+    ours = [METHODS[name] for name in named if name in METHODS]
+    return [f"{method.__name__}: {source_of(method)}" for method in ours]
 
 
 def method_table(comparison: Comparison) -> Table:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyarrow import parquet
 
-from fairbloom.errors import FairbloomError
+from fairbloom.errors import FairbloomError, install_command
 
 
 def read_columns(path: Path, *names: str) -> Mapping[str, Any]:
@@ -50,7 +50,7 @@ def decode(
         from PIL import Image  # imported late: only the extra `images` installs it
     except ImportError as error:
         raise FairbloomError(
-            f"{path}: images are read by Pillow: pip install 'fairbloom[images]'"
+            f"{path}: images are read by Pillow: {install_command('images')}"
         ) from error
     channels, height, width = shape
     images = np.empty((len(rows), height, width, channels), np.uint8)

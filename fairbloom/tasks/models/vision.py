@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fairbloom.errors import FairbloomError, ReportableError, join_names
+from fairbloom.errors import FairbloomError, ReportableError, install_command, join_names
 
 from ..classifiers import PREFIX, check_classifier
 from .networks import IMAGE, Shape
@@ -76,8 +76,8 @@ def _import_models(model: str) -> Any:
         if error.name != "torchvision":
             raise
         raise ReportableError(
-            f"model = {model!r} needs torchvision: pip install 'fairbloom[vision]', from the same"
-            " index as PyTorch"
+            f"model = {model!r} needs torchvision: {install_command('vision')}, with torchvision"
+            " from the same index as PyTorch"
         ) from error
     except (RuntimeError, ImportError, OSError) as error:
         raise ReportableError(

@@ -36,6 +36,7 @@ from fairbloom.server.run_folder.files import (
     TableFile,
 )
 from fairbloom.strategies import find_method
+from fairbloom.strategies.registry import source_of
 from tests.experiments.made_up import make_comparison, make_run
 from tests.simulation.helpers import table as table_of
 
@@ -232,6 +233,12 @@ def test_curves_are_means_over_the_seeds_within_what_these_span(
             assert (row["value"], row["low"], row["high"]) == pytest.approx(
                 (statistics.fmean(values), min(values), max(values)), rel=1e-4
             )
+
+
+def test_the_papers_of_the_methods_are_named(report: Parsed) -> None:
+    assert "Cite the methods that you use." in report.text
+    for method in map(find_method, METHODS):
+        assert f"{method.__name__}: {source_of(method)}" in report.text
 
 
 def test_the_front_has_the_methods_that_none_beats(report: Parsed) -> None:
