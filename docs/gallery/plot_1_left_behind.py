@@ -15,6 +15,7 @@ run = fairbloom.run(
     rounds=50,
     settings={"digits.rotated-clients": 3},
     out="runs/left-behind",
+    progress=False,
 )
 run.chart()
 

@@ -16,6 +16,7 @@ comparison = fairbloom.compare(
     rounds=50,
     settings={"digits.rotated-clients": 3},
     out="runs/five-methods",
+    progress=False,
 )
 print(comparison.verdict)
 

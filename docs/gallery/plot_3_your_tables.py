@@ -46,6 +46,7 @@ comparison = fairbloom.compare(
     rounds=30,
     fraction=1.0,
     out="runs/hospitals",
+    progress=False,
 )
 print(comparison.verdict)
 

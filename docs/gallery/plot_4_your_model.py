@@ -33,5 +33,11 @@ Path("runs/my_models.py").write_text(MODEL)
 
 sys.path.insert(0, "runs")
 fairbloom.run(
-    "digits", model="my_models:Net", method="fedfv", clients=10, rounds=40, out="runs/my-model"
+    "digits",
+    model="my_models:Net",
+    method="fedfv",
+    clients=10,
+    rounds=40,
+    out="runs/my-model",
+    progress=False,
 ).chart()

@@ -43,6 +43,7 @@ comparison = fairbloom.compare(
     rounds=50,
     settings={"digits.rotated-clients": 3},
     out="runs/worst-half",
+    progress=False,
 )
 print(comparison.verdict)
 
