@@ -143,5 +143,5 @@ sbom: ## copy the lists of what is in the images, which must be built, to dist/
 		/usr/share/sbom/fairbloom-$$image.cdx.json > dist/fairbloom-$$image.cdx.json || exit 1; done
 
 clean: ## remove virtual environments, runs, caches and all that was built
-	rm -rf $(VENV) .venv-latest .venv-empty .venv-publisher .venv-3.* runs dist docs/_build docs/methods .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-latest .venv-empty .venv-publisher .venv-3.* runs dist docs/_build docs/methods docs/examples .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,5 +1,6 @@
 """Configuration of the documentation."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -7,7 +8,7 @@ from sphinx.application import Sphinx
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # this checkout, not an installed package
 
-from docs.source_links import source_link as linkcode_resolve  # noqa: F401 (for sphinx.ext.linkcode)
+from docs.source_links import REPOSITORY, source_link as linkcode_resolve  # noqa: F401 (linkcode)
 from fairbloom import __version__
 from fairbloom.protocol.parameters import parameters_of
 from fairbloom.rounds.method import Method
@@ -22,9 +23,10 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.linkcode",
     "sphinx_copybutton",
+    "sphinx_gallery.gen_gallery",
     "docs.mathml",
 ]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "gallery"]
 smartquotes_action = "De"  # only dashes and dots: "" in a docstring is an empty text
 # `name` in a docstring is code, and a link if it is a name of ours
 default_role = "py:obj"
@@ -32,14 +34,42 @@ default_role = "py:obj"
 html_theme = "furo"
 html_title = "Fairbloom"
 html_math_renderer = "mathml"
+html_favicon = "_static/favicon.svg"
 html_static_path = ["_static"]
 html_css_files = ["fairbloom.css"]
 html_show_copyright = False
 html_show_sphinx = False
 html_copy_source = False
+html_theme_options = {
+    "footer_icons": [
+        {
+            "name": "GitHub",
+            "url": REPOSITORY,
+            "html": Path(__file__).with_name("_static").joinpath("repository.svg").read_text(),
+            "class": "",
+        }
+    ]
+}
 
 myst_enable_extensions = ["attrs_inline", "colon_fence", "dollarmath"]
 myst_heading_anchors = 3
+myst_html_meta = {
+    "description": "Federated learning that leaves no client behind: fair methods for Flower and"
+    " PyTorch, seen client by client",
+    "property=og:title": "Fairbloom",
+    "property=og:image": f"{REPOSITORY}/raw/main/docs/_static/preview.png",
+}
+
+sphinx_gallery_conf = {
+    "examples_dirs": "gallery",
+    "gallery_dirs": "examples",
+    "within_subsection_order": "FileNameSortKey",
+    "image_scrapers": ("docs.charts.save_chart",),
+    "ignore_repr_types": "VegaLite",  # the charts are saved as pictures
+    "abort_on_example_error": True,
+    "write_computation_times": False,
+    "show_signature": False,
+}
 
 copybutton_exclude = ".linenos, .gp, .go"
 # not from outputs
@@ -57,6 +87,11 @@ def write_methods(app: Sphinx) -> None:
     from docs.methods import write
 
     write(Path(app.srcdir) / "methods")
+
+
+def forget_runs(app: Sphinx) -> None:
+    """Delete what the examples of an earlier build have left: a finished run is not repeated."""
+    shutil.rmtree(Path(app.srcdir) / "gallery" / "runs", ignore_errors=True)
 
 
 HELD = "\ue000"
@@ -103,6 +138,7 @@ def say_ranges(
 def setup(app: Sphinx) -> None:
     """Make Sphinx write the pages on the methods first, and connect the docstrings' hooks."""
     app.connect("builder-inited", write_methods)
+    app.connect("builder-inited", forget_runs, priority=100)  # the gallery has 500
     app.connect("autodoc-process-docstring", hold_colons, priority=400)  # napoleon has 500
     app.connect("autodoc-process-docstring", say_ranges, priority=400)
     app.connect("autodoc-process-docstring", keep_signs, priority=600)

@@ -83,9 +83,6 @@ ELSEWHERE = {
     "docs/nodes-device.md#Predict on a device": (
         "deploy/test_guide.py::test_the_tutorial_ends_at_a_prediction_on_a_device"
     ),
-    "docs/measured.md#Few clients": (
-        "docs/test_real_data.py::test_an_own_model_helps_an_unlike_client"
-    ),
     "docs/measured.md#Four hospitals": HOSPITALS,
     "docs/measured.md#Papers' tables": REPRODUCED,
     "docs/publishing.md#An app as a bundle": (
@@ -95,7 +92,6 @@ ELSEWHERE = {
         "test_new.py::test_the_hub_gets_every_file_of_the_app_and_no_run"
     ),
     "docs/schema.md#On real nodes": OWN_DATA,
-    "docs/tutorial.md#Deployed": OWN_DATA,
     "docs/flower.md#The client: two lines change, one is new": QUICKSTART,
     "docs/flower.md#The server: three lines change, two are new": QUICKSTART,
     "docs/flower.md#The method from the run config": (

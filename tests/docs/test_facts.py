@@ -7,13 +7,10 @@ Figures of the pages: the demo draws the first, and all follow dark mode.
 
 The documentation as it is built: without a warning, complete, and readable where there is no
 network.
-
-The notebook runs from data frames to a verdict, a chart and a prediction.
 """
 
 import csv
 import importlib
-import json
 import re
 import shlex
 import subprocess
@@ -22,7 +19,6 @@ import tomllib
 from pathlib import Path
 from pkgutil import resolve_name
 from shutil import copy, copytree, ignore_patterns
-from typing import Any
 
 import pytest
 import typer
@@ -46,6 +42,7 @@ from tests.commands import forked
 
 from .pages import ELSEWHERE, FENCE, PAGES, ROOT, blocks
 from .reader import follow
+from .test_gallery import EXAMPLES
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text())
@@ -320,7 +317,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.importorskip(package, reason="make docs installs Sphinx")
     folder = tmp_path_factory.mktemp("checkout")
     copytree(
-        ROOT / "docs", folder / "docs", ignore=ignore_patterns("_build", "methods", "__pycache__")
+        ROOT / "docs",
+        folder / "docs",
+        ignore=ignore_patterns("_build", "methods", "examples", "runs", "__pycache__"),
     )
     for file in ("CHANGELOG.md", "CITATION.cff", "benchmarks/federations/sources.csv"):
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
@@ -349,6 +348,22 @@ def test_each_method_has_a_page(built: Path, subtests: pytest.Subtests) -> None:
             assert METHODS[name].__name__ in (built / "methods" / f"{name}.html").read_text()
             assert f'href="{name}.html"' in compared
     assert "torchjd:upgrad" in compared
+
+
+@pytest.mark.slow
+def test_each_example_has_a_page_with_a_picture_and_a_notebook(
+    built: Path, subtests: pytest.Subtests
+) -> None:
+    pages = {page.stem for page in (built / "examples").glob("plot_*.html")}
+    assert pages == {example.stem for example in EXAMPLES}
+    for page in pages:
+        with subtests.test(page=page):
+            assert dark_rules() in (built / "_images" / f"sphx_glr_{page}_001.svg").read_text()
+            (notebook,) = (built / "_downloads").rglob(f"{page}.ipynb")
+            assert (
+                f"{notebook.parent.name}/{notebook.name}"
+                in (built / "examples" / f"{page}.html").read_text()
+            )
 
 
 @pytest.mark.slow
@@ -405,32 +420,3 @@ def test_a_command_that_cannot_be_written_is_named() -> None:
         Exception, match=r"The formula '\\\\nonsense x' cannot be written as MathML: .*nonsense"
     ):
         mathml(r"\nonsense x", block=False)
-
-
-CELLS = json.loads((ROOT / "docs" / "frames.ipynb").read_text())["cells"]
-
-
-@pytest.mark.slow
-def test_the_notebook_runs_from_top_to_bottom(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"__name__": "__main__"}
-    shown = []
-    for cell in CELLS:
-        if cell["cell_type"] == "code":
-            *lines, last = "".join(cell["source"]).rsplit("\n", 1)
-            exec("\n".join(lines), names)  # noqa: S102 (a page of ours)
-            shown.append(eval(last, names) if re.match(r"[a-z]+[.\[]", last) else None)  # noqa: S307
-            if shown[-1] is None:
-                exec(last, names)  # noqa: S102
-    assert names["comparison"].verdict.headline.startswith(
-        "FedAvg serves island worst (in 3 of 3 seeds)"
-    )
-    chart, prediction = shown[-2:]
-    assert "image/png" in chart._repr_mimebundle_()
-    assert {"outcome", "predicted_outcome", "probability_ill"} <= {*prediction.columns}
-
-
-def test_the_notebook_has_no_outputs() -> None:
-    assert not any(cell.get("outputs") for cell in CELLS)

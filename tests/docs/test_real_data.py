@@ -23,16 +23,14 @@ from docs.hospitals import picture, served, table
 from docs.reproduced import kept, scores_of, table as table_of_scores
 from docs.which_method import FAMILIES, Ranks, one_a_data_set, read_federations
 from fairbloom import reproduce
-from fairbloom.experiments import api
 from fairbloom.experiments.recipe import count_printed, load_recipe, names
 from fairbloom.strategies import METHODS as REGISTERED
 from fairbloom.tasks import TASKS
 from fairbloom.tasks.models import MODELS
-from tests.commands import forked
 from tests.originals import needs
 
 from .pages import ROOT, Block, blocks
-from .reader import PROGRAMS, Reader, follow
+from .reader import PROGRAMS, Reader
 
 README, MEASURED, DATA_SETS, YOUR_MODEL = (
     (ROOT / name).read_text()
@@ -106,26 +104,6 @@ def test_the_commands_make_the_hospitals_table_and_picture(tmp_path: Path) -> No
     assert [each.losses is None for each in methods] == [False, False, True, False]
     assert len(table(methods)) == 5
     picture(methods).savefig(tmp_path / "picture.png")
-
-
-@pytest.mark.slow
-def test_an_own_model_helps_an_unlike_client(tmp_path: Path) -> None:
-    """The client that is served worst; with two seeds in place of ten."""
-    block = section("docs/measured.md", "Few clients")
-    assert block.text.count("--seeds 10 ") == 2
-    (tmp_path / "page.md").write_text(
-        f"```sh\n{block.text.replace('--seeds 10 ', '--seeds 2 ')}```\n"
-    )
-    done = forked(tmp_path, follow, str(tmp_path / "page.md"))
-    assert done.returncode == 0, done.stderr[-5000:]
-    gains = {}
-    for name in ("alike", "unlike"):
-        values = api.load(tmp_path / "runs" / name).values
-        own, shared = (
-            sum(min(scores.values()) for scores in values[each]) for each in ("Local", "FedAvg")
-        )
-        gains[name] = (own - shared) / len(values["Local"])
-    assert gains["unlike"] > 5.0 > gains["alike"]
 
 
 @pytest.mark.slow
