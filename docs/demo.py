@@ -1,8 +1,8 @@
 """Draw README's figure: `python -m docs.demo` runs the command of `make demo`."""
 
-import os
 import shlex
 import tempfile
+from contextlib import chdir
 from pathlib import Path
 
 from fairbloom.cli.main import app
@@ -26,8 +26,6 @@ def draw(command: str = COMMAND) -> bytes:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
         svg = draw()
-        os.chdir(IMAGES)
     (IMAGES / "demo.svg").write_bytes(svg)
