@@ -97,12 +97,11 @@ NEEDS = {
 """The requirements that a method may have of a client: a word for the table, and the end of a
 sentence that begins with "a client"."""
 
-# Names in papers, which no class can have: the search finds the pages by them.
+# Names in papers, which no class can have, for the index; ! puts a page first in a search.
 PRINTED = {
-    "fedmgdaplus": "FedMGDA+",
-    "mgdaprox": "FedMGDA+",
-    "qfedavg": "q-FFL, q-FedAvg",
-    "qfedsgd": "q-FFL, q-FedSGD",
+    "fedmgdaplus": "! FedMGDA+",
+    "qfedavg": "! q-FFL, ! q-FedAvg",
+    "qfedsgd": "! q-FFL, ! q-FedSGD",
 }
 DOI = re.compile(r"\bdoi:(10\.\d{4,9}/[\w.()/-]*\w)")
 """The DOI of a paper in a source."""
@@ -282,7 +281,7 @@ def page(method: MethodDoc) -> str:
     """Return the page of one method."""
     return PAGE.format(
         title=method.title,
-        printed=PRINTED.get(method.name, method.title),
+        printed=PRINTED.get(method.name, f"! {method.title}"),
         explanation=explanation(method),
         facts=facts(method),
         signature=signature(METHODS[method.name]),

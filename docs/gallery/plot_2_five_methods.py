@@ -21,7 +21,7 @@ comparison = fairbloom.compare(
 print(comparison.verdict)
 
 # %%
-# Each line joins the same client under all methods.
+# Each line is a method, over its clients from the worst served on.
 
 comparison.chart()
 
