@@ -94,8 +94,8 @@ def forget_runs(app: Sphinx) -> None:
     shutil.rmtree(Path(app.srcdir) / "gallery" / "runs", ignore_errors=True)
 
 
+# Stands for a colon while napoleon reads a docstring.
 HELD = "\ue000"
-"""Stands for a colon while napoleon reads a docstring."""
 
 
 def hold_colons(

@@ -11,12 +11,12 @@ from .figures import follow_dark_mode
 
 IMAGES = Path(__file__).parent / "images"
 
+# Twenty clients read digits, three of them with a camera mounted sideways.
 COMMAND = (
     "fairbloom compare --task digits --clients 20 --set partition=iid --set"
     " digits.rotated-clients=3 --methods fedavg,qfedavg,fedmgdaplus,fedfv --seeds 10 --rounds 50"
     " --set evaluate-every=10 --out runs/demo"
 )
-"""Twenty clients read digits, three of them with a camera mounted sideways."""
 
 
 def draw(command: str = COMMAND) -> bytes:

@@ -10,10 +10,11 @@ from matplotlib.figure import Figure
 
 from fairbloom.experiments.render.theme import COLOURS
 
+# The colours of lines and letters, and of the background.
 INK = "#1f2328"
 PAPER = "#ffffff"
-"""The colours of lines and letters, and of the background."""
 
+# Replacements of colours on a dark page, in lower case; other colours are visible on both.
 DARK = {
     **dict(COLOURS.values()),
     INK: "#e6e6e6",
@@ -27,7 +28,6 @@ DARK = {
     "#cccccc": "#555555",
     "#d3d3d3": "#4a4a4a",
 }
-"""Replacements of colours on a dark page, in lower case; other colours are visible on both."""
 
 STYLE = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor"), INK),

@@ -4,7 +4,6 @@
 the name on the package index; afterwards the index is.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from fairbloom.errors import RELEASED, REPOSITORY
@@ -37,11 +36,12 @@ WORDS = [
 ]
 
 
-def files() -> Iterator[Path]:
-    """Yield the files that say how Fairbloom is installed."""
-    yield ROOT / "README.md"
-    yield ROOT / "fairbloom" / "scaffold" / "template" / "pyproject.toml"
-    yield from sorted((ROOT / "docs").glob("*.md"))
+# The files that say how Fairbloom is installed.
+FILES = [
+    ROOT / "README.md",
+    ROOT / "fairbloom" / "scaffold" / "template" / "pyproject.toml",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 
 
 def say(text: str, *, released: bool) -> str:
@@ -52,7 +52,7 @@ def say(text: str, *, released: bool) -> str:
 
 
 if __name__ == "__main__":
-    for file in files():
+    for file in FILES:
         written = file.read_text()
         if (said := say(written, released=RELEASED)) != written:
             file.write_text(said)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.released import RELEASED, WORDS, files, say
+from docs.released import FILES, RELEASED, WORDS, say
 from fairbloom.errors import REPOSITORY, install_command
 
 from .pages import ROOT
@@ -20,11 +20,11 @@ BY_NAME = re.compile(r"""pip install ["'`]?fairbloom\b(?!\S* @)|"fairbloom>=""")
 
 
 def test_every_file_says_what_the_value_says() -> None:
-    for file in files():
+    for file in FILES:
         written = file.read_text()
         assert say(written, released=RELEASED) == written, file
         assert say(say(written, released=True), released=False) == written, file
-    assert all(any(words in file.read_text() for file in files()) for words, _ in WORDS)
+    assert all(any(words in file.read_text() for file in FILES) for words, _ in WORDS)
 
 
 @pytest.mark.parametrize("released", [False, True])
@@ -32,7 +32,7 @@ def test_the_name_alone_is_installed_once_it_is_ours(
     released: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fairbloom.errors.RELEASED", released)
-    texts = [say(file.read_text(), released=released) for file in files()]
+    texts = [say(file.read_text(), released=released) for file in FILES]
     texts.append(install_command("excel"))
     assert any(map(BY_NAME.search, texts)) == released
     assert any(f"git+{REPOSITORY}" in text for text in texts) != released
