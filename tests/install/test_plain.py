@@ -196,13 +196,14 @@ def test_a_device_predicts_from_its_state_folder(
     run = simulate(Settings.of({**settings, "out": str(tmp_path / "run")}))
     new = write_hospital(tmp_path / "new.csv", 40, 7)
     copy_to_device(load(run), "h1", state)
-    for model, by in (("last", " by the model of round 2 of 2"), ("personal", "")):
+    trial = "the model of round 2 of a trial, not released"
+    for model, by in (("last", ""), ("personal", "the client's own beside ")):
         with subtests.test(model=model, by=by):
             there = tmp_path / f"there-{model}.csv"
             expected = tmp_path / f"here-{model}.csv"
             done = predict(device, state, new, "--out", there, "--model", model)
             assert done.returncode == 0, done.stderr
-            assert done.stdout == f"40 predictions{by}: {there}\n"
+            assert done.stdout == f"40 predictions by {by}{trial}: {there}\n"
             load_predictor(run, client="h1", model=model).predict_file(new, expected)
             assert there.read_bytes() == expected.read_bytes()
 
