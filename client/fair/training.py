@@ -216,8 +216,11 @@ def remember(model: nn.Module) -> Callable[[], None]:
             tensor.requires_grad_(is_trained)
             # Another object each time: a cast of the model changes it in place.
             tensor.grad = None if gradient is None else gradient.detach()
-            is_same = (data == values) | ((data != data) & (values != values))  # NaN is NaN
-            if not is_same.all():
+            # NaN is NaN; most are equal, which is seen in one pass
+            is_same = torch.equal(data, values) or bool(
+                ((data == values) | ((data != data) & (values != values))).all()
+            )
+            if not is_same:
                 data.copy_(values)
 
     return restore
