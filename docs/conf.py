@@ -8,8 +8,9 @@ from sphinx.application import Sphinx
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # this checkout, not an installed package
 
-from docs.source_links import REPOSITORY, source_link as linkcode_resolve  # noqa: F401 (linkcode)
+from docs.source_links import source_link as linkcode_resolve  # noqa: F401 (linkcode)
 from fairbloom import __version__
+from fairbloom.errors import REPOSITORY
 from fairbloom.protocol.parameters import parameters_of
 from fairbloom.rounds.method import Method
 from fairbloom.rounds.options import OPTIONS, Options

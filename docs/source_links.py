@@ -2,13 +2,12 @@
 
 import inspect
 import pkgutil
-import tomllib
 from pathlib import Path
 
 import fairbloom
+from fairbloom.errors import REPOSITORY
 
 ROOT = Path(fairbloom.__file__).resolve().parents[1]
-REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Source"]
 
 
 def source_link(domain: str, info: dict[str, str]) -> str | None:

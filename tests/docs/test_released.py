@@ -14,12 +14,14 @@ from docs.released import FILES, RELEASED, WORDS, say
 from fairbloom.errors import REPOSITORY, install_command
 
 from .pages import ROOT
+from .test_facts import PROJECT
 
 # An installation by the name alone, as from an index.
 BY_NAME = re.compile(r"""pip install ["'`]?fairbloom\b(?!\S* @)|"fairbloom>=""")
 
 
 def test_every_file_says_what_the_value_says() -> None:
+    assert PROJECT["urls"]["Source"] == REPOSITORY
     for file in FILES:
         written = file.read_text()
         assert say(written, released=RELEASED) == written, file
