@@ -143,7 +143,8 @@ def test_no_row_is_ever_on_another_side(
         try:
             parts, _ = deal(folder, rows)
         except FairbloomError:
-            assert held.keys() >= {*rows}  # no new one could fill the part
+            # no new one could fill the part: each is all that another part has
+            assert len({*rows} - held.keys()) < 3
             continue
         assert Counter(chain(*parts)) == Counter(rows)
         assert all(parts)
