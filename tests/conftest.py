@@ -2,6 +2,7 @@ from . import environment  # noqa: F401, I001 (before all else, which reads it)
 
 import gc
 import logging
+import random
 import sys
 import time
 import warnings
@@ -31,6 +32,11 @@ settings.load_profile("repeatable")
 
 BEGUN = time.monotonic()
 
+# The secrets of state folders, on which the sides of rows and their order depend: in this process a
+# test draws the same ones in each run.
+SECRETS = random.Random()
+versions.token_bytes = SECRETS.randbytes
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -44,15 +50,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="cuda",
         help="compute the tests with the marker gpu on this device",
     )
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_secret() -> Iterator[None]:
-    """Let each state folder that is made in this process have the same secret, so that what depends
-    on it, the sides of rows and their order among others, repeats."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(versions, "token_bytes", lambda size: bytes(range(size)))
-        yield
 
 
 @pytest.fixture
@@ -99,6 +96,7 @@ def place_of(own: list[pytest.Item]) -> tuple[bool, bool, int]:
 
 @pytest.hookimpl(tryfirst=True)  # before any fixture is set up
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    SECRETS.seed(item.nodeid)
     minutes = item.config.getoption("--slow-within")
     if minutes is not None and is_slow(item) and time.monotonic() - BEGUN > 60 * minutes:
         pytest.skip(f"{minutes:g} minutes were over before this slow test; make test-slow runs it")
