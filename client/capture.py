@@ -21,6 +21,7 @@ from fairbloom.errors import failure_reason
 from fairbloom.tasks.inputs import Inputs, map_inputs, names_of, tensors_of
 from fairbloom.tasks.optimizers import OF_PYTORCH, SGD
 
+from .dropout import make_draws
 from .generators import generators_of, restore_states
 from .work import STEP_FIELDS, LocalWork, unchanged
 
@@ -154,6 +155,7 @@ class FixedStep(StepKind):
         rate: Tensor | None = None,
     ) -> None:
         super().__init__(model, rate)
+        self.draws = make_draws(1, parameters[0].device)
         self._parameters = parameters
         self.optimizer = work.make_optimizer(parameters)
         self.velocity = [
@@ -164,8 +166,9 @@ class FixedStep(StepKind):
         self.received = [torch.empty_like(parameter) for parameter in parameters if work.pull > 0.0]
 
     @torch.no_grad()
-    def begin(self, pulled_to: Sequence[Tensor], rate: float) -> None:
-        """Prepare the first step of a client."""
+    def begin(self, pulled_to: Sequence[Tensor], rate: float, seed: int) -> None:
+        """Prepare the first step of a client, whose dropout draws by the seed."""
+        self.draws.begin([seed])
         for kept, array in zip(self.received, pulled_to, strict=False):
             kept.copy_(array)
         for tensor in (*self.velocity, *states_of(self.optimizer)):
@@ -173,8 +176,9 @@ class FixedStep(StepKind):
         self.set_rate(rate)
 
     def changing(self) -> list[Tensor]:
-        """Return parameters, buffers, velocity and the optimizer's tensors."""
+        """Return parameters, buffers, velocity, the optimizer's tensors and those of dropout."""
         return [
+            *self.draws.states(),
             *self._parameters,
             *self.model.buffers(),
             *self.velocity,
@@ -247,10 +251,12 @@ class Capture:
         names: Hashable,
         batch: list[Tensor],
         step: Callable[[Sequence[Tensor]], T],
+        times: int = 1,
     ) -> T:
         """Take a step with a batch of tensors of these names, by its graph if it has one.
 
-        That may be the graph of another client, for which `step` computed the same.
+        That may be the graph of another client, for which `step` computed the same. `step` may
+        take several steps, `times`.
         """
         shape = (names, *((each.shape, each.dtype) for each in batch))
         if shape in kind.graphs:
@@ -258,10 +264,11 @@ class Capture:
             torch._foreach_copy_(buffers, batch)
             result: T = replay()
             return result
-        kind.steps[shape] += 1
+        taken = kind.steps[shape]
+        kind.steps[shape] += times
         if self._failure or len(kind.graphs) == MAX_GRAPHS:
             return step(batch)
-        if kind.steps[shape] <= WARM_UPS:
+        if taken < WARM_UPS:
             return self._watch(kind, lambda: step(batch))
         return self._record(kind, shape, batch, step)
 

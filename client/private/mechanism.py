@@ -194,7 +194,7 @@ class Training:
         sizes = [parameter.numel() for parameter in parameters]
         started = self._started
         fixed = FixedStep(self._client.model.train(), parameters, work)
-        fixed.begin(parameters, work.learning_rate)
+        fixed.begin(parameters, work.learning_rate, work.draws)
         with seeded(work.draws, torch.device("cpu")):
             for step in range(1, self._steps + 1):
                 rows.load(parameters)

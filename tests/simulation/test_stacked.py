@@ -5,9 +5,11 @@ round.
 """
 
 import logging
+from collections import Counter
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -15,8 +17,11 @@ import torch
 from hypothesis import given, settings, strategies as st
 from safetensors.numpy import load_file
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fairbloom
+from fairbloom.client.capture import Capture
+from fairbloom.client.dropout import Draws, Drop
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
@@ -24,20 +29,21 @@ from fairbloom.server.settings import Settings
 from fairbloom.simulation.choice import choose
 from fairbloom.simulation.clients import LocalClients
 from fairbloom.simulation.run import simulate
-from fairbloom.simulation.stacked import programs
 from fairbloom.simulation.stacked.blocks import MAX_PADDING, StackedClient, divide_into_blocks
 from fairbloom.simulation.stacked.clients import StackedClients
-from fairbloom.simulation.stacked.dropout import Drop, draw_masks
 from fairbloom.simulation.stacked.programs import Chain, Mapped, UnstackableError, make_program
 from fairbloom.strategies import FedAvg
 from fairbloom.tasks import Examples, load_task
 from fairbloom.tasks.models import frozen_parameters
 from fairbloom.tasks.pooled import join
 from tests.client import nets
+from tests.client.test_capture import PlainRecorder
 from tests.rounds.implementations import assert_same_replies
 
 from .helpers import model_of, rounds, run, small, without_seconds
 from .several import of_lines
+
+T = TypeVar("T")
 
 PLAIN: dict[str, Any] = {
     **{
@@ -127,7 +133,11 @@ DROPPED = "tests.simulation.test_stacked:Dropped"
         {"augment": "crop-flip", "batch-size": 0, "local-epochs": 2},
     ],
 )
-def test_clients_draw_together_as_each_does_by_itself(changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize("counted", [(), ("cpu",)], ids=["generators", "counted"])
+def test_clients_draw_together_as_each_does_by_itself(
+    changes: dict[str, Any], counted: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairbloom.client.dropout.COUNTED", counted)
     loop, together, model = both(config_of(**changes))
     names = loop.online(1)
     assert_same_replies(
@@ -146,22 +156,82 @@ def test_masks_do_not_depend_on_the_size_of_a_block() -> None:
 
 
 def test_clients_of_other_seeds_draw_other_masks() -> None:
-    generators = [torch.Generator().manual_seed(seed) for seed in (1, 1, 2)]
-    (mask,) = draw_masks([Drop((1, 50), torch.float32, 0.5)], generators, [3, 3, 2])
+    draws = Draws(3, torch.device("cpu"))
+    draws.begin([1, 1, 2])
+    (mask,) = draws.masks([Drop((1, 50), torch.float32, 0.5)], [3, 3, 2])
     assert torch.equal(mask[0], mask[1])
     assert not torch.equal(mask[0, :2], mask[2, :2])
     assert set(mask.flatten().tolist()) == {0.0, 2.0}
     assert not mask[2, 2].any()
 
 
+class Operations(TorchDispatchMode):
+    """Counts the operations that the processor launches; those of a graph count as one."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # PyTorch's own
+        self.launched = Counter[str]()
+        self.in_graph = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.launched[func.overloadpacket.__name__] += not self.in_graph
+        return func(*args, **kwargs or {})
+
+
+class Graphs(PlainRecorder):
+    """Graphs whose replay is one operation."""
+
+    def __init__(self, operations: Operations) -> None:
+        super().__init__()
+        self._operations = operations
+
+    def record(self, step: Callable[[], T]) -> Callable[[], T]:
+        replay = super().record(step)
+
+        def one() -> T:
+            self._operations.launched["graph"] += 1
+            self._operations.in_graph = True
+            result = replay()
+            self._operations.in_graph = False
+            return result
+
+        return one
+
+
+def launched_in_a_round(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Counter[str]:
+    """Return the operations of the sixth round of clients that train together."""
+    monkeypatch.setattr("fairbloom.client.dropout.COUNTED", ("cpu",))
+    monkeypatch.setattr("fairbloom.simulation.stacked.arrays.COUNTED", ("cpu",))
+    _, together, model = both(config_of(partition="iid", clients=5, **changes))
+    operations = Operations()
+    together.capture = Capture(Graphs(operations))
+    for number in range(1, 7):
+        operations.launched.clear()
+        with operations:
+            together.train(together.online(1), model, Terms(server_round=number))
+    return operations.launched
+
+
+@pytest.mark.parametrize("model", ["mlp", DROPPED])
+def test_a_round_is_a_graph_and_few_operations(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many steps it has, with dropout and without."""
+    few, many = (
+        launched_in_a_round(monkeypatch, model=model, **{"batch-size": size}) for size in (128, 16)
+    )
+    for launched in (few, many):
+        assert 1 <= launched["graph"] == launched["_foreach_copy_"] <= 2  # the rest of an epoch
+        assert launched.total() < 200
+    assert many.total() < 1.2 * few.total()
+
+
 def test_auto_stacks_dropout_only_if_it_draws_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(model="tests.nets:Dropping", fraction=1.0)
-    assert choose(RunSettings.of(config)).engine == "stacked"
+    for counted in (("cpu",), ()):
+        monkeypatch.setattr("fairbloom.client.dropout.COUNTED", counted)
+        assert choose(RunSettings.of(config)).engine == "stacked"
 
-    def draw_others(drops: Any, generators: Any, sizes: Any) -> list[Tensor]:
-        return [1.0 + mask for mask in draw_masks(drops, generators, sizes)]
-
-    monkeypatch.setattr(programs, "draw_masks", draw_others)
+    masks = Draws.masks
+    monkeypatch.setattr(Draws, "masks", lambda *of: [1.0 + mask for mask in masks(*of)])
     taken = choose(RunSettings.of(config))
     assert taken.engine != "stacked"
     assert "draw other numbers for dropout" in taken.reason

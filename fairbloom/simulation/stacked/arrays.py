@@ -1,16 +1,23 @@
 """The arrays of a block of clients that train together."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from fairbloom.client.capture import Capture, StepKind, find_unsupported, key_of, make_rate
+from fairbloom.client.dropout import COUNTED, make_draws
 from fairbloom.client.work import LocalWork
 from fairbloom.tasks.optimizers import SGD
+from fairbloom.text import text_if
 
+from .blocks import Stretch
 from .optimizers import RowOptimizer
 from .programs import Chain, Program, StepArrays
+
+# Shapes of stretches that are recorded as they come. Where cohorts or clients differ more, each
+# length would have a graph of its own.
+FEW_SHAPES = 8
 
 
 class BlockArrays(StepKind):
@@ -26,6 +33,8 @@ class BlockArrays(StepKind):
         rate: Tensor | None = None,
     ) -> None:
         super().__init__(program.model, rate)
+        self._program = program
+        self.draws = make_draws(len(weights[0]), weights[0].device)
         self.weights = weights
         self.anchor = anchor
         self.shift = shift
@@ -40,7 +49,7 @@ class BlockArrays(StepKind):
         shift: Sequence[Tensor],
         rate: float,
     ) -> list[Tensor]:
-        """Prepare the first step of a block; return the weights that its steps change."""
+        """Prepare the first step of a recorded block; return the weights that its steps change."""
         for array, given in zip(
             (*self.weights, *self.anchor, *self.shift), (*weights, *anchor, *shift), strict=True
         ):
@@ -50,21 +59,32 @@ class BlockArrays(StepKind):
         self.set_rate(rate)
         return [array[: len(weights[0])] for array in self.weights]
 
-    def of_first(self, count: int, masks: Sequence[Tensor]) -> StepArrays:
-        """Return the arrays of the first clients, which still train."""
+    def of_first(self, sizes: Sequence[int]) -> StepArrays:
+        """Return the arrays of the first clients, which still train, on so many examples each."""
+        count = len(sizes)
         return StepArrays(
             [array[:count] for array in self.weights],
             [array[:count] for array in self.velocity],
             [array[:count] for array in self.anchor],
             self.optimizer,
             [array[:count] for array in self.shift],
-            masks,
+            self.draws.masks(self._program.drops, sizes),
             self.rate,
         )
 
+    def divide(self, stretch: Stretch) -> Iterable[Stretch]:
+        """Return a stretch whole, or after FEW_SHAPES of them in parts of few lengths.
+
+        A kind of step may be that of one round only, with its learning rate: it begins step by
+        step, so that the round's later steps are recorded ones.
+        """
+        if not self.graphs:
+            return stretch.singles()
+        return [stretch] if len(self.steps) < FEW_SHAPES else stretch.powers()
+
     def changing(self) -> list[Tensor]:
-        """Return weights, velocity and the optimizer's tensors."""
-        return [*self.weights, *self._states()]
+        """Return weights, velocity, the optimizer's tensors and those of dropout."""
+        return [*self.weights, *self._states(), *self.draws.states()]
 
     def _states(self) -> list[Tensor]:
         return [*self.velocity, *([] if self.optimizer is None else self.optimizer.states())]
@@ -104,4 +124,9 @@ def find_recorded(
             made.optimizer.prepare_recording()
         return made
 
-    return capture.find_kind(key, make, lambda: find_unsupported(program.model, work))
+    def why_not() -> str:
+        counted = not program.drops or weights[0].device.type in COUNTED
+        drawn = "dropout draws from generators of the processor"
+        return find_unsupported(program.model, work) or text_if(not counted, drawn)
+
+    return capture.find_kind(key, make, why_not)

@@ -1,8 +1,8 @@
 """The blocks of stacked clients, and the examples of each of their steps."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, chain, groupby, islice, repeat
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -15,10 +15,16 @@ from fairbloom.client.augmentation import DRAWS, augmentation_stream, change_tog
 from fairbloom.client.local import LocalClient
 from fairbloom.client.work import LocalWork, batch_sizes, batches, count_steps
 from fairbloom.tasks import Examples
-from fairbloom.tasks.inputs import Inputs, count_bytes, map_inputs, move, tensors_of
+from fairbloom.tasks.inputs import Inputs, count_bytes, map_inputs, move, names_of, tensors_of
 from fairbloom.tasks.pooled import join_tensors
 
 from .programs import in_tensors
+
+# Most steps of a stretch, which one graph may take.
+MOST_STEPS = 32
+
+# Most steps of a stretch.
+MOST_STEPS = 32
 
 # Largest ratio of a block's examples with padding (up to the longest batch) to those without.
 MAX_PADDING = 1.5
@@ -117,6 +123,58 @@ class StepBatch:
         )
 
 
+@dataclass(frozen=True)
+class Stretch:
+    """Steps of k clients on batches of equal sizes, one after the other, which one graph may take.
+
+    Each step takes `batch`. With `places`, shape (times, k, b), the inputs and targets of `batch`
+    are those of all clients, of which step i takes places[i].
+    """
+
+    batch: StepBatch
+    times: int = 1
+    places: Tensor | None = None
+
+    @property
+    def key(self) -> Hashable:
+        """What steps of equal shapes, which differ in their `tensors`, have in common."""
+        padded = self.batch.counts is not None
+        if self.places is None:
+            return names_of(self.batch.inputs), padded, self.times
+        # A tensor is a key as an object, and the key keeps it alive.
+        return *tensors_of(self.batch.inputs), self.batch.targets, padded, self.times
+
+    def tensors(self) -> list[Tensor]:
+        """Return what the steps are made of: the batch, or the places, and `counts` if padded."""
+        if self.places is None:
+            return self.batch.tensors()
+        return [self.places] if self.batch.counts is None else [self.places, self.batch.counts]
+
+    def steps(self, tensors: Sequence[Tensor]) -> Iterator[StepBatch]:
+        """Return the steps that are made of such tensors."""
+        if self.places is None:
+            return repeat(self.batch.of_tensors(iter(tensors)), self.times)
+        places, *counts = tensors
+        stored = Examples(self.batch.inputs, self.batch.targets)
+        return (
+            StepBatch(*take_rows(stored, each), self.batch.sizes, *(counts or [None]))
+            for each in places
+        )
+
+    def singles(self) -> "Iterator[Stretch]":
+        """Return each step as a stretch of its own."""
+        return map(Stretch, self.steps(self.tensors()))
+
+    def powers(self) -> "Iterator[Stretch]":
+        """Yield the steps in stretches of 2, 4, 8, … steps: all stretches have few such lengths."""
+        done = 0
+        while left := self.times - done:
+            several = 2 ** (left.bit_length() - 1)
+            places = None if self.places is None else self.places[done : done + several]
+            yield replace(self, times=several, places=places)
+            done += several
+
+
 def divide_into_blocks(
     members: Sequence[StackedClient], most: int
 ) -> Iterator[list[StackedClient]]:
@@ -155,7 +213,7 @@ def takes_all(block: Sequence[StackedClient]) -> bool:
 def minibatches(
     block: Sequence[StackedClient],
     batch_order: Callable[[StackedClient], np.random.Generator],
-) -> Iterator[StepBatch]:
+) -> Iterator[Stretch]:
     """Yield the steps of a block, each with the first clients, which still train."""
     parts = examples_of(block)
     joined = join_tensors(parts)
@@ -163,28 +221,33 @@ def minibatches(
     orders = [
         batches(member.size, replace(member.work, random=batch_order(member))) for member in block
     ]
-    yield from (
-        pad_step(joined, starts[:training], [*map(next, orders[:training])])
-        for training in count_training(block)
-    )
+    steps = ([*map(next, orders[:training])] for training in count_training(block))
+    for _, equal in groupby(steps, key=lambda chosen: [*map(len, chosen)]):
+        while several := [*islice(equal, MOST_STEPS)]:
+            stretch = gather(joined, starts, several)
+            # A graph gathers from tensors on its device that the next rounds have, too.
+            kept = joined.rows is not None and joined.streamed_to is None
+            yield from [stretch] if kept else stretch.singles()
 
 
-def repeat_step(step: StepBatch, block: Sequence[StackedClient]) -> Iterator[StepBatch]:
-    """Return a step that takes all examples, once for each step of the block's clients."""
-    return (step.first(training) for training in count_training(block))
+def repeat_step(step: StepBatch, block: Sequence[StackedClient]) -> Iterator[Stretch]:
+    """Yield a step that takes all examples, once for each step of the block's clients."""
+    for training, equal in groupby(count_training(block)):
+        while several := len([*islice(equal, MOST_STEPS)]):
+            yield Stretch(step.first(training), several)
 
 
 def augment_steps(
-    steps: Iterable[StepBatch], name: str, seeds: Sequence[int]
-) -> Iterator[StepBatch]:
+    stretches: Iterable[Stretch], name: str, seeds: Sequence[int]
+) -> Iterator[Stretch]:
     """Yield the steps with augmented images; each client draws by its seed, as by itself."""
     streams = [augmentation_stream(name, seed) for seed in seeds]
-    for step in steps:
+    for step in chain.from_iterable(each.steps(each.tensors()) for each in stretches):
         draws = [
             torch.from_numpy(stream.random((size, DRAWS)))
             for stream, size in zip(streams, step.sizes, strict=False)
         ]
-        yield replace(step, inputs=change_together(name, step.inputs, draws))
+        yield Stretch(replace(step, inputs=change_together(name, step.inputs, draws)))
 
 
 def count_training(block: Sequence[StackedClient]) -> Iterator[int]:
@@ -198,9 +261,9 @@ def count_training(block: Sequence[StackedClient]) -> Iterator[int]:
 
 def full_batch(parts: Sequence[Examples]) -> StepBatch:
     """Return the step that takes all examples of each client."""
-    return pad_step(
-        join_tensors(parts), find_starts(parts), [torch.arange(len(part)) for part in parts]
-    )
+    all_of_each = [torch.arange(len(part)) for part in parts]
+    stretch = gather(join_tensors(parts), find_starts(parts), [all_of_each])
+    return next(stretch.steps(stretch.tensors()))
 
 
 def find_starts(parts: Sequence[Examples]) -> Tensor:
@@ -208,16 +271,25 @@ def find_starts(parts: Sequence[Examples]) -> Tensor:
     return torch.tensor([0, *accumulate(map(len, parts[:-1]))]).unsqueeze(1)
 
 
-def pad_step(joined: Examples, starts: Tensor, chosen: Sequence[Tensor]) -> StepBatch:
-    """Return the step of k clients from their examples at `starts` + `chosen`, padded if needed."""
-    sizes = [len(each) for each in chosen]
+def gather(joined: Examples, starts: Tensor, steps: Sequence[Sequence[Tensor]]) -> Stretch:
+    """Return steps of k clients on their examples at `starts` + each of `steps`, padded if needed.
+
+    All steps have batches of the same sizes.
+    """
+    sizes = [len(each) for each in steps[0]]
+    counts = None
     if min(sizes) == max(sizes):
-        return StepBatch(*take_rows(joined, torch.stack([*chosen]) + starts), sizes, counts=None)
-    counts = torch.tensor(sizes)
-    places = pad_sequence([*chosen], batch_first=True)
-    real = torch.arange(places.shape[1]) < counts.unsqueeze(1)
-    inputs, targets = take_rows(joined, torch.where(real, places, places[:, :1]) + starts)
-    return StepBatch(inputs, targets, sizes, move(counts, targets.device))
+        places = torch.stack([torch.stack([*chosen]) for chosen in steps])
+    else:
+        counts = torch.tensor(sizes)
+        places = torch.stack([pad_sequence([*chosen], batch_first=True) for chosen in steps])
+        real = torch.arange(places.shape[2]) < counts.unsqueeze(1)
+        places = torch.where(real, places, places[..., :1])
+        counts = move(counts, joined.device)
+    places = move(places + starts[: len(sizes)], joined.targets.device)
+    if joined.rows is not None:
+        places = joined.rows[places]
+    return Stretch(StepBatch(joined.inputs, joined.targets, sizes, counts), len(steps), places)
 
 
 def take_rows(examples: Examples, places: Tensor) -> tuple[Inputs, Tensor]:

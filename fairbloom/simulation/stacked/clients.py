@@ -8,6 +8,7 @@ import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +58,6 @@ from fairbloom.rounds.method import Method
 from fairbloom.rounds.refusals import Refusals
 from fairbloom.rounds.vectors import Matrix
 from fairbloom.tasks import Examples, Task
-from fairbloom.tasks.inputs import names_of
 from fairbloom.tasks.optimizers import OF_PYTORCH
 
 from ..clients import LocalClients, StoredReply, call_client, refuse_failed, store_reply
@@ -67,6 +67,7 @@ from .batched_metrics import Measures, losses_of, measure_clients, score_clients
 from .blocks import (
     StackedClient,
     StepBatch,
+    Stretch,
     augment_steps,
     divide_into_blocks,
     examples_of,
@@ -75,7 +76,6 @@ from .blocks import (
     repeat_step,
     takes_all,
 )
-from .dropout import draw_masks
 from .programs import Program, UnstackableError, in_tensors, make_program
 
 # The rules, work and metrics that stacked clients support. A rule may correct gradients only by
@@ -259,9 +259,9 @@ class StackedClients(LocalClients):
 
     def steps(
         self, block: Sequence[StackedClient], work: LocalWork, terms: Terms, training: str
-    ) -> Iterable[StepBatch]:
+    ) -> Iterable[Stretch]:
         """Return the steps of a block."""
-        steps: Iterable[StepBatch] = (
+        steps = (
             repeat_step(self._full_batch(block), block)
             if takes_all(block)
             else minibatches(
@@ -572,7 +572,7 @@ def train_together(
     program: Program,
     task: Task,
     rows: StackedModels,
-    steps: Iterable[StepBatch],
+    stretches: Iterable[Stretch],
     work: LocalWork,
     shift: Sequence[Tensor] = (),
     after_step: Callable[[int, Copy], None] | None = None,
@@ -595,45 +595,39 @@ def train_together(
     arrays = recorded or BlockArrays(program, work, rows.arrays, anchor, shift)
     if recorded is not None:
         rows.arrays = recorded.begin(rows.arrays, anchor, shift, work.learning_rate)
+    if seeds:
+        arrays.draws.begin(seeds)
+    if after_step is not None:
+        stretches = chain.from_iterable(each.singles() for each in stretches)
+    elif recorded is not None:
+        stretches = chain.from_iterable(map(recorded.divide, stretches))
 
-    def compute(step: StepBatch, masks: Sequence[Tensor]) -> Tensor:
-        of_step = arrays.of_first(step.shape[0], masks)  # the first clients still train
-        return take_step(of_step, step.inputs, partial(minimised_loss, task, step, work))
+    def take(stretch: Stretch, tensors: Sequence[Tensor]) -> Tensor:
+        """Take the steps of a stretch; return the mean loss of each client's first batch."""
+        means = list[Tensor]()
+        for step in stretch.steps(tensors):
+            of_step = arrays.of_first(step.sizes)  # the first clients still train
+            loss = partial(minimised_loss, task, step, work)
+            losses = take_step(of_step, step.inputs, loss)
+            if not means:
+                means.append(step.means(losses.double()))
+        return means[0]
 
     first_losses = None
-    generators = [torch.Generator(rows.arrays[0].device).manual_seed(seed) for seed in seeds]
-    for number, step in enumerate(steps, start=1):
-        masks = draw_masks(program.drops, generators[: step.shape[0]], step.sizes)
-        losses = (
-            compute(step, masks)
-            if recorded is None
-            else _take_recorded(capture, recorded, step, masks, compute)
-        )
+    for number, stretch in enumerate(stretches, start=1):
+        if recorded is None:
+            losses = take(stretch, stretch.tensors())
+        else:
+            losses = capture.take(
+                recorded, stretch.key, stretch.tensors(), partial(take, stretch), stretch.times
+            )
         if first_losses is None:
-            first_losses = step.means(losses.double())
+            first_losses = losses.clone()  # the next replay overwrites them
         if after_step is not None:
             after_step(number, rows.copy)
     if recorded is not None:  # the next block overwrites them
         rows.arrays = [array.clone() for array in rows.arrays]
     return first_losses
-
-
-def _take_recorded(
-    capture: Capture,
-    recorded: BlockArrays,
-    step: StepBatch,
-    masks: Sequence[Tensor],
-    compute: Callable[[StepBatch, Sequence[Tensor]], Tensor],
-) -> Tensor:
-    """Take a step by its graph if it has one; return the losses."""
-
-    def of_batch(batch: Sequence[Tensor]) -> Tensor:
-        left = iter(batch)
-        return compute(step.of_tensors(left), [*left])
-
-    return capture.take(
-        recorded, (names_of(step.inputs), step.counts is None), [*step.tensors(), *masks], of_batch
-    )
 
 
 def minimised_loss(

@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairbloom.client.chain import chain_layers
 from fairbloom.client.device import autocast
+from fairbloom.client.dropout import Drop, make_draws, record_drops, with_masks
 from fairbloom.client.training import gradients_of, outputs_of, seeded
 from fairbloom.client.work import Kind, LocalWork, descend, fields_of, step_fields
 from fairbloom.errors import place_of
@@ -34,7 +35,6 @@ from fairbloom.tasks.inputs import (
 from fairbloom.tasks.models import HeldTensors, choose_output
 from fairbloom.tasks.task import AnyExamples, Examples, is_of_model
 
-from .dropout import Drop, draw_masks, record_drops, with_masks
 from .optimizers import RowOptimizer
 
 
@@ -358,9 +358,9 @@ def _draws_alike(program: Program, model: nn.Module, task: Task, examples: Examp
     inputs, _ = examples[slice(0, min(3, len(examples)))]
     size = len(tensors_of(inputs)[0])
     device = device_of(inputs)
-    masks = draw_masks(
-        program.drops, [torch.Generator(device).manual_seed(seed) for seed in (1, 2)], [size, size]
-    )
+    draws = make_draws(2, device)
+    draws.begin([1, 2])
+    masks = draws.masks(program.drops, [size, size])
     weights = [torch.stack([parameter, parameter]) for parameter in _trainable(model).values()]
     together = program(weights, combine_inputs([inputs, inputs], torch.stack), masks)
     model.train()
@@ -370,7 +370,8 @@ def _draws_alike(program: Program, model: nn.Module, task: Task, examples: Examp
             masked = outputs_of(model, inputs, task.output)
         if not torch.allclose(masked, together[row], rtol=1e-3, atol=1e-5):
             raise UnstackableError("its dropout differs for several clients at once")
-        with seeded(seed, device):
+        draws.begin([seed])
+        with seeded(seed, device), draws.alone():
             single = outputs_of(model, inputs, task.output)
         alike &= torch.allclose(single, together[row], rtol=1e-3, atol=1e-5)
     return alike

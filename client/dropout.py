@@ -1,0 +1,252 @@
+"""Dropout, with masks that each client draws by its own seed, alone or with others at once.
+
+PyTorch's vmap would draw masks by the place of a client in its block, and so by the memory that is
+free. On the processor each client has a generator. On a card, where such draws would cost a launch
+a client, masks are a function of numbers that are counted.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fairbloom.tasks.inputs import move
+
+# Kinds of devices on which masks are counted.
+COUNTED = ("cuda",)
+
+# Most calls of dropout in a step that have masks of their own.
+MOST_CALLS = 2**10
+
+# The values of the 16 bits that decide about an element.
+VALUES = 2**16
+
+# The key by which seeds become keys: 2**64 over the golden ratio, as a number of torch.int64.
+GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+
+# The functions of dropout, with whether they draw a number for each channel, not for each element.
+DROPOUTS: dict[Callable[..., Any], bool] = {
+    functional.dropout: False,
+    torch.dropout: False,
+    functional.dropout1d: True,
+    functional.dropout2d: True,
+    functional.dropout3d: True,
+}
+
+
+class Drop(NamedTuple):
+    """A call of dropout: its mask's shape and dtype for a few examples, and the share it keeps."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    kept: float
+
+
+class DropoutMode(TorchFunctionMode):
+    """Inside, `replace` computes the calls of dropout that would draw.
+
+    It is called with the inputs, the probability, and whether channels are dropped.
+    """
+
+    def __init__(self, replace: Callable[[Tensor, float, bool], Tensor]) -> None:
+        super().__init__()
+        self._replace = replace
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call a function of PyTorch, or replace it."""
+        given = kwargs or {}
+        if func not in DROPOUTS:
+            return func(*args, **given)
+        inputs, probability, training = _arguments(*args, **given)
+        if not training or probability == 0.0:
+            return inputs
+        return self._replace(inputs, probability, DROPOUTS[func])
+
+
+def _arguments(
+    input: Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+    train: bool | None = None,  # torch.dropout's name of it
+) -> tuple[Tensor, float, bool]:
+    return input, p, training if train is None else train
+
+
+class RecomputedError(Exception):
+    """A model draws on its way back, where it computes a part anew: it would get other masks."""
+
+
+class NoDraws(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's own
+    """Inside, whatever draws raises RecomputedError."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call an operation of PyTorch."""
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise RecomputedError
+        return func(*args, **kwargs or {})
+
+
+def drop_of(inputs: Tensor, probability: float, channels: bool) -> Drop:
+    """Return a call of dropout with these inputs."""
+    shape = (*inputs.shape[:2], *[1] * (inputs.dim() - 2)) if channels else (*inputs.shape,)
+    return Drop(shape, inputs.dtype, 1.0 - probability)
+
+
+def record_drops(into: list[Drop]) -> DropoutMode:
+    """Return a context that adds the calls of dropout to a list, and drops nothing."""
+
+    def record(inputs: Tensor, probability: float, channels: bool) -> Tensor:
+        into.append(drop_of(inputs, probability, channels))
+        return inputs
+
+    return DropoutMode(record)
+
+
+def with_masks(masks: Iterator[Tensor]) -> DropoutMode:
+    """Return a context in which each call of dropout takes the next mask."""
+    # Under autocast, the inputs may be in bfloat16, and stay so.
+    return DropoutMode(lambda inputs, probability, channels: inputs * next(masks).to(inputs.dtype))
+
+
+class Draws:
+    """What the dropout of clients draws, each by its own seed, from PyTorch's generators."""
+
+    def __init__(self, clients: int, device: torch.device) -> None:
+        self._generators = [torch.Generator(device) for _ in range(clients)]
+
+    def begin(self, seeds: Sequence[int]) -> None:
+        """Prepare the first step of clients with these seeds, below 2**63."""
+        for generator, seed in zip(self._generators, seeds, strict=False):
+            generator.manual_seed(seed)
+
+    def masks(self, drops: Sequence[Drop], sizes: Sequence[int]) -> list[Tensor]:
+        """Return the mask of each call of dropout, shape (k, b, …), for the next step.
+
+        Client i, one of the first k, has `sizes[i]` examples, and draws as it does by itself.
+        """
+        masks = []
+        for drop in drops:
+            shape = (len(sizes), max(sizes), *drop.shape[1:])
+            mask = torch.zeros(shape, dtype=drop.dtype, device=self._generators[0].device)
+            for row, (generator, size) in enumerate(zip(self._generators, sizes, strict=False)):
+                mask[row, :size].bernoulli_(drop.kept, generator=generator)
+            masks.append(mask.div_(drop.kept) if drop.kept else mask)
+        return masks
+
+    def alone(self) -> AbstractContextManager[object]:
+        """Return the context of the forward pass of a client's next step by itself."""
+        return nullcontext()  # in which it draws from the global generator, seeded alike
+
+    def backward(self) -> AbstractContextManager[object]:
+        """Return the context of a backward pass that may raise RecomputedError."""
+        return nullcontext()
+
+    def states(self) -> list[Tensor]:
+        """Return the tensors that a step changes."""
+        return []
+
+
+class CountedDraws(Draws):
+    """Masks that are a function of a client's seed, its step, the call and the place in the mask.
+
+    The step is counted on the device, so that a recorded step draws other masks each time.
+    """
+
+    def __init__(self, clients: int, device: torch.device) -> None:
+        self._keys = torch.zeros(clients, dtype=torch.int64, device=device)
+        self._step = torch.zeros((), dtype=torch.int64, device=device)
+
+    def begin(self, seeds: Sequence[int]) -> None:
+        """Prepare the first step; see Draws."""
+        keys = squares(torch.tensor(seeds, dtype=torch.int64), GOLDEN) | 1
+        self._keys[: len(seeds)] = move(keys, self._keys.device)
+        self._step.zero_()
+
+    def masks(self, drops: Sequence[Drop], sizes: Sequence[int]) -> list[Tensor]:
+        """Return the masks of a step; see Draws."""
+        masks = [
+            self._mask(call, drop._replace(shape=(max(sizes), *drop.shape[1:])), len(sizes))
+            for call, drop in enumerate(drops)
+        ]
+        self._step += 1
+        return masks
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Give the calls of dropout of a client's step their masks; see Draws."""
+        calls = itertools.count()
+
+        def replace(inputs: Tensor, probability: float, channels: bool) -> Tensor:
+            (mask,) = self._mask(next(calls), drop_of(inputs, probability, channels), 1)
+            return inputs * mask
+
+        with DropoutMode(replace):
+            yield
+        self._step += 1
+
+    def backward(self) -> AbstractContextManager[object]:
+        """Return the context of a backward pass; see Draws."""
+        return NoDraws()  # type: ignore[no-untyped-call] # PyTorch's own
+
+    def states(self) -> list[Tensor]:
+        """Return the number of the step."""
+        return [self._step]
+
+    def _mask(self, call: int, drop: Drop, clients: int) -> Tensor:
+        """Return the masks of the first clients, shape (clients, *drop.shape)."""
+        size = math.prod(drop.shape)
+        first = (self._step * MOST_CALLS + call) << 32
+        counters = torch.arange(-(-size // 4), device=first.device) + first
+        bits = squares(counters, self._keys[:clients].unsqueeze(1)).view(torch.int16)
+        kept = bits[:, :size] < drop.kept * VALUES - VALUES / 2
+        mask = kept.to(drop.dtype).view(clients, *drop.shape)
+        return mask.div_(drop.kept) if drop.kept else mask
+
+
+def make_draws(clients: int, device: torch.device) -> Draws:
+    """Return the draws of so many clients on a device."""
+    counted = device.type in COUNTED
+    return CountedDraws(clients, device) if counted else Draws(clients, device)
+
+
+def squares(counters: Tensor, keys: Tensor | int) -> Tensor:
+    """Return 64 random bits for each counter and key, all of torch.int64.
+
+    Source: Widynski, "Squares: A Fast Counter-Based RNG" (2020), with five rounds.
+
+    Departures: the paper chooses keys by their digits; here a key is any number with many digits.
+    """
+    once = counters * keys  # modulo 2**64, as all products and sums here
+    twice = once + keys
+    x = once
+    for added in (once, twice, once):
+        x = _rotate(x * x + added)
+    x = x * x + twice
+    turned = _rotate(x)
+    return x ^ _upper(turned * turned + once)
+
+
+def _rotate(x: Tensor) -> Tensor:
+    """Swap the two halves of 64 bits."""
+    return _upper(x) | (x << 32)
+
+
+def _upper(x: Tensor) -> Tensor:
+    """Return the upper 32 of 64 bits."""
+    return (x >> 32) & 0xFFFFFFFF
