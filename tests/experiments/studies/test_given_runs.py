@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.api import compare, load
+from fairbloom.experiments.api import compare, load, refit
 from fairbloom.experiments.results.caveats import caveats_of_run
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.files import CONFIG, DATA, LEFT_OUT, MODEL, ROWS
@@ -103,6 +103,12 @@ def test_the_page_of_an_apps_run_names_the_command(
         "compare the run folders by fairbloom compare --runs."
         in captured(capsys, "show", "runs/fedfv-0").out
     )
+
+
+def test_an_apps_runs_have_no_refit(here: Path) -> None:
+    compare(runs=folders(), out="runs/all", progress=False)
+    with pytest.raises(FairbloomError, match=r"an app trains FedFV \(alpha=0.25\), .* run the app"):
+        refit("runs/all", method="fedfv")
 
 
 def test_what_is_left_out_is_named(here: Path) -> None:
