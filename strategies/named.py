@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from fairbloom.imports import is_import_string
@@ -58,16 +57,6 @@ def from_config(run_config: Mapping[str, Any], **given: Any) -> FairStrategy:
         When no method is named, the method is unknown, or a value is impossible.
     """
     refuse_without_effect(run_config, given)
-    strategy = strategy_of(run_config, given)
-    if taken := describe_taken(run_config):
-        log.info("the strategy takes these keys of the run config: %s", taken)
-    return strategy
-
-
-def strategy_of(
-    run_config: Mapping[str, Any], given: Mapping[str, Any] = MappingProxyType({})
-) -> FairStrategy:
-    """Return the strategy of `from_config`, without its check of keys and its log line."""
     text = run_config.get("method")
     if not isinstance(text, str) or not text:
         raise SettingsError(
@@ -112,16 +101,14 @@ def strategy_of(
             if run_config.get(key, SETTINGS[key].default) != SETTINGS[key].default
         }
     )
-    return strategy
-
-
-def describe_taken(run_config: Mapping[str, Any]) -> str:
-    """Return the options in a run config with their values, "" if there are none."""
-    return ", ".join(
+    taken = ", ".join(
         f"{key} = {value!r}"
         for key, value in run_config.items()
         if key in STRATEGY_OPTIONS or key in RUN_FOLDER_OPTIONS
     )
+    if taken:
+        log.info("the strategy takes these keys of the run config: %s", taken)
+    return strategy
 
 
 def refuse_without_effect(run_config: Mapping[str, Any], given: Mapping[str, Any]) -> None:

@@ -23,12 +23,13 @@ from flwr.supercore import constant
 from flwr.supercore.fab_format_version import normalize_and_validate_fab_format
 from packaging.requirements import Requirement
 
-from fairbloom import __version__
+from fairbloom import __version__, load
 from fairbloom.protocol.settings import Mark, marked
 from fairbloom.rounds.round import Round
 from fairbloom.scaffold.new import TEMPLATE
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import FedAvg, FedMGDAPlus
+from tests.client.changed import edit
 from tests.experiments.helpers import ROOT, captured, fairbloom
 from tests.simulation.helpers import table
 
@@ -294,6 +295,27 @@ def test_a_run_of_it_is_continued_and_serves_its_worst(app: Path, tmp_path: Path
     begun, whole = rows
     assert (begun, len(whole)) == (whole[:15], 20)
     assert float(whole[-1]["test_accuracy_of_global_model_worst"]) > 70
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("page", "seeds"), [("README.md", (0, 1)), (str(ROOT / "docs/comparing.md"), (0,))]
+)
+def test_its_methods_are_compared_as_pages_say(
+    app: Path, monkeypatch: pytest.MonkeyPatch, page: str, seeds: tuple[int, ...]
+) -> None:
+    """With fewer seeds and rounds than there."""
+    edit(app / "pyproject.toml", "num-rounds = 20", "num-rounds = 2")
+    (block,) = re.findall(r"```sh\n(for method .*?)```", (app / page).read_text(), re.DOTALL)
+    commands = block.replace("my_app", "my_hearts").replace("0 1 2 3 4", "0 1")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    subprocess.run(["bash", "-ec", commands], cwd=app, check=True, capture_output=True)
+    (folder,) = re.findall(r"--out (\S+)", block)
+    compared = load(app / folder)
+    named = re.findall(r"fed\w+", block.partition(";")[0])
+    assert {name.lower() for name in compared.methods} == {*named}
+    assert compared.seeds == seeds
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 import inspect
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
@@ -202,35 +201,4 @@ def show_recipes(recipes: Sequence["Recipe"], ran: int, printed: int) -> None:
     )
     show_table(
         Table("recipes", "", ("name", "what", "data", "rows", "runs", "was run"), cells, note)
-    )
-
-
-def show_runs(runs: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    """Print the list of runs that `find_runs` returns."""
-    if not runs:
-        console.print(f"there are no runs in {escape(str(folder))}", soft_wrap=True)
-        return
-    cells = []
-    for run in runs:
-        score = run.get("score", {})
-        measured = (
-            Cell(score.get(f"{key}_in_words", ""), score.get(key)) for key in ("mean", "worst_10")
-        )
-        cells.append(
-            [
-                *map(Cell, (run["name"], str(run.get("task", "")), run.get("method", ""))),
-                Cell(f"{run['rounds']}/{run['of_rounds']}" if "rounds" in run else "", 0),
-                Cell(score.get("title", "")),
-                *measured,
-                Cell(f"damaged: {run['fault']}" if "fault" in run else run["state"]),
-                Cell(run["when"]),
-            ]
-        )
-    show_table(
-        Table(
-            "runs",
-            "",
-            ("run", "task", "method", "rounds", "score", "mean", "worst 10 %", "state", "when"),
-            cells,
-        )
     )

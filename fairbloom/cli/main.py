@@ -50,8 +50,7 @@ COMMANDS = {
     ),
     "show": CommandPlace(
         f"{OURS}.results:show",
-        "Show the results, progress and settings of a run or a study, or list the runs in a"
-        " folder.",
+        "Show the results, progress and settings of a run or a study.",
         "fairbloom show runs/a",
     ),
     "methods": CommandPlace(

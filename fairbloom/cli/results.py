@@ -2,41 +2,34 @@
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.markup import escape
 
 from fairbloom.experiments import api
 from fairbloom.experiments.render.figures import check_figure
 from fairbloom.experiments.render.terminal import console
-from fairbloom.experiments.results.listing import find_runs
 from fairbloom.experiments.results.presentation import write_figure, write_report
 from fairbloom.experiments.results.run import REPORT, Run, scores_of
-from fairbloom.experiments.study import find_study
-from fairbloom.protocol.settings import SettingsError
-from fairbloom.server.run_folder.files import is_run_folder
 
-from .lists import show_runs
 from .settings_command import command
 
-Model = Literal["last", "best", "personal"]
 
-
-@command(folder="[FOLDER]")
+@command(folder="FOLDER")
 def show(
-    folder: Path = Path("runs"),
+    folder: Path,
     *,
     figure: Path | None = None,
     score: str = "",
     trust: bool = False,
     as_json: bool = False,
 ) -> None:
-    """Show the results, progress and settings of a run or a study, or list the runs in a folder.
+    """Show the results, progress and settings of a run or a study.
 
     Parameters
     ----------
     folder
-        The folder of a run or a study, or one that contains runs.
+        The folder of a run or a study.
     figure
         Also draw a figure into this file: PDF with embedded fonts, SVG or PNG by its ending.
     score
@@ -44,27 +37,6 @@ def show(
     """
     if figure is not None:
         check_figure(figure)
-    study = find_study(folder)
-    unfinished = study.unfinished(folder) if study and study.kind == "compare" else []
-    if unfinished or (folder.is_dir() and study is None and not is_run_folder(folder)):
-        if figure is not None or score:
-            raise SettingsError(
-                f"{'--score' if score else '--figure'}: {folder} is neither a run nor a finished"
-                " study: name one of those in it"
-            )
-        runs = find_runs(folder)
-        missing = [str(path.absolute()) for path in unfinished]
-        if as_json:
-            print(json.dumps({"unfinished": missing, "runs": runs} if missing else runs, indent=2))
-            return
-        show_runs(runs, folder)
-        if study:
-            whole = len(study.arms) * len(study.seeds)
-            say(
-                f"{whole - len(unfinished)} of {whole} runs of this comparison are finished: the"
-                " same fairbloom compare continues"
-            )
-        return
     found = api.load(folder, score=score, trust=trust)
     show_result(found, as_json)
     if figure is not None:

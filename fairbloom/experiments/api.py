@@ -18,7 +18,6 @@ from fairbloom.system.machine import processors_here
 from fairbloom.tasks import describe_data, forget_tasks
 
 from . import pages as pages  # registers the pages of results
-from .apps import read_app
 from .arms import METHODS, Named, baseline_of, fitting, parse_arms, settings_of_method
 from .frames import Frames, settings_of_frames
 from .options import StudyOptions, as_settings, choose_task, expand_options, merge_settings
@@ -177,7 +176,6 @@ def compare(
     data: Frames | None = None,
     target: str = "",
     methods: Named | Sequence[Named] = METHODS,
-    app: str | os.PathLike[str] | None = None,
     runs: Folders = (),
     baseline: Named | None = None,
     seeds: int = 3,
@@ -202,9 +200,6 @@ def compare(
     methods
         The methods, separated by commas, with their parameters in parentheses:
         'fedavg,qfedavg(q=1),my_module:Mine'. In Python also a list of names and classes.
-    app
-        The folder of a Flower app, which is trained instead of a task. Its run config has method,
-        seed, num-rounds and out; --set and --rounds change other values of it.
     runs
         Folders of runs to compare by the method and seed that they recorded, instead of training:
         runs/a runs/b, or `runs/*`.
@@ -242,7 +237,6 @@ def compare(
     named = name_of(baseline) if baseline else ""
     if runs:
         changed = {
-            "app": app,
             "methods": methods != METHODS,
             "seeds": seeds != 3,
             "seed": seed,
@@ -253,23 +247,14 @@ def compare(
                 f"{given[0]} has no effect with --runs, as these runs have theirs: leave it out"
             )
         return compare_runs(runs, named, Path(out))
-    own = read_app(app, config)
-    if not own:
-        config = choose_task(config)
+    config = choose_task(config)
     among = parse_arms(methods, config)
-    if methods == METHODS and not own:
+    if methods == METHODS:
         among = fitting(among, config)
     if seeds < 1:
         raise SettingsError(f"seeds = {seeds}: a comparison takes at least one")
     base = baseline_of(named, among)
-    study = Study(
-        "compare",
-        among,
-        list(range(seed, seed + seeds)),
-        base,
-        own.split(config) if own else config,
-        app=own,
-    )
+    study = Study("compare", among, list(range(seed, seed + seeds)), base, config)
     with study_progress("comparing", shown=progress) as bar:
         return compare_arms(study, Path(out), jobs or processors_here(), bar, on_run)
 

@@ -15,13 +15,12 @@ from fairbloom.server.run_folder.errors import (
 )
 from fairbloom.server.run_folder.files import CONFIG, STUDY as STUDY, is_finished
 from fairbloom.server.settings import Settings
-from fairbloom.strategies import METHODS, FairStrategy
+from fairbloom.strategies import METHODS
 from fairbloom.strategies.named import owner_of
 from fairbloom.system.files import write_whole
 from fairbloom.system.values import decode_as
 from fairbloom.text import text_if
 
-from .apps import App, AppRun
 from .arms import Arm
 
 Kind = Literal["compare", "search", "reproduce"]
@@ -34,7 +33,7 @@ NOUNS: Mapping[str, str] = {
 }
 
 # The settings of runs by their folders within the study's folder.
-Runs = Mapping[str, Settings | AppRun]
+Runs = Mapping[str, Settings]
 
 
 @dataclass(frozen=True)
@@ -64,9 +63,6 @@ class Study:
     # added since; else 0.
     extended_from: int = 0
 
-    # Of a comparison of an app's runs: the app, which replaces the task.
-    app: App | None = None
-
     # Of a comparison of runs that exist: their folders by those that they would have within the
     # study's, and sentences on what is left out.
     places: Mapping[str, str] = field(default_factory=dict)
@@ -87,8 +83,7 @@ class Study:
     @property
     def noun(self) -> str:
         """Its name in sentences."""
-        of_app = text_if(self.app, " of an app's runs")
-        return f"{NOUNS[self.kind]}{of_app}{text_if(self.places, ' of given runs')}"
+        return f"{NOUNS[self.kind]}{text_if(self.places, ' of given runs')}"
 
     @property
     def groups(self) -> Mapping[str, Sequence[Arm]]:
@@ -131,12 +126,6 @@ class Study:
             {**self.config(arm), "seed": seed, "out": str(out / self.folder(arm, seed))}
         )
 
-    def strategy(self, arm: Arm) -> FairStrategy:
-        """Return the strategy of an arm's runs."""
-        if self.app is not None:
-            return self.app.strategy(self.config(arm))
-        return Settings.of(self.config(arm)).strategy()
-
     def is_done(self, arm: Arm, seed: int, out: Path) -> bool:
         """Return whether a run is finished with all its rounds; nothing is imported for this."""
         rounds = arm.settings.get(
@@ -152,13 +141,7 @@ class Study:
         """
         if keys is None:
             keys = [(arm, seed) for seed in self.seeds for arm in self.arms]
-        by_folder = {self.folder(arm, seed): (arm, seed) for arm, seed in keys}
-        if self.app is None:
-            return {name: self.run(*key, out) for name, key in by_folder.items()}
-        return {
-            name: self.app.run(self.config(arm), seed, out / name)
-            for name, (arm, seed) in by_folder.items()
-        }
+        return {self.folder(arm, seed): self.run(arm, seed, out) for arm, seed in keys}
 
     def failures(self, arm: Arm) -> dict[int, str]:
         """Return the reasons of an arm's failed runs, by their seeds."""
@@ -200,7 +183,7 @@ class Study:
         )
 
 
-def is_done(run: Settings | AppRun) -> bool:
+def is_done(run: Settings) -> bool:
     """Return whether a run is finished with all its rounds."""
     return _has_rounds(Path(run.out), run.num_rounds)
 

@@ -94,8 +94,11 @@ ELSEWHERE = {
     "docs/schema.md#On real nodes": OWN_DATA,
     "docs/flower.md#The client: two lines change, one is new": QUICKSTART,
     "docs/flower.md#The server: three lines change, two are new": QUICKSTART,
+    "docs/comparing.md#Your Flower app, and runs that exist": (
+        "test_new.py::test_its_methods_are_compared_as_pages_say"
+    ),
     "docs/flower.md#The method from the run config": (
-        "experiments/studies/test_apps.py::test_methods_are_compared_in_flowers_quickstart"
+        "experiments/studies/test_given_runs.py::test_methods_are_compared_in_flowers_quickstart"
     ),
     "docs/flower.md#Adapters and frozen parameters": (
         "docs/test_apps.py::test_an_adapters_round_takes_six_per_cent"

@@ -1,4 +1,4 @@
-"""`fairbloom show`: runs of any state, lists of runs, and damaged ones, as text and as JSON."""
+"""`fairbloom show`: runs of any state and damaged ones, as text and as JSON."""
 
 import json
 import os
@@ -103,14 +103,12 @@ def test_a_comparison_is_shown_as_when_it_ended(capsys: pytest.CaptureFixture[st
     assert by_measure["worst_10"]["low"] is None  # of a single seed
 
 
-def test_a_comparison_that_is_under_way_is_shown_run_by_run(
+def test_a_comparison_that_is_under_way_says_how_far_it_is(
     there: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (there / "runs" / "cmp" / "runs" / "fedavg-seed0" / "model.safetensors").unlink()
-    shown = captured(capsys, "show", "runs/cmp").out
-    assert "1 of 2 runs of this comparison are finished" in shown
-    assert "interrupted" in shown
-    assert len(as_json(capsys, "show", "runs/cmp")["unfinished"]) == 1
+    said = "cmp has 1 of 2 runs: the same command continues"
+    assert said in refusal(capsys, "show", "runs/cmp")
 
 
 @pytest.mark.parametrize(
@@ -134,9 +132,8 @@ def test_a_figure_is_called_as_asked_and_nothing_else_is_written(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("no-where",), "no folder"),
-        ((".", "--figure", "drawn.pdf"), "neither a run nor a finished study"),
-        ((".", "--score", "loss"), "--score: . is neither a run nor a finished study"),
+        (("no-where",), "no-where: name the folder of a run or a study"),
+        (("runs",), "runs is not a run folder: it has no config.toml; name a run folder in it"),
         (("runs/cmp", "--score", "los"), "score = 'los': did you mean loss?"),
         (("runs/a", "--figure", "drawn.jpg"), "end the name in .pdf, .svg, .png"),
     ],
@@ -156,42 +153,7 @@ def test_a_damaged_comparison_is_refused_in_a_line(
     assert "study.json cannot be read" in refusal(capsys, "show", "runs/cmp")
 
 
-# Lists --------------------------------------------------------------------------------------------
-
-
-def test_runs_are_listed_with_what_they_are_and_how_far(
-    there: Path,
-    capsys: pytest.CaptureFixture[str],
-    subtests: pytest.Subtests,
-) -> None:
-    listed = as_json(capsys, "show")
-    assert [run["name"] for run in listed] == [
-        "a",
-        "cmp/runs/fedavg-seed0",
-        "cmp/runs/qfedavg-q=1-seed0",
-    ]
-    assert [(run["method"], run["rounds"], run["of_rounds"], run["state"]) for run in listed] == [
-        ("FedFV (tau=2)", 3, 3, "finished"),
-        ("FedAvg", 2, 2, "finished"),
-        ("QFedAvg (q=1)", 2, 2, "finished"),
-    ]
-    assert listed[0]["score"]["worst_10"] == as_json(capsys, "show", "runs/a")["worst_10"]
-    printed = captured(capsys, "show").out
-    for run in listed:
-        with subtests.test(run=run):
-            row = next(line for line in printed.splitlines() if line.startswith(run["name"]))
-            assert [
-                word
-                for word in (
-                    run["method"],
-                    "digits",
-                    f"{run['rounds']}/{run['of_rounds']}",
-                    "finished",
-                    run["when"],
-                )
-                if word not in row
-            ] == []
-            assert f"{run['score']['mean']:.1f} %" in row
+# Progress and damage ------------------------------------------------------------------------------
 
 
 def test_interrupted_and_running_are_told_apart(
@@ -199,12 +161,12 @@ def test_interrupted_and_running_are_told_apart(
 ) -> None:
     run = there / "runs" / "a"
     (run / "model.safetensors").unlink()
-    assert as_json(capsys, "show")[0]["state"] == "interrupted"
+    assert as_json(capsys, "show", "runs/a")["state"] == "interrupted"
     (run / ".lock").write_text(f"process {os.getpid()} on {socket.gethostname()}")
-    assert as_json(capsys, "show")[0]["state"] == "running"
+    assert as_json(capsys, "show", "runs/a")["state"] == "running"
     # beyond any process's number
     (run / ".lock").write_text("process 4194305 on " + socket.gethostname())
-    assert as_json(capsys, "show")[0]["state"] == "interrupted"
+    assert as_json(capsys, "show", "runs/a")["state"] == "interrupted"
 
 
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -218,7 +180,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-def test_a_damaged_run_is_listed_with_its_fault(
+def test_a_damaged_run_is_refused_with_its_fault(
     there: Path,
     made: Path,
     capsys: pytest.CaptureFixture[str],
@@ -232,24 +194,7 @@ def test_a_damaged_run_is_listed_with_its_fault(
             if not finished:
                 (run / "model.safetensors").unlink()
             damage(run)
-            damaged, *others = as_json(capsys, "show")
-            assert len(others) == 2
             if name == "no rounds" and not finished:  # it is begun anew when the run goes on
-                assert (damaged["state"], "score" in damaged) == ("interrupted", False)
+                assert as_json(capsys, "show", "runs/a")["state"] == "interrupted"
                 continue
-            assert (damaged["state"], words in damaged["fault"]) == ("damaged", True), (
-                name,
-                finished,
-            )
-            assert "damaged: " in captured(capsys, "show").out
             assert words in refusal(capsys, "show", "runs/a")
-
-
-def test_a_folder_without_runs_says_so(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        captured(capsys, "show", "runs/a/checkpoint").out
-        == "there are no runs in runs/a/checkpoint\n"
-    )
-    (there / "runs" / "other").mkdir()
-    (there / "runs" / "other" / "config.toml").write_text("of = 'another program'")
-    assert len(as_json(capsys, "show")) == 3

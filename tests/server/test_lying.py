@@ -17,7 +17,6 @@ from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from tests.simulation.helpers import table
 
-LIAR = "client-1"
 Lie = Callable[[Message, Message], Message]
 
 

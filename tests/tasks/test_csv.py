@@ -28,7 +28,6 @@ from tests.tables.helpers import SCHEMA, Folder, config, csv_of, inferred, load,
 from .made import everything
 
 TARGET = 'target = "target"'
-WEST = '"west"]'
 
 
 # Clients ------------------------------------------------------------------------------------------

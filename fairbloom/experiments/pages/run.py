@@ -53,8 +53,8 @@ ONE_SEED = (
 
 ONE_RUN_OF_APP = (
     "One run with one seed does not show whether another method would serve these clients better:"
-    " train five seeds or more by fairbloom compare --app, or compare runs that exist by fairbloom"
-    " compare --runs."
+    " run the app with other methods and five seeds or more, and compare the run folders by"
+    " fairbloom compare --runs."
 )
 
 

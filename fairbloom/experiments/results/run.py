@@ -108,11 +108,10 @@ def load(folder: str | os.PathLike[str], score: str = "") -> "Run":
     refuse_study(path)
     raise_first(
         {
-            f"no folder {path}: fairbloom show lists the runs in the folder runs": (
-                not path.exists()
+            f"no folder {path}: name the folder of a run or a study": not path.exists(),
+            f"{path} is not a run folder: it has no {CONFIG.name}; name a run folder in it": (
+                not is_run_folder(path)
             ),
-            f"{path} is not a run folder: it has no {CONFIG.name}; fairbloom show FOLDER lists the"
-            " runs in one": not is_run_folder(path),
         },
         RunFolderError,
     )

@@ -79,8 +79,6 @@ def prepare(study: Study, out: Path, *, deployed: bool = False) -> Study:
                 f"{key} = {value!r}: a {study.noun} sets {key} run by run: give"
                 f" {OPTIONS[key]} instead"
             )
-    if study.app is not None:  # its strategy and its clients decide on the score
-        return study
     first = study.run(study.arms[0], study.seeds[0], out)
     check_used(study.settings, ([arm.method for arm in study.arms]), first.task, deployed=deployed)
     warn_of_idle({arm.label: Settings.of(study.config(arm)) for arm in study.arms})

@@ -24,7 +24,6 @@ from fairbloom.server.settings import Settings
 from fairbloom.system.supervise import hold_signals, release_signals
 from fairbloom.tasks import check_data, digests
 
-from ..apps import AppRun
 from ..study import Runs
 
 
@@ -32,8 +31,6 @@ def check_runs(runs: Runs) -> None:
     """Raise FairbloomError if it is already known that a run cannot start or continue."""
     read: dict[tuple[str, str], Mapping[str, str]] = {}
     for run in runs.values():
-        if isinstance(run, AppRun):  # the app decides what is trained on which data
-            continue
         for key in ("task", "model", "method", "partition", "optimizer", "client-rule"):
             check_seen(key, getattr(run, key.replace("-", "_")), "the processes of several runs")
         if not run.test_share:
@@ -70,15 +67,11 @@ def run_in_processes(runs: Runs, jobs: int, log_level: int, ended: Ended) -> Non
         opened.callback(printer.join, 5.0)
         # ends these workers only, and no other process of the caller
         opened.callback(held_open.send_bytes, b"end")
-        # What an app changes in its process must not reach another run. The pool then starts
-        # processes as long as runs are waiting.
-        of_apps = any(isinstance(run, AppRun) for run in runs.values())
         pool = ProcessPoolExecutor(
             min(jobs, len(runs)),
             mp_context=context,
             initializer=begin_worker,
             initargs=(over, sent, context.Lock()),
-            max_tasks_per_child=1 if of_apps else None,
         )
         opened.enter_context(hide_main())
         try:
@@ -140,28 +133,12 @@ def _end_with_pipe(over: Connection) -> None:
     os._exit(1)  # an interrupted run continues with the same command
 
 
-def run_quietly(run: Settings | AppRun, log_level: int) -> None:
+def run_quietly(run: Settings, log_level: int) -> None:
     """Run in a worker process, without log lines below a level."""
     logging.getLogger("flwr").setLevel(log_level)
-    # imported late, as PyTorch is with these
-    if isinstance(run, AppRun):
-        from fairbloom.simulation.app import run_app
+    from fairbloom.simulation.run import simulate  # imported late, as PyTorch is with it
 
-        # the app's output is not part of the command's output
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        app = run.app
-        run_app(
-            app.folder,
-            app.server,
-            app.client,
-            app.clients,
-            run.config,
-            app.rounds,
-        )
-    else:
-        from fairbloom.simulation.run import simulate
-
-        simulate(run)
+    simulate(run)
 
 
 # Log records of workers, printed by their driver: its progress bar makes room for them ------------

@@ -115,8 +115,6 @@ def study_folder(study: Study, out: Path) -> Iterator[None]:
             raise FairbloomError(
                 f"{out} holds a {there.noun}: choose another folder for the {study.noun} (--out)"
             )
-        if study.app and there and there.app and (out / "runs").exists():
-            study.app.check_same(there.app, out)
     # files of the same names would be replaced
     if visible and STUDY not in visible and "runs" not in visible:
         raise RunFolderError(f"{out} exists and holds no study: choose another folder (--out)")

@@ -101,8 +101,9 @@ def arms_of(
             point = make_arm(arm.method, {**start, **dict(zip(axes, values, strict=True))})
             if any(point.is_same(other) for other in arms):
                 continue
+            config = Study("search", [point], [], settings=shared).config(point)
             try:
-                strategy = Study("search", [point], [], settings=shared).strategy(point)
+                strategy = Settings.of(config).strategy()
             except SettingsError as error:
                 if words != DEFAULT_METHODS or arm.method == base.method:
                     raise

@@ -494,7 +494,6 @@ def open_pages(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     text = captured(capsys, "show", folder).out
     assert fairbloom("report", folder) == 0
     assert (folder / REPORT).exists()
-    assert fairbloom("show", folder.parent) == 0
     as_json(capsys, "show", folder)
     return text
 

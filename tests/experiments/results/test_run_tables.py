@@ -3,13 +3,11 @@
 The limits of the numbers of a run or comparison are stated next to them.
 """
 
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fairbloom.experiments.results.listing import find_runs
 from fairbloom.experiments.results.run import Run, load
 from fairbloom.experiments.results.tables import read_frame
 from fairbloom.server.run_folder.errors import RunFolderError
@@ -101,16 +99,6 @@ def test_a_cell_that_is_no_number_is_refused(folder: Path, tmp_path: Path) -> No
         RunFolderError, match=r"clients.csv .*has 'many', which is not a number.*estore it"
     ):
         Run(written(tmp_path, content, finished=False), run.settings, run.scores).final()
-
-
-def test_a_list_of_runs_reads_rounds_alone(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path / "run")
-    (tmp_path / "run" / "checkpoint").mkdir()
-    expected = {key: load(folder).summary[key] for key in ("mean", "worst_10")}
-    CLIENTS.path_in(tmp_path / "run").write_text("no table")
-    (found,) = find_runs(tmp_path)
-    assert {key: found["score"][key] for key in expected} == pytest.approx(expected)
-    assert (found["rounds"], found["state"]) == (6, "finished")
 
 
 def test_a_number_takes_the_memory_of_a_number(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from fairbloom.errors import FairbloomError
-from fairbloom.experiments.api import compare, load
+from fairbloom.experiments.api import compare, load, refit
 from fairbloom.experiments.results.caveats import caveats_of_run
 from fairbloom.protocol.scores import Score
 from fairbloom.server.run_folder.files import CONFIG, DATA, LEFT_OUT, MODEL, ROWS
 from fairbloom.strategies import FedAvg, FedFV, from_config
+from tests.client import changed
 from tests.server.run_folder.test_flower import start
 
 from ..helpers import as_json, captured, fairbloom
@@ -99,9 +100,15 @@ def test_the_page_of_an_apps_run_names_the_command(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
-        "compare runs that exist by fairbloom compare --runs."
+        "compare the run folders by fairbloom compare --runs."
         in captured(capsys, "show", "runs/fedfv-0").out
     )
+
+
+def test_an_apps_runs_have_no_refit(here: Path) -> None:
+    compare(runs=folders(), out="runs/all", progress=False)
+    with pytest.raises(FairbloomError, match=r"an app trains FedFV \(alpha=0.25\), .* run the app"):
+        refit("runs/all", method="fedfv")
 
 
 def test_what_is_left_out_is_named(here: Path) -> None:
@@ -141,6 +148,23 @@ def test_weightings_of_torchjd_are_methods_of_their_own(here: Path) -> None:
         start(here / f"jd/{name}", from_config({"method": f"torchjd:{name}"}))
     compared = compare(runs=sorted(Path("jd").iterdir()), out="all", progress=False)
     assert compared.methods == ("torchjd:mgda", "torchjd:upgrad")
+
+
+@pytest.mark.slow
+def test_methods_are_compared_in_flowers_quickstart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    changed.change(tmp_path / "app")
+    changed.let_the_config_choose(tmp_path / "app")
+    config = {**changed.CONFIG, "learning-rate": 0.01, "num-server-rounds": 2}
+    for method in ("fedavg", "fedmgdaplus"):
+        for seed in range(2):
+            chosen = {"method": method, "seed": seed, "out": f"runs/{method}-{seed}"}
+            changed.run_in_process(tmp_path / "app", config | chosen, 4)
+    compared = compare(runs=folders(), out="all", progress=False)
+    assert (compared.methods, compared.seeds) == (("FedAvg", "FedMGDAPlus"), (0, 1))
+    assert set(compared.values["FedAvg"][0]) == {f"client-{i}" for i in range(4)}
 
 
 def lose_site_2(folder: Path) -> None:
