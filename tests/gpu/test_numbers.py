@@ -194,9 +194,9 @@ def test_a_card_augments_as_the_cpu_does(tmp_path: Path, engine: str, augment: s
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_auto_leaves_dropout_on_a_card_to_the_loop(tmp_path: Path) -> None:
+def test_auto_stacks_dropout_on_a_card(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", device="cuda", model=DROPPED, fraction=1.0, num_rounds=1)
-    assert engine_of(folder) == "loop"
+    assert engine_of(folder) == "stacked"
 
 
 BOTH = [

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fairbloom.client.chain import chain_layers
+from fairbloom.client.chain import chain_layers, traced_layers
 from fairbloom.client.device import autocast
 from fairbloom.client.dropout import Drop, make_draws, record_drops, with_masks
 from fairbloom.client.training import gradients_of, outputs_of, seeded
@@ -311,7 +311,7 @@ def make_program(model: nn.Module, task: Task, examples: AnyExamples) -> Program
         if (
             isinstance(examples.inputs, Tensor)
             and len(trainable) == len(list(model.parameters()))
-            and (layers := chain_layers(model)) is not None
+            and (layers := chain_layers(model) or traced_layers(model)) is not None
         ):
             program = Chain(layers)
         _check_same(program, model, task, examples)
