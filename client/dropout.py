@@ -70,10 +70,11 @@ class DropoutMode(TorchFunctionMode):
         given = kwargs or {}
         if func not in DROPOUTS:
             return func(*args, **given)
-        inputs, probability, training = _arguments(*args, **given)
+        inputs, probability, training, inplace = _arguments(*args, **given)
         if not training or probability == 0.0:
             return inputs
-        return self._replace(inputs, probability, DROPOUTS[func])
+        dropped = self._replace(inputs, probability, DROPOUTS[func])
+        return inputs.copy_(dropped) if inplace else dropped
 
 
 def _arguments(
@@ -82,8 +83,8 @@ def _arguments(
     training: bool = True,
     inplace: bool = False,
     train: bool | None = None,  # torch.dropout's name of it
-) -> tuple[Tensor, float, bool]:
-    return input, p, training if train is None else train
+) -> tuple[Tensor, float, bool, bool]:
+    return input, p, training if train is None else train, inplace
 
 
 class RecomputedError(Exception):

@@ -101,6 +101,17 @@ def test_each_value_of_each_byte_comes_as_often() -> None:
         assert chisquare(np.bincount(column.numpy(), minlength=256)).pvalue > 1e-4
 
 
+@pytest.mark.parametrize("inplace", [False, True])
+def test_dropout_in_place_changes_its_inputs(inplace: bool) -> None:
+    inputs = torch.ones(2, 50, requires_grad=True)
+    hidden = inputs * 1.0
+    with counted(1).alone():
+        outputs = nn.functional.dropout(hidden, 0.5, inplace=inplace)
+    assert torch.equal(hidden, outputs) == inplace
+    (gradient,) = torch.autograd.grad(hidden.sum() if inplace else outputs.sum(), inputs)
+    assert torch.equal(gradient, outputs.detach())
+
+
 class Recomputing(nn.Module):
     """Computes a part with dropout anew on its way back."""
 
