@@ -111,6 +111,11 @@ class Transposed(Plain):
         return self.second(self.first(inputs.flatten(1, 2)))
 
 
+class Turned(Plain):
+    def forward(self, inputs: Tensor) -> Any:
+        return self.second(self.first(inputs.transpose(1, -1).flatten(1)))
+
+
 class Two(Plain):
     def forward(self, inputs: Tensor, others: Tensor) -> Any:
         return self.second(self.first(inputs.flatten(1)))
@@ -136,7 +141,8 @@ def hooked_before() -> nn.Module:
 @pytest.mark.parametrize(
     "made",
     [
-        *(Reordered, Again, Partly, Residual, Around, Branching, Dropping, Transposed, Two, Tuple),
+        *(Reordered, Again, Partly, Residual, Around, Branching, Dropping, Transposed, Turned, Two),
+        Tuple,,
         *(hooked, hooked_before),
         lambda: nn.LSTM(WIDE, WIDE),
     ],
