@@ -142,7 +142,7 @@ def hooked_before() -> nn.Module:
     "made",
     [
         *(Reordered, Again, Partly, Residual, Around, Branching, Dropping, Transposed, Turned, Two),
-        Tuple,,
+        Tuple,
         *(hooked, hooked_before),
         lambda: nn.LSTM(WIDE, WIDE),
     ],
