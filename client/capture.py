@@ -8,7 +8,7 @@ as without this module.
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -44,6 +44,12 @@ MAX_GRAPHS = 32
 WAITS = torch.Tag.data_dependent_output
 
 
+@cache  # PyTorch keeps 32 MiB or more for the products of each stream until the process ends
+def capture_stream(device: torch.device) -> Any:
+    """Return the stream on which all runs of this process record their steps on a device."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 class CudaRecorder:
     """Records steps as CUDA graphs, which share the memory of what they compute in between."""
 
@@ -53,7 +59,7 @@ class CudaRecorder:
 
     @cached_property
     def _stream(self) -> Any:
-        return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        return capture_stream(self.device)
 
     def warm_up(self, step: Callable[[], T]) -> T:
         """Take an ordinary step on the stream of the captures, as PyTorch asks before them."""

@@ -55,6 +55,8 @@ def computing_in(precision: str, device: torch.device) -> Iterator[None]:
 
     Float32 has full precision and deterministic operations. New memory is not filled: nothing here
     reads memory before it is written, and filling takes as long as a small operation.
+
+    Raise FairbloomError if the process loses its GPU.
     """
     if device.type != "cuda":
         if precision == TF32:
@@ -78,6 +80,9 @@ def computing_in(precision: str, device: torch.device) -> Iterator[None]:
         torch.use_deterministic_algorithms(precision == FLOAT32, warn_only=True)
         memory.fill_uninitialized_memory = False
         yield
+    except Exception as error:  # a GPU may fail later than the call that asked too much of it
+        check_device(error)
+        raise
     finally:
         matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
@@ -101,11 +106,11 @@ def check_device(error: Exception) -> None:
 
     It is then not the fault of a client, and the run cannot continue.
     """
-    if any(words in str(error) for words in LOST):
+    if not isinstance(error, FairbloomError) and any(words in str(error) for words in LOST):
         raise FairbloomError(
             f"the GPU has stopped ({_first_line(error)}), and this process cannot use it any more."
-            " Often a target is outside the model's classes, or an index outside an embedding: set"
-            " device = cpu, which names the line"
+            " Often a target is outside the model's classes, or an index outside an embedding: run"
+            " once with --set device=cpu, which names it"
         ) from error
 
 

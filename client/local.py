@@ -166,7 +166,8 @@ class LocalClient:
     def load_personal(self, before: int, names: Collection[str] = ()) -> int:
         """Load what `personal` returns; return its round."""
         version = self.personal(before, names)
-        self.model.load_state_dict({**self.model.state_dict(), **version.state})
+        if version.state:
+            self.model.load_state_dict({**self.model.state_dict(), **version.state})
         return version.made
 
     def personal(self, before: int, names: Collection[str] = ()) -> Version:
@@ -257,7 +258,7 @@ def load_task_and_model(settings: RunSettings) -> tuple[Task, torch.nn.Module]:
     return _load_for_device(load_task(settings), settings.device)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=1)  # on a card, another run's data and model would stay beside this run's
 def _load_for_device(task: Task, name: str) -> tuple[Task, torch.nn.Module]:
     device = choose_device(name)
     on_device = task.to(device)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from fairbloom.client.capture import Capture, CudaRecorder
-from fairbloom.client.device import choose_device
+from fairbloom.client.device import FLOAT32, check_device, choose_device
 from fairbloom.client.local import load_task_and_model
 from fairbloom.client.plan import global_work
 from fairbloom.client.rules.registry import rules_of
@@ -95,6 +95,7 @@ def choose(settings: RunSettings) -> Choice:
     training = len(split_names(settings.training_clients)) or len(task.clients)
     cohort = 1 if settings.pooled else share(settings.fraction, training, 1)
     examples = try_first_step(settings, task, model)
+    note_full_precision(settings.precision, device, model)
     if settings.privacy__mode == SIMULATED:
         return Choice("loop", "each client adds its own noise")
     recorded = text_if(device.type == "cuda", RECORDED)
@@ -186,6 +187,16 @@ def fitting_clients(
     return max(1, math.floor(free / bytes_per_client))
 
 
+def note_full_precision(precision: str, device: torch.device, model: nn.Module) -> None:
+    """Log that PyTorch itself would take TF32 for the model's convolutions on a CUDA device."""
+    is_full = precision == FLOAT32 and device.type == "cuda"
+    if is_full and any(isinstance(module, _ConvNd) for module in model.modules()):
+        log.info(
+            "precision = float32: convolutions have full precision; PyTorch's default on a card is"
+            " TF32, which is faster: --set precision=tf32"
+        )
+
+
 # The trial step -----------------------------------------------------------------------------------
 
 
@@ -213,6 +224,7 @@ def try_first_step(settings: RunSettings, task: Task, model: nn.Module) -> AnyEx
                 warn_of_softmax(task, tried, splits.train)
             return splits.train
         except Exception as error:
+            check_device(error)
             reasons[name] = failure_reason(error)
     (name, reason), *others = reasons.items()
     too = text_if(others, f", as did {len(others)} others")

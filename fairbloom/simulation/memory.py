@@ -136,13 +136,15 @@ def write_models(
     slices: Iterable[tuple[str, slice]],
     models: Mapping[str, Tensor],
 ) -> None:
-    """Write the trainable arrays of models, of shape (k, *shape), into rows of a matrix."""
+    """Write the trainable arrays of models, of shape (k, *shape), into rows of a matrix.
+
+    `slices` has all of its columns, in their order.
+    """
     if isinstance(matrix, CardRows):
         places = move(torch.tensor(rows), matrix.tensor.device)
-        for name, columns in slices:
-            matrix.tensor[:, columns].index_copy_(
-                0, places, models[name].detach().reshape(len(rows), -1).to(matrix.tensor.dtype)
-            )
+        # One copy into the rows, not one for each array: a launch takes longer than a small array.
+        flat = torch.cat([models[name].detach().reshape(len(rows), -1) for name, _ in slices], 1)
+        matrix.tensor.index_copy_(0, places, flat.to(matrix.tensor.dtype))
     else:
         arrays = arrays_of(models)
         for name, columns in slices:

@@ -176,6 +176,11 @@ def test_the_script_of_a_card_names_its_options() -> None:
     assert done.stderr == "unknown option --card: there are --device, --rounds and --repeats\n"
 
 
+def test_the_parts_of_the_script_end_within_six_minutes() -> None:
+    limits = re.findall(r"seconds=\(([\d ]+)\)", Path(ROOT, "benchmarks/gpu.sh").read_text())
+    assert [sum(map(int, each.split())) <= 360 for each in limits] == [True, True]  # card, CPU
+
+
 # Options of each command with which it does little.
 COMMANDS: Mapping[str, str] = {
     "engines": "--ray --workloads logistic --engines loop --seconds 0.1 --repeats 1",

@@ -281,6 +281,11 @@ def test_attention_draws_only_with_dropout(dropout: float) -> None:
     assert ("efficient_attention" in obstacle.found) == (dropout > 0.0)
 
 
+def test_runs_record_on_one_stream_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: [device])
+    assert len({id(CudaRecorder(torch.device("cuda", k))._stream) for k in (7, 7, 8)}) == 2
+
+
 def test_corrected_gradients_are_not_recorded() -> None:
     capture = Capture(PlainRecorder())
     model = network()

@@ -13,13 +13,15 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from fairbloom.client import training
-from fairbloom.client.device import choose_device
+from fairbloom.client.device import choose_device, computing_in
 from fairbloom.client.metrics import WorkDone
 from fairbloom.client.rules.control_variates import ControlVariates
 from fairbloom.client.work import StepsTaken
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
+from fairbloom.simulation.choice import choose
 from fairbloom.simulation.clients import call_client
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import FedAvg
@@ -137,8 +139,14 @@ def test_update_norms_and_rules_work_without_float64() -> None:
     assert kept["w"].tolist() == [0.0, -6.0, -8.0]
 
 
-ASSERTED = RuntimeError(
-    "CUDA error: device-side assert triggered\nCUDA kernel errors might be reported later"
+# PyTorch 2.8 and later raise a class of their own.
+ASSERTED = getattr(torch, "AcceleratorError", RuntimeError)(
+    "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported"
+    " at some other API call\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1"
+)
+LOST_GPU = (
+    r"^the GPU has stopped \(CUDA error: device-side assert triggered\), .* target is outside .*"
+    r" index outside an embedding: run once with --set device=cpu, which names it$"  # one line
 )
 
 
@@ -147,14 +155,51 @@ def raise_asserted(*_: Any) -> None:
 
 
 def test_a_lost_gpu_ends_the_run_and_blames_no_client() -> None:
-    words = r"the GPU has stopped \(CUDA error: device-side assert triggered\), .* set device = cpu"
-    with pytest.raises(FairbloomError, match=words):
+    with pytest.raises(FairbloomError, match=LOST_GPU):
         call_client(raise_asserted)
     app = ClientApp()
     app.train()(raise_asserted)
-    with pytest.raises(FairbloomError, match=words):
+    with pytest.raises(FairbloomError, match=LOST_GPU):
         FedAvg().start(InProcessGrid(app, {}, 2), ArrayRecord({"w": torch.zeros(1)}), num_rounds=1)
     assert call_client(lambda: 1 / 0).startswith("ZeroDivisionError")  # type: ignore[union-attr]
+
+
+def test_a_lost_gpu_ends_a_run_wherever_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairbloom.simulation.choice.train", raise_asserted)
+    with pytest.raises(FairbloomError, match=LOST_GPU):
+        choose(RunSettings.of(run_config(clients=2)))
+    for error, words in (
+        (ASSERTED, LOST_GPU),
+        (FairbloomError("said: device-side assert"), "^said"),
+        (KeyError("other"), "^'other'$"),
+    ):
+        with pytest.raises(Exception, match=words), computing_in("float32", torch.device("cuda")):
+            raise error
+
+
+@pytest.mark.parametrize(
+    ("model", "precision", "device", "says"),
+    [
+        ("cnn", "float32", "cuda", True),
+        ("mlp", "float32", "cuda", False),
+        ("cnn", "tf32", "cuda", False),
+        ("cnn", "bfloat16", "cuda", False),
+        ("cnn", "float32", "cpu", False),
+    ],
+)
+def test_full_precision_of_convolutions_names_tf32(
+    model: str,
+    precision: str,
+    device: str,
+    says: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings = RunSettings.of(run_config(model=model, precision=precision, engine="loop"))
+    monkeypatch.setattr("fairbloom.simulation.choice.choose_device", lambda _: torch.device(device))
+    with caplog.at_level("INFO", log.name):
+        choose(settings)
+    assert caplog.text.count("--set precision=tf32") == says
 
 
 def test_batches_are_fetched_one_ahead(monkeypatch: pytest.MonkeyPatch) -> None:

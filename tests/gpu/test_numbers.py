@@ -459,13 +459,10 @@ def test_clients_that_do_not_fit_at_once_are_computed_in_parts(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("task", "words"),
-    [("wrong_first", "device-side assert"), ("wrong_last", "the GPU has stopped")],
-)
+@pytest.mark.parametrize("task", ["wrong_first", "wrong_last"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_device_side_assert_ends_the_run_with_its_message(
-    task: str, words: str, engine: str, card: torch.device, tmp_path: Path
+    task: str, engine: str, card: torch.device, tmp_path: Path
 ) -> None:
     settings = small(
         tmp_path / "run",
@@ -478,7 +475,7 @@ def test_a_device_side_assert_ends_the_run_with_its_message(
     )
     done = subprocess.run(command(settings), cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode > 0, done.stdout
-    assert words in " ".join(done.stderr.split())
+    assert "the GPU has stopped (CUDA error: device-side assert" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
 
 
@@ -489,7 +486,7 @@ def test_memory_returns_to_its_start(
     model: str, engine: str, card: torch.device, tmp_path: Path
 ) -> None:
     used = list[int]()
-    for number in range(3):  # the first run loads what a process keeps
+    for number in range(3):  # the first run loads what a process keeps; the data of others leave
         run(
             tmp_path / f"{number}",
             engine=engine,
@@ -497,11 +494,12 @@ def test_memory_returns_to_its_start(
             model=model,
             batch_size=10,
             num_rounds=2,
+            seed=number,
         )
         gc.collect()
         torch.cuda.empty_cache()
         used.append(torch.cuda.memory_allocated(card))
-    assert used[2] <= used[1] + RETURNED
+    assert max(used) <= used[0] + RETURNED
 
 
 @pytest.mark.gpu

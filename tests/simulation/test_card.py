@@ -8,21 +8,25 @@ FairFed in whole runs: the gap between two groups falls against FedAvg, and ever
 the same of it.
 """
 
+import gc
 import itertools
 import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
+from torch.autograd.profiler import profile
 
 from fairbloom.client import training
-from fairbloom.client.local import LocalClient, _load_for_device
+from fairbloom.client.local import LocalClient, _load_for_device, load_task_and_model
 from fairbloom.client.metrics import TRAIN, Measurement
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.run import Run, load
@@ -37,8 +41,9 @@ from fairbloom.server.run_folder.csv_rows import MEASURES, ClientRows, round_col
 from fairbloom.server.settings import Settings
 from fairbloom.simulation import clients, memory
 from fairbloom.simulation.choice import RECORDED, Choice
-from fairbloom.simulation.memory import CardRows, rows_on_card
+from fairbloom.simulation.memory import CardRows, rows_on_card, write_models
 from fairbloom.simulation.run import simulate
+from fairbloom.tasks.loading import forget_tasks
 from tests.client.test_capture import PlainRecorder
 from tests.simulation.helpers import (
     Outcome,
@@ -116,6 +121,25 @@ def test_sums_on_a_card_are_those_of_numpy(
     weights = np.random.default_rng(1).random(shape)
     expected, found = (weighted_sum(weights, each.vectors, ends=layout.ends) for each in updates)
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [[2], [3, 0, 1]], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_models_reach_their_rows_in_one_write(rows: list[int], dtype: torch.dtype) -> None:
+    shapes = {f"array {number}": (number % 3, 4)[: number % 2 + 1] for number in range(1, 63)}
+    layout = Layout({name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
+    models = {
+        name: torch.randn(len(rows), *shape).to(dtype).requires_grad_()
+        for name, shape in reversed(shapes.items())
+    }
+    matrix = torch.zeros(4, layout.size)
+    here = matrix.numpy().copy()
+    with profile() as profiled:
+        write_models(CardRows(matrix), rows, layout.slices, models)
+    calls = {each.key: each.count for each in profiled.key_averages()}
+    assert [calls[f"aten::{name}"] for name in ("cat", "index_copy_")] == [1, 1]  # of 62 arrays
+    write_models(here, rows, layout.slices, models)
+    np.testing.assert_array_equal(matrix, here)
 
 
 @pytest.mark.parametrize(("rows", "chunks"), [(50, 1), (80, 1), (100, 2)])
@@ -463,6 +487,58 @@ def test_a_late_failure_is_recorded_and_logged_once(
     assert "not permitted when stream is capturing" in recorded_in(folder)
     assert caplog.text.count("local steps run without CUDA graphs") == 1
     assert not Outcome.of(folder).differences(expected)
+
+
+# The bytes of all tensors that something refers to, without the tasks on the processor.
+def live_bytes() -> int:
+    forget_tasks()
+    gc.collect()
+    kinds = (torch.Tensor, torch.nn.Parameter)
+    storages = [each.untyped_storage() for each in gc.get_objects() if type(each) in kinds]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+@pytest.mark.usefixtures("on_card")
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_each_run_leaves_no_more_memory_than_the_first(
+    engine: str, fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = list[int]()
+    for seed in range(5):
+        recorder = PlainRecorder()
+        use(recorder, engine, monkeypatch)
+        with suppress(ZeroDivisionError):
+            simulate(
+                small(tmp_path / str(seed), engine=engine, seed=seed, num_rounds=3, **MLP),
+                lambda recorded: 1 / (not fails or recorded.number < 2),
+            )
+        assert (recorder.recorded > 0, recorder.released) == (True, 1)
+        used.append(live_bytes())
+    assert max(used[1:]) <= used[0] + 10_000  # a model has 220 kB
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        # five clients train the model, and five evaluate it
+        ({"method": "fedavg"}, [10, 10]),
+        # as they evaluate: also the model with the kept head, by itself and as the personal one
+        ({"method": "fedavg", "personal_parameters": "head"}, [20, 25]),
+        # also before the personal model is trained, and once there is one in its place
+        ({"method": "ditto"}, [20, 25]),
+    ],
+    ids=str,
+)
+def test_a_model_is_loaded_only_where_another_one_was(
+    changes: dict[str, Any], expected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = small(tmp_path / "run", engine="loop", fraction=1.0, num_rounds=2, **changes)
+    load = Mock(wraps=(model := load_task_and_model(settings)[1]).load_state_dict)
+    monkeypatch.setattr(model, "load_state_dict", load)
+    ends = [0]
+    simulate(settings, lambda _: ends.append(load.call_count))
+    assert np.diff(ends).tolist() == expected
 
 
 def write_sites(folder: Path, seed: int, sites: int = 8) -> Path:

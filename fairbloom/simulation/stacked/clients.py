@@ -63,7 +63,14 @@ from fairbloom.tasks.optimizers import OF_PYTORCH
 from ..clients import LocalClients, StoredReply, call_client, refuse_failed, store_reply
 from ..memory import write_models
 from .arrays import BlockArrays, find_recorded
-from .batched_metrics import Measures, losses_of, measure_clients, score_clients, split_into_passes
+from .batched_metrics import (
+    Measures,
+    join,
+    losses_of,
+    measure_clients,
+    score_clients,
+    split_into_passes,
+)
 from .blocks import (
     StackedClient,
     StepBatch,
@@ -175,6 +182,11 @@ class StackedClients(LocalClients):
         self._full: dict[tuple[str, ...], StepBatch] = {}
         self._cached_blocks: tuple[object, list[list[StackedClient]]] = (None, [])
         self._reasons: set[str] = set()
+
+    def close(self) -> None:
+        """Free the engine's graphs, and the clients' joined examples."""
+        super().close()
+        join.cache_clear()
 
     def train(
         self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING

@@ -16,7 +16,7 @@ from .registry import frozen_parameters, shared_parameters
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
-@lru_cache(maxsize=8)  # a model of a process, which all its clients share
+@lru_cache(maxsize=1)  # a model of a process, which all its clients share: it stays in memory
 def personal_arrays(model: nn.Module, patterns: str, output: str = "") -> tuple[str, ...]:
     """Return the names of the arrays that clients keep for themselves, in the model's order.
 
