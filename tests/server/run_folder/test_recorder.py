@@ -324,6 +324,7 @@ def shared(path: Path, *seconds: float, **options: Any) -> RunRecorder:
     folder.resume()
     for number, each in enumerate(seconds, folder.saved + 1):
         record(folder, number, each)
+    folder.flush()
     return folder
 
 
@@ -364,6 +365,7 @@ def test_the_best_model_may_precede_a_shared_checkpoint(tmp_path: Path) -> None:
     folder = shared(tmp_path)
     for number, accuracy in enumerate((0.5, 0.9, 0.7), 1):
         record(folder, number, 0.2, evaluations={"a": {"num-examples": 2, "accuracy": accuracy}})
+    folder.flush()
     model, about = load_model(tmp_path / "model-best.safetensors")
     assert about["round"] == 2
     np.testing.assert_array_equal(model["w"], np.full(3, 2.0))
