@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import date
 from importlib.metadata import version
+from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -276,8 +277,8 @@ class RunRecorder:
         with explain_write_errors(f"the run up to round {self.saved}", self.path):
             if arrays is None:
                 rows = ROUNDS.read(self.path)
-                seconds = sum(float(row.get("seconds") or 0.0) for row in rows[:-1])
-                if len(rows) > 1 and (not self.in_process or seconds >= SHARED_SECONDS):
+                # A second checkpoint is begun once the first is written, and then a third round.
+                if self._count_due(rows[:-1]) > int(self.in_process):
                     raise RunFolderError(
                         f"{self.path} has rows of {len(rows)} rounds and no checkpoint: restore the"
                         f" folder {CHECKPOINTS.name} from a copy, or choose another folder (--out)"
@@ -289,6 +290,15 @@ class RunRecorder:
                 table.cut_back(state["tables"][table.path.name])
         log.info("the run continues after round %d", self.saved)
         return arrays, state["strategy"]
+
+    def _count_due(self, rows: Iterable[Mapping[str, str]]) -> int:
+        """Return how many checkpoints were due in the rounds with these first rows of the table."""
+        shared = SHARED_SECONDS if self.in_process else 0.0
+        since_last = accumulate(
+            (float(row.get("seconds") or 0.0) for row in rows),
+            lambda total, seconds: seconds if total >= shared else total + seconds,
+        )
+        return sum(total >= shared for total in since_last)
 
     def knows_losses(self, clients: Iterable[str]) -> bool:
         """Return whether the losses of the next round's first model are known for these clients."""

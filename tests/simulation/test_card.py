@@ -11,9 +11,11 @@ the same of it.
 import itertools
 import json
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,6 +30,8 @@ from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.run import Run, load
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.protocol.terms import Terms
+from fairbloom.rounds import aggregation
+from fairbloom.rounds.arrays import Model
 from fairbloom.rounds.layout import Layout
 from fairbloom.rounds.updates import Updates
 from fairbloom.rounds.vectors import Vectors, gram_matrices, weighted_sum
@@ -39,6 +43,9 @@ from fairbloom.simulation import clients, memory
 from fairbloom.simulation.choice import RECORDED, Choice
 from fairbloom.simulation.memory import CardRows, rows_on_card
 from fairbloom.simulation.run import simulate
+from fairbloom.strategies import FedAvg
+from fairbloom.tasks.inputs import move
+from fairbloom.tasks.models import arrays_of
 from tests.client.test_capture import PlainRecorder
 from tests.simulation.helpers import (
     Outcome,
@@ -52,6 +59,7 @@ from tests.simulation.helpers import (
     small,
     table,
 )
+from tests.simulation.test_rounds_as_set import run_after_first_round
 from tests.tables.helpers import grouped
 
 ENGINES = ("loop", "stacked")
@@ -118,6 +126,53 @@ def test_sums_on_a_card_are_those_of_numpy(
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
 
 
+def step_norm(updates: Updates, coefficients: Any) -> tuple[Model, float]:
+    """Return the model after a step, and the norm of the step."""
+    method = FedAvg(update_limit=math.inf)
+    n = np.ones(len(updates))
+    cohort = SimpleNamespace(prior=n / n.sum(), counts=n)
+    replies = SimpleNamespace(updates=updates, second=None)
+    rows: Any = cohort, updates.vectors
+    model, length, _ = aggregation._apply_step(method, replies, rows, coefficients)  # type: ignore[arg-type]
+    return model, length
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-6])
+@pytest.mark.parametrize("by_array", [False, True])
+def test_a_card_measures_the_step_that_it_takes(
+    updates: tuple[Updates, Updates], by_array: bool, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the rounding of the model; the processor measures it in a pass of its own."""
+    layout = updates[0].layout
+    shape = (len(layout.ends), UPDATES_MADE) if by_array else (UPDATES_MADE,)
+    weights = scale * np.random.default_rng(1).random(shape)
+    measured = Counter[str]()
+    distance = Layout.distance
+
+    def count(self: Layout, other: Model | None, names: Sequence[str]) -> float:
+        measured["here"] += 1
+        return distance(self, other, names)
+
+    monkeypatch.setattr(Layout, "distance", count)
+    after, found = step_norm(updates[1], weights)
+    assert not measured
+    model, expected = step_norm(updates[0], weights)
+    assert measured["here"] == 1
+    for name in layout.trainable:
+        np.testing.assert_array_equal(after[name], model[name])
+    assert found == pytest.approx(expected, rel=1e-9)
+    assert step_norm(updates[1], 0.0 * weights)[1] == 0.0
+
+
+@pytest.mark.parametrize("length", [1e-170, 1e160])
+def test_a_step_beyond_the_squares_has_its_length(length: float) -> None:
+    layout = Layout({"a": np.zeros(3)})
+    updates = Updates(layout, CardRows(torch.full((2, 3), -1.0, dtype=torch.float64)))
+    updates.add_rows([{}] * 2)
+    _, found = step_norm(updates, np.full(2, length))
+    assert found == pytest.approx(2.0 * 3**0.5 * length, rel=1e-9)
+
+
 @pytest.mark.parametrize(("rows", "chunks"), [(50, 1), (80, 1), (100, 2)])
 def test_few_chunks_hold_all_numbers(rows: int, chunks: int) -> None:
     on_card = CardRows(torch.empty(rows, 1_600_000, device="meta"))  # without memory
@@ -147,6 +202,8 @@ def test_a_reply_on_a_card_that_is_not_finite_is_refused() -> None:
         {"method": "fedfv"},
         {"method": "fedlf"},
         {"method": "drfa"},
+        {"method": "scaffold"},
+        {"method": "fedavg", "server_optimizer": "adam", "server_optimizer_lr": 0.01},
     ],
     ids=str,
 )
@@ -159,6 +216,45 @@ def test_a_run_with_updates_on_a_card_is_that_without(
     there = run(tmp_path / "there", **plain)
     assert_same_model(there, expected)
     assert not Outcome.of(run(tmp_path / "again", **plain)).differences(Outcome.of(there))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("changes", [{"method": "fedavg"}, {"method": "fedlf"}], ids=str)
+def test_a_round_brings_one_model_down_from_a_card(
+    changes: dict[str, Any],
+    engine: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    on_card: None,
+) -> None:
+    """It reads all rows twice. Up goes the model, for clients, for their updates and the step."""
+    numbers = Counter[str]()
+    chunks = CardRows._chunks
+
+    def up(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        numbers["up"] += tensor.numel()
+        return move(tensor, device)
+
+    def down(state: Any) -> dict[str, Any]:
+        numbers["down"] += sum(tensor.numel() for tensor in state.values())
+        return arrays_of(state)
+
+    def read(self: CardRows, vectors: Vectors) -> Any:
+        numbers["read"] += vectors.size
+        return chunks(self, vectors)
+
+    for module in (clients, memory):
+        monkeypatch.setattr(module, "move", up)
+        monkeypatch.setattr(module, "arrays_of", down)
+    monkeypatch.setattr(CardRows, "_chunks", read)
+    run_after_first_round(tmp_path / "run", engine, numbers.clear, **changes)
+    model = load_file(tmp_path / "run" / "model.safetensors")
+    size = sum(array.size for array in model.values())
+    assert {name: number // size for name, number in numbers.items()} == {
+        "up": 3,
+        "down": 1,
+        "read": 2,
+    }
 
 
 def test_buffers_are_averaged_with_updates_on_a_card(

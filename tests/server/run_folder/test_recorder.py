@@ -1,6 +1,7 @@
 """The run folder: which run it belongs to, and its content after a crash."""
 
 import os
+import threading
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +15,8 @@ from flwr.app import Array, ArrayRecord
 from fairbloom.protocol.parameters import SettingsError
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT as FORMAT
-from fairbloom.server.checkpoint import list_checkpoints, load_last, load_model
+from fairbloom.server.checkpoint import list_checkpoints, load_last, load_model, save_round
+from fairbloom.server.run_folder import recorder
 from fairbloom.server.run_folder.csv_rows import (
     ClientRows,
     Validation,
@@ -23,11 +25,23 @@ from fairbloom.server.run_folder.csv_rows import (
 )
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import ROUNDS as ROUNDS_TABLE, is_finished
+from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.server.run_folder.recorder import RunRecorder
 from fairbloom.server.run_folder.stopping import EarlyStopping
 from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
 from fairbloom.strategies import Round
-from tests.simulation.helpers import Outcome, assert_whole, run, table
+from tests.simulation.helpers import (
+    Outcome,
+    StoppedError,
+    assert_whole,
+    checkpoints_every,
+    drafts,
+    run,
+    small,
+    stop_after,
+    table,
+)
 
 from ..test_checkpoint import full_disk
 
@@ -304,15 +318,27 @@ def test_a_table_that_is_not_the_runs_is_refused_and_left_alone(
             assert (path.read_bytes() if path.exists() else None) == content
 
 
-@pytest.mark.parametrize("is_shared", [False, True])
-def test_a_run_without_its_checkpoints_is_refused(tmp_path: Path, is_shared: bool) -> None:
-    shared(tmp_path, *[0.01] * 80) if is_shared else begun(tmp_path, 2)
+@pytest.mark.parametrize("seconds", [[0.01] * 102, [0.6] * 3, [0.3] * 5, []])
+def test_a_run_without_its_checkpoints_is_refused(tmp_path: Path, seconds: list[float]) -> None:
+    shared(tmp_path, *seconds) if seconds else begun(tmp_path, 2)
     before = (tmp_path / "rounds.csv").read_bytes()
     for each in list_checkpoints(tmp_path / "checkpoint"):
         each.unlink()
     with pytest.raises(RunFolderError, match="no checkpoint"):
-        shared(tmp_path) if is_shared else begun(tmp_path, 0)
+        shared(tmp_path) if seconds else begun(tmp_path, 0)
     assert (tmp_path / "rounds.csv").read_bytes() == before
+
+
+@pytest.mark.parametrize("seconds", [[0.01] * 99, [0.6] * 2, [0.3] * 4])
+def test_a_run_killed_before_its_first_checkpoint_begins_again(
+    tmp_path: Path, seconds: list[float]
+) -> None:
+    """The rounds that should share the second one wait for the first, at the end of the last."""
+    shared(tmp_path, *seconds)
+    for each in list_checkpoints(tmp_path / "checkpoint"):
+        each.unlink()
+    assert shared(tmp_path, 0.1).saved == 0
+    assert rounds_in(tmp_path / "rounds.csv") == [1]
 
 
 # Rounds that share a checkpoint -------------------------------------------------------------------
@@ -406,6 +432,111 @@ def test_rows_of_two_checkpoints_that_are_not_there_are_dropped(
     (tmp_path / "checkpoint" / f"{before}.safetensors").write_bytes(kept)
     assert shared(tmp_path).saved == before
     assert rounds_in(tmp_path / "rounds.csv") == list(range(1, before + 1))
+
+
+# A thread that writes checkpoints ------------------------------------------------------------------
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """A disk that takes no checkpoint until it is set."""
+    ready = threading.Event()
+
+    def save(*arguments: Any) -> None:
+        assert ready.wait(60.0)
+        save_round(*arguments)
+
+    monkeypatch.setattr(recorder, "save_round", save)
+    return ready
+
+
+def test_a_round_is_recorded_while_a_checkpoint_is_written(
+    tmp_path: Path, disk: threading.Event
+) -> None:
+    """The checkpoint and the best model are those of the round before."""
+    folder = shared(tmp_path)
+    record(folder, 1, 0.6)
+    record(folder, 2, 0.1)
+    assert (saved(tmp_path), rounds_in(tmp_path / "rounds.csv")) == ([], [1, 2])
+    disk.set()
+    folder.close()
+    assert load_model(tmp_path / "model-best.safetensors")[1]["round"] == 1
+    model, state = shared(tmp_path).resume() or ({}, {})
+    np.testing.assert_array_equal(model["w"], np.full(3, 1.0))
+    assert (state["round"], rounds_in(tmp_path / "rounds.csv")) == (1, [1])
+    _, whole = load_last(tmp_path / "checkpoint") or ({}, {})
+    assert (whole["best"]["round"], whole["participations"]["rounds_asked"]) == (1, {"a": 1})
+
+
+def test_one_checkpoint_is_written_at_a_time(tmp_path: Path, disk: threading.Event) -> None:
+    folder = shared(tmp_path)
+    record(folder, 1, 0.6)
+    threading.Timer(0.2, disk.set).start()
+    record(folder, 2, 0.6)
+    assert saved(tmp_path)[-1] == 1
+    folder.close()
+    assert saved(tmp_path) == [2, 1]
+
+
+@pytest.mark.parametrize(
+    "go_on",
+    [
+        lambda folder: record(folder, 2, 0.6),
+        lambda folder: folder.finish({"w": np.zeros(3)}),
+        RunRecorder.close,
+    ],
+    ids=["next", "finish", "close"],
+)
+def test_a_disk_without_room_for_a_checkpoint_ends_the_run(
+    tmp_path: Path, go_on: Callable[[RunRecorder], object]
+) -> None:
+    folder = shared(tmp_path)
+    with full_disk(20_000):
+        record(folder, 1, 0.6, arrays={"w": np.zeros(9_000)})
+        with pytest.raises(
+            RunFolderError, match=r"round 1 cannot be written to .*: File too large\. .*make room"
+        ):
+            go_on(folder)
+    assert (saved(tmp_path), drafts(tmp_path), is_finished(tmp_path)) == ([], [], False)
+    shared(tmp_path, 0.6).finish({"w": np.zeros(3)})
+    assert (saved(tmp_path), is_finished(tmp_path)) == ([1], True)
+
+
+def test_ctrl_c_leaves_the_checkpoint_that_was_begun(tmp_path: Path, disk: threading.Event) -> None:
+    def interrupt(recorded: RecordedRound) -> None:
+        if recorded.number == 2:
+            threading.Timer(0.2, disk.set).start()
+            raise KeyboardInterrupt
+
+    folder = tmp_path / "run"
+    with checkpoints_every(2), pytest.raises(KeyboardInterrupt):
+        simulate(small(folder), interrupt)
+    assert (saved(folder), drafts(folder)) == ([2], [])
+    assert not [each for each in threading.enumerate() if each.name.startswith("checkpoint")]
+    assert not Outcome.of(run(folder)).differences(Outcome.of(run(tmp_path / "whole")))
+
+
+def test_the_thread_that_trains_waits_for_no_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the second round on, until the run is over."""
+    waiting = list[threading.Thread]()
+    sync = os.fsync
+
+    def note(descriptor: int) -> None:
+        waiting.append(threading.current_thread())
+        sync(descriptor)
+
+    def after(recorded: RecordedRound) -> None:
+        if recorded.number == 1:
+            waiting.clear()
+        stop_after(4)(recorded)
+
+    monkeypatch.setattr(os, "fsync", note)
+    with checkpoints_every(1), pytest.raises(StoppedError):
+        simulate(small(tmp_path / "run"), after)
+    assert threading.current_thread() not in waiting
+    assert len(waiting) >= 3 * (3 + 2)  # three tables, a checkpoint and its folder a round
 
 
 # Early stopping -----------------------------------------------------------------------------------
