@@ -11,12 +11,12 @@ the same of it.
 import itertools
 import json
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -31,7 +31,6 @@ from fairbloom.experiments.results.run import Run, load
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds import aggregation
-from fairbloom.rounds.arrays import Model
 from fairbloom.rounds.layout import Layout
 from fairbloom.rounds.updates import Updates
 from fairbloom.rounds.vectors import Vectors, gram_matrices, weighted_sum
@@ -43,7 +42,6 @@ from fairbloom.simulation import clients, memory
 from fairbloom.simulation.choice import RECORDED, Choice
 from fairbloom.simulation.memory import CardRows, rows_on_card
 from fairbloom.simulation.run import simulate
-from fairbloom.strategies import FedAvg
 from fairbloom.tasks.inputs import move
 from fairbloom.tasks.models import arrays_of
 from tests.client.test_capture import PlainRecorder
@@ -126,42 +124,27 @@ def test_sums_on_a_card_are_those_of_numpy(
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
 
 
-def step_norm(updates: Updates, coefficients: Any) -> tuple[Model, float]:
-    """Return the model after a step, and the norm of the step."""
-    method = FedAvg(update_limit=math.inf)
+def step_norm(updates: Updates, coefficients: Any) -> float:
+    """Return the norm of a step."""
+    method = small("", method="fedavg", update_limit=np.inf).strategy()
     n = np.ones(len(updates))
-    cohort = SimpleNamespace(prior=n / n.sum(), counts=n)
-    replies = SimpleNamespace(updates=updates, second=None)
-    rows: Any = cohort, updates.vectors
-    model, length, _ = aggregation._apply_step(method, replies, rows, coefficients)  # type: ignore[arg-type]
-    return model, length
+    rows: Any = SimpleNamespace(prior=n / n.sum(), counts=n), updates.vectors
+    replies: Any = SimpleNamespace(updates=updates)
+    return aggregation._apply_step(method, replies, rows, coefficients)[1]
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-6])
 @pytest.mark.parametrize("by_array", [False, True])
 def test_a_card_measures_the_step_that_it_takes(
-    updates: tuple[Updates, Updates], by_array: bool, scale: float, monkeypatch: pytest.MonkeyPatch
+    updates: tuple[Updates, Updates], by_array: bool, scale: float
 ) -> None:
     """To the rounding of the model; the processor measures it in a pass of its own."""
     layout = updates[0].layout
     shape = (len(layout.ends), UPDATES_MADE) if by_array else (UPDATES_MADE,)
     weights = scale * np.random.default_rng(1).random(shape)
-    measured = Counter[str]()
-    distance = Layout.distance
-
-    def count(self: Layout, other: Model | None, names: Sequence[str]) -> float:
-        measured["here"] += 1
-        return distance(self, other, names)
-
-    monkeypatch.setattr(Layout, "distance", count)
-    after, found = step_norm(updates[1], weights)
-    assert not measured
-    model, expected = step_norm(updates[0], weights)
-    assert measured["here"] == 1
-    for name in layout.trainable:
-        np.testing.assert_array_equal(after[name], model[name])
-    assert found == pytest.approx(expected, rel=1e-9)
-    assert step_norm(updates[1], 0.0 * weights)[1] == 0.0
+    expected = step_norm(updates[0], weights)
+    assert step_norm(updates[1], weights) == pytest.approx(expected, rel=1e-9)
+    assert step_norm(updates[1], 0.0 * weights) == 0.0
 
 
 @pytest.mark.parametrize("length", [1e-170, 1e160])
@@ -169,8 +152,8 @@ def test_a_step_beyond_the_squares_has_its_length(length: float) -> None:
     layout = Layout({"a": np.zeros(3)})
     updates = Updates(layout, CardRows(torch.full((2, 3), -1.0, dtype=torch.float64)))
     updates.add_rows([{}] * 2)
-    _, found = step_norm(updates, np.full(2, length))
-    assert found == pytest.approx(2.0 * 3**0.5 * length, rel=1e-9)
+    expected = 2.0 * 3**0.5 * length
+    assert step_norm(updates, np.full(2, length)) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize(("rows", "chunks"), [(50, 1), (80, 1), (100, 2)])
@@ -227,34 +210,23 @@ def test_a_round_brings_one_model_down_from_a_card(
     monkeypatch: pytest.MonkeyPatch,
     on_card: None,
 ) -> None:
-    """It reads all rows twice. Up goes the model, for clients, for their updates and the step."""
-    numbers = Counter[str]()
-    chunks = CardRows._chunks
+    """It reads all rows twice. Up goes the model, for clients, for their updates and the step.
 
-    def up(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        numbers["up"] += tensor.numel()
-        return move(tensor, device)
-
-    def down(state: Any) -> dict[str, Any]:
-        numbers["down"] += sum(tensor.numel() for tensor in state.values())
-        return arrays_of(state)
-
-    def read(self: CardRows, vectors: Vectors) -> Any:
-        numbers["read"] += vectors.size
-        return chunks(self, vectors)
-
+    Nobody measures the step in this process.
+    """
+    effects = {"move": move, "arrays_of": arrays_of, "read": CardRows._chunks}
+    calls = Mock(**{f"{name}.side_effect": call for name, call in effects.items()})
     for module in (clients, memory):
-        monkeypatch.setattr(module, "move", up)
-        monkeypatch.setattr(module, "arrays_of", down)
-    monkeypatch.setattr(CardRows, "_chunks", read)
-    run_after_first_round(tmp_path / "run", engine, numbers.clear, **changes)
-    model = load_file(tmp_path / "run" / "model.safetensors")
-    size = sum(array.size for array in model.values())
-    assert {name: number // size for name, number in numbers.items()} == {
-        "up": 3,
-        "down": 1,
-        "read": 2,
-    }
+        monkeypatch.setattr(module, "move", calls.move)
+        monkeypatch.setattr(module, "arrays_of", calls.arrays_of)
+    monkeypatch.setattr(CardRows, "_chunks", lambda *given: calls.read(*given))
+    monkeypatch.setattr(Layout, "distance", calls.distance)
+    run_after_first_round(tmp_path / "run", engine, calls.reset_mock, **changes)
+    size = sum(each.nbytes for each in load_file(tmp_path / "run" / "model.safetensors").values())
+    up = [each.args[0] for each in calls.move.call_args_list]
+    down = [tensor for each in calls.arrays_of.call_args_list for tensor in each.args[0].values()]
+    moved = [sum(tensor.nbytes for tensor in each) // size for each in (up, down)]
+    assert [*moved, calls.read.call_count, calls.distance.call_count] == [3, 1, 2, 0]
 
 
 def test_buffers_are_averaged_with_updates_on_a_card(

@@ -4,8 +4,10 @@ import os
 import threading
 import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,7 +17,12 @@ from flwr.app import Array, ArrayRecord
 from fairbloom.protocol.parameters import SettingsError
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT as FORMAT
-from fairbloom.server.checkpoint import list_checkpoints, load_last, load_model, save_round
+from fairbloom.server.checkpoint import (
+    list_checkpoints,
+    load_checkpoint,
+    load_last,
+    load_model,
+)
 from fairbloom.server.run_folder import recorder
 from fairbloom.server.run_folder.csv_rows import (
     ClientRows,
@@ -25,7 +32,6 @@ from fairbloom.server.run_folder.csv_rows import (
 )
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import ROUNDS as ROUNDS_TABLE, is_finished
-from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.server.run_folder.recorder import RunRecorder
 from fairbloom.server.run_folder.stopping import EarlyStopping
 from fairbloom.server.settings import Settings
@@ -33,15 +39,14 @@ from fairbloom.simulation.run import simulate
 from fairbloom.strategies import Round
 from tests.simulation.helpers import (
     Outcome,
-    StoppedError,
     assert_whole,
     checkpoints_every,
     drafts,
     run,
     small,
-    stop_after,
     table,
 )
+from tests.simulation.test_rounds_as_set import run_after_first_round
 
 from ..test_checkpoint import full_disk
 
@@ -318,27 +323,25 @@ def test_a_table_that_is_not_the_runs_is_refused_and_left_alone(
             assert (path.read_bytes() if path.exists() else None) == content
 
 
-@pytest.mark.parametrize("seconds", [[0.01] * 102, [0.6] * 3, [0.3] * 5, []])
-def test_a_run_without_its_checkpoints_is_refused(tmp_path: Path, seconds: list[float]) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "refused"),
+    [
+        *[(each, True) for each in ([0.01] * 102, [0.6] * 3, [0.3] * 5, [])],
+        *[(each, False) for each in ([0.01] * 99, [0.6] * 2, [0.3] * 4)],
+    ],
+)
+def test_a_run_is_refused_without_a_checkpoint_that_it_had(
+    tmp_path: Path, seconds: list[float], refused: bool
+) -> None:
+    """A killed run may have the rounds of two: those of the second are recorded before it waits for
+    the first."""
     shared(tmp_path, *seconds) if seconds else begun(tmp_path, 2)
     before = (tmp_path / "rounds.csv").read_bytes()
     for each in list_checkpoints(tmp_path / "checkpoint"):
         each.unlink()
-    with pytest.raises(RunFolderError, match="no checkpoint"):
+    with pytest.raises(RunFolderError, match="no checkpoint") if refused else nullcontext():
         shared(tmp_path) if seconds else begun(tmp_path, 0)
-    assert (tmp_path / "rounds.csv").read_bytes() == before
-
-
-@pytest.mark.parametrize("seconds", [[0.01] * 99, [0.6] * 2, [0.3] * 4])
-def test_a_run_killed_before_its_first_checkpoint_begins_again(
-    tmp_path: Path, seconds: list[float]
-) -> None:
-    """The rounds that should share the second one wait for the first, at the end of the last."""
-    shared(tmp_path, *seconds)
-    for each in list_checkpoints(tmp_path / "checkpoint"):
-        each.unlink()
-    assert shared(tmp_path, 0.1).saved == 0
-    assert rounds_in(tmp_path / "rounds.csv") == [1]
+    assert ((tmp_path / "rounds.csv").read_bytes() == before) == refused
 
 
 # Rounds that share a checkpoint -------------------------------------------------------------------
@@ -379,12 +382,6 @@ def test_rounds_share_a_checkpoint_until_they_took_half_a_second(
     assert shared(tmp_path).saved == max(written, default=0)
     assert rounds_in(tmp_path / "rounds.csv") == list(range(1, max(written, default=0) + 1))
     assert len(rounds_in(tmp_path / "clients.csv")) == 3 * max(written, default=0)
-
-
-def test_the_last_round_has_a_checkpoint_when_a_run_is_over(tmp_path: Path) -> None:
-    shared(tmp_path, 0.1, 0.1).finish({"w": np.zeros(3)})
-    assert saved(tmp_path) == [2]
-    assert is_finished(tmp_path)
 
 
 def test_the_best_model_may_precede_a_shared_checkpoint(tmp_path: Path) -> None:
@@ -439,43 +436,28 @@ def test_rows_of_two_checkpoints_that_are_not_there_are_dropped(
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """A disk that takes no checkpoint until it is set."""
+    """A disk to which tables are flushed, before a checkpoint is written, once it is set."""
     ready = threading.Event()
-
-    def save(*arguments: Any) -> None:
-        assert ready.wait(60.0)
-        save_round(*arguments)
-
-    monkeypatch.setattr(recorder, "save_round", save)
+    monkeypatch.setattr(recorder, "sync_folder", lambda _: ready.wait(60.0))
     return ready
 
 
 def test_a_round_is_recorded_while_a_checkpoint_is_written(
     tmp_path: Path, disk: threading.Event
 ) -> None:
-    """The checkpoint and the best model are those of the round before."""
+    """The checkpoint and the best model are those of the round before; the next one waits."""
     folder = shared(tmp_path)
     record(folder, 1, 0.6)
     record(folder, 2, 0.1)
     assert (saved(tmp_path), rounds_in(tmp_path / "rounds.csv")) == ([], [1, 2])
-    disk.set()
-    folder.close()
-    assert load_model(tmp_path / "model-best.safetensors")[1]["round"] == 1
-    model, state = shared(tmp_path).resume() or ({}, {})
-    np.testing.assert_array_equal(model["w"], np.full(3, 1.0))
-    assert (state["round"], rounds_in(tmp_path / "rounds.csv")) == (1, [1])
-    _, whole = load_last(tmp_path / "checkpoint") or ({}, {})
-    assert (whole["best"]["round"], whole["participations"]["rounds_asked"]) == (1, {"a": 1})
-
-
-def test_one_checkpoint_is_written_at_a_time(tmp_path: Path, disk: threading.Event) -> None:
-    folder = shared(tmp_path)
-    record(folder, 1, 0.6)
     threading.Timer(0.2, disk.set).start()
-    record(folder, 2, 0.6)
-    assert saved(tmp_path)[-1] == 1
+    record(folder, 3, 0.6)
     folder.close()
-    assert saved(tmp_path) == [2, 1]
+    assert saved(tmp_path) == [3, 1]
+    model, state = load_checkpoint(tmp_path / "checkpoint" / "1.safetensors")
+    np.testing.assert_array_equal(model["w"], np.full(3, 1.0))
+    assert state["strategy"]["round"] == state["best"]["round"] == 1
+    assert state["participations"]["rounds_asked"] == {"a": 1}
 
 
 @pytest.mark.parametrize(
@@ -498,21 +480,18 @@ def test_a_disk_without_room_for_a_checkpoint_ends_the_run(
         ):
             go_on(folder)
     assert (saved(tmp_path), drafts(tmp_path), is_finished(tmp_path)) == ([], [], False)
-    shared(tmp_path, 0.6).finish({"w": np.zeros(3)})
-    assert (saved(tmp_path), is_finished(tmp_path)) == ([1], True)
+    shared(tmp_path, 0.1, 0.1).finish({"w": np.zeros(3)})
+    assert (saved(tmp_path), is_finished(tmp_path)) == ([2], True)
 
 
 def test_ctrl_c_leaves_the_checkpoint_that_was_begun(tmp_path: Path, disk: threading.Event) -> None:
-    def interrupt(recorded: RecordedRound) -> None:
-        if recorded.number == 2:
-            threading.Timer(0.2, disk.set).start()
-            raise KeyboardInterrupt
-
+    others = threading.enumerate()
     folder = tmp_path / "run"
+    threading.Timer(0.5, disk.set).start()
     with checkpoints_every(2), pytest.raises(KeyboardInterrupt):
-        simulate(small(folder), interrupt)
-    assert (saved(folder), drafts(folder)) == ([2], [])
-    assert not [each for each in threading.enumerate() if each.name.startswith("checkpoint")]
+        simulate(small(folder), Mock(side_effect=[None, KeyboardInterrupt]))
+    left = {each.name.partition("_")[0] for each in threading.enumerate() if each not in others}
+    assert (saved(folder), drafts(folder), "checkpoint" in left) == ([2], [], False)
     assert not Outcome.of(run(folder)).differences(Outcome.of(run(tmp_path / "whole")))
 
 
@@ -521,22 +500,12 @@ def test_the_thread_that_trains_waits_for_no_disk(
 ) -> None:
     """From the second round on, until the run is over."""
     waiting = list[threading.Thread]()
-    sync = os.fsync
-
-    def note(descriptor: int) -> None:
-        waiting.append(threading.current_thread())
-        sync(descriptor)
-
-    def after(recorded: RecordedRound) -> None:
-        if recorded.number == 1:
-            waiting.clear()
-        stop_after(4)(recorded)
-
-    monkeypatch.setattr(os, "fsync", note)
-    with checkpoints_every(1), pytest.raises(StoppedError):
-        simulate(small(tmp_path / "run"), after)
+    monkeypatch.setattr(os, "fsync", lambda _: waiting.append(threading.current_thread()))
+    monkeypatch.setattr(RunRecorder, "finish", lambda self, _: self.flush())
+    with checkpoints_every(1):
+        run_after_first_round(tmp_path / "run", "loop", waiting.clear)
     assert threading.current_thread() not in waiting
-    assert len(waiting) >= 3 * (3 + 2)  # three tables, a checkpoint and its folder a round
+    assert len(waiting) >= 3 + 2  # three tables, a checkpoint and its folder
 
 
 # Early stopping -----------------------------------------------------------------------------------
