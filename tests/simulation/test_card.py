@@ -153,7 +153,7 @@ def test_a_step_beyond_the_squares_has_its_length(length: float) -> None:
     updates = Updates(layout, CardRows(torch.full((2, 3), -1.0, dtype=torch.float64)))
     updates.add_rows([{}] * 2)
     expected = 2.0 * 3**0.5 * length
-    assert step_norm(updates, np.full(2, length)) == pytest.approx(expected, rel=1e-9)
+    assert step_norm(updates, np.full(2, length)) == pytest.approx(expected, rel=1e-9, abs=0.0)
 
 
 @pytest.mark.parametrize(("rows", "chunks"), [(50, 1), (80, 1), (100, 2)])

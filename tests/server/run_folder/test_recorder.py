@@ -326,7 +326,7 @@ def test_a_table_that_is_not_the_runs_is_refused_and_left_alone(
 @pytest.mark.parametrize(
     ("seconds", "refused"),
     [
-        *[(each, True) for each in ([0.01] * 102, [0.6] * 3, [0.3] * 5, [])],
+        *[(each, True) for each in ([0.01] * 102, [0.5] * 3, [0.3] * 5, [])],
         *[(each, False) for each in ([0.01] * 99, [0.6] * 2, [0.3] * 4)],
     ],
 )
