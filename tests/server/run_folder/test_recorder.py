@@ -327,7 +327,7 @@ def test_a_table_that_is_not_the_runs_is_refused_and_left_alone(
     ("seconds", "refused"),
     [
         *[(each, True) for each in ([0.01] * 102, [0.5] * 3, [0.3] * 5, [])],
-        *[(each, False) for each in ([0.01] * 99, [0.6] * 2, [0.3] * 4)],
+        *[(each, False) for each in ([0.01] * 99, [0.5, 0.1, 0.1], [0.3] * 4)],
     ],
 )
 def test_a_run_is_refused_without_a_checkpoint_that_it_had(
