@@ -4,7 +4,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -299,7 +299,7 @@ def federate(
     check_measured(settings, method.needs, task)
     log_positive(task, [settings.method] * method.compares_groups, settings.schema_)
     measure = settings.best_model.replace("-", "_")
-    with locked_folder(path, wait=deployed):
+    with locked_folder(path, wait=deployed), ExitStack() as ending:
         recorder = RunRecorder(
             path,
             settings.run_config(),
@@ -324,6 +324,7 @@ def federate(
                 else None
             ),
         )
+        ending.enter_context(closing(recorder))
         if recorder.finished:  # the process that was waited for has finished the run
             log_finished(path)
             return path

@@ -1,5 +1,6 @@
 """From the replies of a round to the model after its step."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -12,7 +13,7 @@ from fairbloom.protocol.names import LOSS_BEFORE, SNAPSHOT, TRAIN_LOSS
 from fairbloom.text import text_if
 
 from .accounts import NO_ACCOUNT
-from .arrays import FloatArray, Model, norm
+from .arrays import EXACT_SQUARES, FloatArray, Model, norm
 from .clients import Metrics, Replies, TrainReplies
 from .cohort import Cohort, Decision, Kept, MethodError, Needed, Probed
 from .compatibility import EXACT_GRAM, GRAM, GRAM_BY_ARRAY
@@ -354,8 +355,11 @@ def _apply_step(
     if method.has_second_rows and replies.second is not None:
         max_norm = max(max_norm, float(replies.second.norms.max()))
     if method.server_optimizer is None:
-        model = updates.model_after(coefficients, vectors, cohort.prior, cohort.counts)
-        step_norm = layout.distance(model, layout.trainable)
+        model, square = updates.model_after(coefficients, vectors, cohort.prior, cohort.counts)
+        if EXACT_SQUARES[0] < square < EXACT_SQUARES[1]:
+            step_norm = math.sqrt(square)
+        else:
+            step_norm = layout.distance(model, layout.trainable)
         check_step(method, layout, step_norm, max_norm)
         return model, step_norm, None
     direction = weighted_sum(coefficients, vectors, ends=layout.ends)
@@ -381,7 +385,7 @@ def _probe(
     if mix is None or snapshots is None:
         return {}
     try:
-        model = snapshots.model_after(mix, snapshots.vectors, cohort.prior, cohort.counts)
+        model, _ = snapshots.model_after(mix, snapshots.vectors, cohort.prior, cohort.counts)
     except ValueError as reason:
         log.warning("no losses at the snapshots of round %d: %s", cohort.round, reason)
         return {}

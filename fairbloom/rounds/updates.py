@@ -232,14 +232,14 @@ class Updates:
 
     def model_after(
         self, coefficients: FloatArray, vectors: Vectors, prior: FloatArray, counts: FloatArray
-    ) -> Model:
-        """Return w − Σ_k c_k `vectors`_k in the model's dtypes.
+    ) -> tuple[Model, float]:
+        """Return w − Σ_k c_k `vectors`_k in the model's dtypes, and the result of `subtract_sum`.
 
         `coefficients` may have a row for each trainable array.
         """
         flat = self.layout.flat.copy()
-        subtract_sum(coefficients, vectors, into=flat, ends=self.layout.ends)
-        return self.model_with(flat, prior, counts)
+        square = subtract_sum(coefficients, vectors, into=flat, ends=self.layout.ends)
+        return self.model_with(flat, prior, counts), square
 
     def model_with(
         self, flat: NDArray[Any], prior: FloatArray, counts: FloatArray

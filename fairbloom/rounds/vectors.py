@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -263,7 +264,7 @@ class DeviceRows(ABC):
     @abstractmethod
     def subtract_sum(
         self, coefficients: FloatArray, vectors: Vectors, into: NDArray[Any], ends: Sequence[int]
-    ) -> None:
+    ) -> float:
         """Do what the function `subtract_sum` does, with a row of coefficients for each end."""
 
 
@@ -346,13 +347,14 @@ def row_squares(block: NDArray[Any]) -> NDArray[Any]:
 
 def subtract_sum(
     coefficients: FloatArray, vectors: Vectors, into: NDArray[Any], *, ends: Sequence[int] = ()
-) -> None:
+) -> float:
     """Subtract Σ_k c_k u_k from `into`, shape (d,), chunk by chunk.
 
-    `coefficients` has a row for each of the `ends`, or one for all.
+    `coefficients` has a row for each of the `ends`, or one for all. Return the squared norm of the
+    change of `into` if a device has computed it, else NaN: it costs this process a pass.
     """
     if not len(vectors) or into.size == 0 or not coefficients.any():
-        return
+        return math.nan
     coefficients = np.atleast_2d(coefficients)
     parts = (into.size,) if len(coefficients) == 1 else ends
 
@@ -366,10 +368,10 @@ def subtract_sum(
 
     with np.errstate(over="ignore", invalid="ignore"):
         if (device := vectors.on_device) is not None:
-            device.subtract_sum(coefficients, vectors, into, parts)
-            return
+            return device.subtract_sum(coefficients, vectors, into, parts)
         for _ in vectors.map_chunks(vectors.in_float64, subtract):
             pass
+    return math.nan
 
 
 def weighted_sum(

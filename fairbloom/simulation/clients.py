@@ -103,6 +103,8 @@ class LocalClients:
         self._cache_size = MAX_CACHED_CLIENTS
         self._kept_preprocessing = False
         self.capture: Capture = NO_CAPTURE
+        # The last model on the device, with the arrays that it is of.
+        self._moved: tuple[Model, StateDict] = ({}, {})
 
     # ClientPool, except train and evaluate --------------------------------------------------------
 
@@ -374,8 +376,16 @@ class LocalClients:
         return terms.codec.receive_model(sent, {name: each.dtype for name, each in model.items()})
 
     def on_device(self, model: Model) -> StateDict:
-        """Return a copy of a model as tensors on the device."""
-        return {name: move(torch.tensor(array), self.device) for name, array in model.items()}
+        """Return a copy of a model as tensors on the device, which nobody changes.
+
+        Of the model that it got last, which is evaluated and then trained, it is the same copy.
+        """
+        if self._moved[0] is not model:
+            tensors = {
+                name: move(torch.tensor(array), self.device) for name, array in model.items()
+            }
+            self._moved = model, tensors
+        return self._moved[1]
 
 
 class DebuggedClients(LocalClients):

@@ -95,14 +95,20 @@ class CardRows(DeviceRows):
 
     def subtract_sum(
         self, coefficients: FloatArray, vectors: Vectors, into: NDArray[Any], ends: Sequence[int]
-    ) -> None:
+    ) -> float:
         """Subtract Σ_k c_k u_k from `into`; see the function `subtract_sum`."""
         weights = move(torch.tensor(coefficients), self.tensor.device)
         step = weights.new_zeros(into.size)
         for chunk, block in self._chunks(vectors):
             for number, columns in split_at(ends, chunk):
                 step[chunk][columns] = weights[number] @ block[:, columns]
-        into[...] = into - arrays_of({"step": step})["step"]
+        before = move(torch.from_numpy(into), self.tensor.device)
+        # The values of `into` come down once, in its own dtype.
+        after = (before - step).to(before.dtype)
+        change = after.double() - before
+        found = arrays_of({"after": after, "square": torch.linalg.vecdot(change, change)})
+        into[...] = found["after"]
+        return float(found["square"])
 
     def _chunks(self, vectors: Vectors) -> Iterator[tuple[slice, Tensor]]:
         """Yield chunks of columns of all rows in float64; rows in this process are copied."""

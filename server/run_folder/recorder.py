@@ -6,9 +6,11 @@ import platform
 import secrets
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import date
 from importlib.metadata import version
+from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -82,6 +84,9 @@ class RunRecorder:
     same bits. The checkpoint before the last is kept: if the last is damaged, the run continues
     from there.
 
+    In one process, a thread writes the checkpoint and the best model while the next round trains;
+    the next checkpoint, `finish` and `close` wait for it. A kill meanwhile repeats its rounds, too.
+
     Parameters
     ----------
     config
@@ -125,7 +130,7 @@ class RunRecorder:
         code: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.path = path
-        # The round of the last checkpoint, or 0.
+        # The round of the last checkpoint, which may not be written yet, or 0.
         self.saved = 0
         # Why the run ends before its last round, or "".
         self.stopped = ""
@@ -180,6 +185,8 @@ class RunRecorder:
         self._new_best: Arrays | None = None
         # The last round and its model, while it has no checkpoint.
         self._unsaved: tuple[int, Mapping[str, Any]] | None = None
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._saving: Future[None] | None = None
         self._seconds = 0.0
         # The new settings of a run that is continued or extended, until it begins.
         self._changed: RecordedSettings | None = None
@@ -270,8 +277,8 @@ class RunRecorder:
         with explain_write_errors(f"the run up to round {self.saved}", self.path):
             if arrays is None:
                 rows = ROUNDS.read(self.path)
-                seconds = sum(float(row.get("seconds") or 0.0) for row in rows[:-1])
-                if len(rows) > 1 and (not self.in_process or seconds >= SHARED_SECONDS):
+                # A second checkpoint is begun once the first is written, and then a third round.
+                if self._count_due(rows[:-1]) > int(self.in_process):
                     raise RunFolderError(
                         f"{self.path} has rows of {len(rows)} rounds and no checkpoint: restore the"
                         f" folder {CHECKPOINTS.name} from a copy, or choose another folder (--out)"
@@ -283,6 +290,15 @@ class RunRecorder:
                 table.cut_back(state["tables"][table.path.name])
         log.info("the run continues after round %d", self.saved)
         return arrays, state["strategy"]
+
+    def _count_due(self, rows: Iterable[Mapping[str, str]]) -> int:
+        """Return how many checkpoints were due in the rounds with these first rows of the table."""
+        shared = SHARED_SECONDS if self.in_process else 0.0
+        since_last = accumulate(
+            (float(row.get("seconds") or 0.0) for row in rows),
+            lambda total, seconds: seconds if total >= shared else total + seconds,
+        )
+        return sum(total >= shared for total in since_last)
 
     def knows_losses(self, clients: Iterable[str]) -> bool:
         """Return whether the losses of the next round's first model are known for these clients."""
@@ -354,45 +370,67 @@ class RunRecorder:
             self._metrics.add(format_phase(0, "server", "", metrics))
 
     def _save(self) -> None:
-        """Write the best model and a checkpoint of the last round, if it has none yet."""
+        """Save the best model and a checkpoint of the last round, if it has none yet.
+
+        What is written is collected here: `learn`, `record` and the clients change it later.
+        """
         if self._unsaved is None:
             return
+        self.flush()
         number, arrays = self._unsaved
+        before = self.saved
         with explain_write_errors(f"round {number}", self.path):
-            for table in self._tables:
-                sync_folder(table.path)
-            if self._new_best is not None:
-                BEST.write(
-                    self.path,
-                    _to_numpy(self._new_best),
-                    {
-                        **self._about,
-                        "round": self._best["round"],
-                        self._chosen_by.column: self._best["mean"],
-                    },
-                )
+            # Clients that train use these states: another thread may not store and drop them.
             self._keep(
                 min((int(path.stem) for path in list_checkpoints(self._checkpoints)), default=0)
             )
-            state = {
-                "strategy": self.method.state_dict(),
-                "best": self._best,
-                "losses": self._losses,
-                "participations": self._participations.state_dict(),
-                "tables": {table.path.name: table.size for table in self._tables},
-            }
-            if self._stopping is not None:
-                state["stopping"] = self._stopping.encode()
-            save_round(self._checkpoints, number, _to_numpy(arrays), state, self.saved)
+        state: dict[str, Any] = {
+            "strategy": self.method.state_dict(),
+            "best": self._best,
+            "losses": self._losses,
+            "participations": self._participations.state_dict(),
+            "tables": {table.path.name: table.size for table in self._tables},
+        }
+        if self._stopping is not None:
+            state["stopping"] = self._stopping.encode()
+        best = self._new_best
+
+        def write() -> None:
+            with explain_write_errors(f"round {number}", self.path):
+                for table in self._tables:
+                    sync_folder(table.path)
+                if best is not None:
+                    about = {
+                        "round": state["best"]["round"],
+                        self._chosen_by.column: state["best"]["mean"],
+                    }
+                    BEST.write(self.path, _to_numpy(best), {**self._about, **about})
+                save_round(self._checkpoints, number, _to_numpy(arrays), state, before)
+
+        if self.in_process:
+            self._saving = self._writer.submit(write)
+        else:
+            write()
         self.saved = number
         self._unsaved = None
         self._new_best = None
         self._seconds = 0.0
 
+    def flush(self) -> None:
+        """Wait for the last checkpoint; raise RunFolderError if it could not be written."""
+        if self._saving is not None:
+            self._saving.result()
+
+    def close(self) -> None:
+        """End the thread that writes checkpoints, once it is done; see `flush`."""
+        self._writer.shutdown()
+        self.flush()
+
     def finish(self, arrays: Arrays) -> None:
         """Finish the run: write the last checkpoint and the final model."""
         self.begin()
         self._save()
+        self.flush()
         with explain_write_errors("the final model", self.path):
             stopped = {"stopped": self.stopped} if self.stopped else {}
             MODEL.write(self.path, arrays, {**self._about, **stopped})

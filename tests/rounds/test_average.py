@@ -158,7 +158,7 @@ def added(
 
 def after(stored: Updates, *coefficients: float) -> dict[str, np.ndarray]:
     n = np.ones(len(coefficients))
-    return stored.model_after(np.array(coefficients), stored.vectors, n / n.sum(), n)
+    return stored.model_after(np.array(coefficients), stored.vectors, n / n.sum(), n)[0]
 
 
 def drawn(seed: int, m: int, d: int, dtype: str = "float32") -> np.ndarray:

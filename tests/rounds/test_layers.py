@@ -176,7 +176,7 @@ def test_each_array_is_stepped_by_its_own_coefficients(
         assert stored.screen(gram=False) == {}
         C = rng.normal(size=(len(layout.trainable), len(replies)) if by_array else len(replies))
         counts = rng.integers(1, 9, len(replies)).astype(np.float64)
-        after = stored.model_after(C, stored.vectors, counts / counts.sum(), counts)
+        after, _ = stored.model_after(C, stored.vectors, counts / counts.sum(), counts)
         parts = fragments(stored)
     for number, (name, U) in enumerate(zip(layout.trainable, parts, strict=True)):
         received = layout.arrays[name].astype(np.float64)
@@ -570,7 +570,7 @@ def contents(stored: Updates) -> list[Any]:
     steps = []
     for step in np.eye(m):
         try:
-            after = stored.model_after(step, vectors, counts / counts.sum(), counts)
+            after, _ = stored.model_after(step, vectors, counts / counts.sum(), counts)
             steps.append(after)
         except ValueError as reason:
             steps.append({"reason": np.array(str(reason))})

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 from unittest.mock import Mock
 
@@ -32,6 +33,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.run import Run, load
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.protocol.terms import Terms
+from fairbloom.rounds import aggregation
 from fairbloom.rounds.layout import Layout
 from fairbloom.rounds.updates import Updates
 from fairbloom.rounds.vectors import Vectors, gram_matrices, weighted_sum
@@ -43,7 +45,9 @@ from fairbloom.simulation import clients, memory
 from fairbloom.simulation.choice import RECORDED, Choice
 from fairbloom.simulation.memory import CardRows, rows_on_card, write_models
 from fairbloom.simulation.run import simulate
+from fairbloom.tasks.inputs import move
 from fairbloom.tasks.loading import forget_tasks
+from fairbloom.tasks.models import arrays_of
 from tests.client.test_capture import PlainRecorder
 from tests.simulation.helpers import (
     Outcome,
@@ -57,6 +61,7 @@ from tests.simulation.helpers import (
     small,
     table,
 )
+from tests.simulation.test_rounds_as_set import run_after_first_round
 from tests.tables.helpers import grouped
 
 ENGINES = ("loop", "stacked")
@@ -142,6 +147,38 @@ def test_models_reach_their_rows_in_one_write(rows: list[int], dtype: torch.dtyp
     np.testing.assert_array_equal(matrix, here)
 
 
+def step_norm(updates: Updates, coefficients: Any) -> float:
+    """Return the norm of a step."""
+    method = small("", method="fedavg", update_limit=np.inf).strategy()
+    n = np.ones(len(updates))
+    rows: Any = SimpleNamespace(prior=n / n.sum(), counts=n), updates.vectors
+    replies: Any = SimpleNamespace(updates=updates)
+    return aggregation._apply_step(method, replies, rows, coefficients)[1]
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-6])
+@pytest.mark.parametrize("by_array", [False, True])
+def test_a_card_measures_the_step_that_it_takes(
+    updates: tuple[Updates, Updates], by_array: bool, scale: float
+) -> None:
+    """To the rounding of the model; the processor measures it in a pass of its own."""
+    layout = updates[0].layout
+    shape = (len(layout.ends), UPDATES_MADE) if by_array else (UPDATES_MADE,)
+    weights = scale * np.random.default_rng(1).random(shape)
+    expected = step_norm(updates[0], weights)
+    assert step_norm(updates[1], weights) == pytest.approx(expected, rel=1e-9)
+    assert step_norm(updates[1], 0.0 * weights) == 0.0
+
+
+@pytest.mark.parametrize("length", [1e-170, 1e160])
+def test_a_step_beyond_the_squares_has_its_length(length: float) -> None:
+    layout = Layout({"a": np.zeros(3)})
+    updates = Updates(layout, CardRows(torch.full((2, 3), -1.0, dtype=torch.float64)))
+    updates.add_rows([{}] * 2)
+    expected = 2.0 * 3**0.5 * length
+    assert step_norm(updates, np.full(2, length)) == pytest.approx(expected, rel=1e-9, abs=0.0)
+
+
 @pytest.mark.parametrize(("rows", "chunks"), [(50, 1), (80, 1), (100, 2)])
 def test_few_chunks_hold_all_numbers(rows: int, chunks: int) -> None:
     on_card = CardRows(torch.empty(rows, 1_600_000, device="meta"))  # without memory
@@ -171,6 +208,8 @@ def test_a_reply_on_a_card_that_is_not_finite_is_refused() -> None:
         {"method": "fedfv"},
         {"method": "fedlf"},
         {"method": "drfa"},
+        {"method": "scaffold"},
+        {"method": "fedavg", "server_optimizer": "adam", "server_optimizer_lr": 0.01},
     ],
     ids=str,
 )
@@ -183,6 +222,34 @@ def test_a_run_with_updates_on_a_card_is_that_without(
     there = run(tmp_path / "there", **plain)
     assert_same_model(there, expected)
     assert not Outcome.of(run(tmp_path / "again", **plain)).differences(Outcome.of(there))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("changes", [{"method": "fedavg"}, {"method": "fedlf"}], ids=str)
+def test_a_round_brings_one_model_down_from_a_card(
+    changes: dict[str, Any],
+    engine: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    on_card: None,
+) -> None:
+    """It reads all rows twice. Up goes the model, for clients, for their updates and the step.
+
+    Nobody measures the step in this process.
+    """
+    effects = {"move": move, "arrays_of": arrays_of, "read": CardRows._chunks}
+    calls = Mock(**{f"{name}.side_effect": call for name, call in effects.items()})
+    for module in (clients, memory):
+        monkeypatch.setattr(module, "move", calls.move)
+        monkeypatch.setattr(module, "arrays_of", calls.arrays_of)
+    monkeypatch.setattr(CardRows, "_chunks", lambda *given: calls.read(*given))
+    monkeypatch.setattr(Layout, "distance", calls.distance)
+    run_after_first_round(tmp_path / "run", engine, calls.reset_mock, **changes)
+    size = sum(each.nbytes for each in load_file(tmp_path / "run" / "model.safetensors").values())
+    up = [each.args[0] for each in calls.move.call_args_list]
+    down = [tensor for each in calls.arrays_of.call_args_list for tensor in each.args[0].values()]
+    moved = [sum(tensor.nbytes for tensor in each) // size for each in (up, down)]
+    assert [*moved, calls.read.call_count, calls.distance.call_count] == [3, 1, 2, 0]
 
 
 def test_buffers_are_averaged_with_updates_on_a_card(

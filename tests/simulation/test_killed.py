@@ -57,7 +57,8 @@ def test_kills_met_the_run_around_every_checkpoint(killed: Kills) -> None:
         for checkpoint in [load_last(folder / "checkpoint") for folder in folders]
     ]
     assert set(reached) == {*range(0, SHORT, every), SHORT}
-    assert all(reached.count(number) >= 4 for number in set(reached) - {SHORT})
+    # At least before a draft and its renaming: rows may be written while the last one is saved.
+    assert all(reached.count(number) >= 2 for number in set(reached) - {SHORT})
 
 
 @pytest.mark.slow

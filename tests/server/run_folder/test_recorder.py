@@ -1,10 +1,13 @@
 """The run folder: which run it belongs to, and its content after a crash."""
 
 import os
+import threading
 import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,7 +17,13 @@ from flwr.app import Array, ArrayRecord
 from fairbloom.protocol.parameters import SettingsError
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT as FORMAT
-from fairbloom.server.checkpoint import list_checkpoints, load_last, load_model
+from fairbloom.server.checkpoint import (
+    list_checkpoints,
+    load_checkpoint,
+    load_last,
+    load_model,
+)
+from fairbloom.server.run_folder import recorder
 from fairbloom.server.run_folder.csv_rows import (
     ClientRows,
     Validation,
@@ -26,8 +35,18 @@ from fairbloom.server.run_folder.files import ROUNDS as ROUNDS_TABLE, is_finishe
 from fairbloom.server.run_folder.recorder import RunRecorder
 from fairbloom.server.run_folder.stopping import EarlyStopping
 from fairbloom.server.settings import Settings
+from fairbloom.simulation.run import simulate
 from fairbloom.strategies import Round
-from tests.simulation.helpers import Outcome, assert_whole, run, table
+from tests.simulation.helpers import (
+    Outcome,
+    assert_whole,
+    checkpoints_every,
+    drafts,
+    run,
+    small,
+    table,
+)
+from tests.simulation.test_rounds_as_set import run_after_first_round
 
 from ..test_checkpoint import full_disk
 
@@ -304,15 +323,25 @@ def test_a_table_that_is_not_the_runs_is_refused_and_left_alone(
             assert (path.read_bytes() if path.exists() else None) == content
 
 
-@pytest.mark.parametrize("is_shared", [False, True])
-def test_a_run_without_its_checkpoints_is_refused(tmp_path: Path, is_shared: bool) -> None:
-    shared(tmp_path, *[0.01] * 80) if is_shared else begun(tmp_path, 2)
+@pytest.mark.parametrize(
+    ("seconds", "refused"),
+    [
+        *[(each, True) for each in ([0.01] * 102, [0.5] * 3, [0.3] * 5, [])],
+        *[(each, False) for each in ([0.01] * 99, [0.5, 0.1, 0.1], [0.3] * 4)],
+    ],
+)
+def test_a_run_is_refused_without_a_checkpoint_that_it_had(
+    tmp_path: Path, seconds: list[float], refused: bool
+) -> None:
+    """A killed run may have the rounds of two: those of the second are recorded before it waits for
+    the first."""
+    shared(tmp_path, *seconds) if seconds else begun(tmp_path, 2)
     before = (tmp_path / "rounds.csv").read_bytes()
     for each in list_checkpoints(tmp_path / "checkpoint"):
         each.unlink()
-    with pytest.raises(RunFolderError, match="no checkpoint"):
-        shared(tmp_path) if is_shared else begun(tmp_path, 0)
-    assert (tmp_path / "rounds.csv").read_bytes() == before
+    with pytest.raises(RunFolderError, match="no checkpoint") if refused else nullcontext():
+        shared(tmp_path) if seconds else begun(tmp_path, 0)
+    assert ((tmp_path / "rounds.csv").read_bytes() == before) == refused
 
 
 # Rounds that share a checkpoint -------------------------------------------------------------------
@@ -324,6 +353,7 @@ def shared(path: Path, *seconds: float, **options: Any) -> RunRecorder:
     folder.resume()
     for number, each in enumerate(seconds, folder.saved + 1):
         record(folder, number, each)
+    folder.flush()
     return folder
 
 
@@ -354,16 +384,11 @@ def test_rounds_share_a_checkpoint_until_they_took_half_a_second(
     assert len(rounds_in(tmp_path / "clients.csv")) == 3 * max(written, default=0)
 
 
-def test_the_last_round_has_a_checkpoint_when_a_run_is_over(tmp_path: Path) -> None:
-    shared(tmp_path, 0.1, 0.1).finish({"w": np.zeros(3)})
-    assert saved(tmp_path) == [2]
-    assert is_finished(tmp_path)
-
-
 def test_the_best_model_may_precede_a_shared_checkpoint(tmp_path: Path) -> None:
     folder = shared(tmp_path)
     for number, accuracy in enumerate((0.5, 0.9, 0.7), 1):
         record(folder, number, 0.2, evaluations={"a": {"num-examples": 2, "accuracy": accuracy}})
+    folder.flush()
     model, about = load_model(tmp_path / "model-best.safetensors")
     assert about["round"] == 2
     np.testing.assert_array_equal(model["w"], np.full(3, 2.0))
@@ -404,6 +429,83 @@ def test_rows_of_two_checkpoints_that_are_not_there_are_dropped(
     (tmp_path / "checkpoint" / f"{before}.safetensors").write_bytes(kept)
     assert shared(tmp_path).saved == before
     assert rounds_in(tmp_path / "rounds.csv") == list(range(1, before + 1))
+
+
+# A thread that writes checkpoints ------------------------------------------------------------------
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """A disk to which tables are flushed, before a checkpoint is written, once it is set."""
+    ready = threading.Event()
+    monkeypatch.setattr(recorder, "sync_folder", lambda _: ready.wait(60.0))
+    return ready
+
+
+def test_a_round_is_recorded_while_a_checkpoint_is_written(
+    tmp_path: Path, disk: threading.Event
+) -> None:
+    """The checkpoint and the best model are those of the round before; the next one waits."""
+    folder = shared(tmp_path)
+    record(folder, 1, 0.6)
+    record(folder, 2, 0.1)
+    assert (saved(tmp_path), rounds_in(tmp_path / "rounds.csv")) == ([], [1, 2])
+    threading.Timer(0.2, disk.set).start()
+    record(folder, 3, 0.6)
+    folder.close()
+    assert saved(tmp_path) == [3, 1]
+    model, state = load_checkpoint(tmp_path / "checkpoint" / "1.safetensors")
+    np.testing.assert_array_equal(model["w"], np.full(3, 1.0))
+    assert state["strategy"]["round"] == state["best"]["round"] == 1
+    assert state["participations"]["rounds_asked"] == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    "go_on",
+    [
+        lambda folder: record(folder, 2, 0.6),
+        lambda folder: folder.finish({"w": np.zeros(3)}),
+        RunRecorder.close,
+    ],
+    ids=["next", "finish", "close"],
+)
+def test_a_disk_without_room_for_a_checkpoint_ends_the_run(
+    tmp_path: Path, go_on: Callable[[RunRecorder], object]
+) -> None:
+    folder = shared(tmp_path)
+    with full_disk(20_000):
+        record(folder, 1, 0.6, arrays={"w": np.zeros(9_000)})
+        with pytest.raises(
+            RunFolderError, match=r"round 1 cannot be written to .*: File too large\. .*make room"
+        ):
+            go_on(folder)
+    assert (saved(tmp_path), drafts(tmp_path), is_finished(tmp_path)) == ([], [], False)
+    shared(tmp_path, 0.1, 0.1).finish({"w": np.zeros(3)})
+    assert (saved(tmp_path), is_finished(tmp_path)) == ([2], True)
+
+
+def test_ctrl_c_leaves_the_checkpoint_that_was_begun(tmp_path: Path, disk: threading.Event) -> None:
+    others = threading.enumerate()
+    folder = tmp_path / "run"
+    threading.Timer(0.5, disk.set).start()
+    with checkpoints_every(2), pytest.raises(KeyboardInterrupt):
+        simulate(small(folder), Mock(side_effect=[None, KeyboardInterrupt]))
+    left = {each.name.partition("_")[0] for each in threading.enumerate() if each not in others}
+    assert (saved(folder), drafts(folder), "checkpoint" in left) == ([2], [], False)
+    assert not Outcome.of(run(folder)).differences(Outcome.of(run(tmp_path / "whole")))
+
+
+def test_the_thread_that_trains_waits_for_no_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the second round on, until the run is over."""
+    waiting = list[threading.Thread]()
+    monkeypatch.setattr(os, "fsync", lambda _: waiting.append(threading.current_thread()))
+    monkeypatch.setattr(RunRecorder, "finish", lambda self, _: self.flush())
+    with checkpoints_every(1):
+        run_after_first_round(tmp_path / "run", "loop", waiting.clear)
+    assert threading.current_thread() not in waiting
+    assert len(waiting) >= 3 + 2  # three tables, a checkpoint and its folder
 
 
 # Early stopping -----------------------------------------------------------------------------------
