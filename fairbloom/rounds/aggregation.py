@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -112,9 +113,13 @@ def build_cohort(
             ]
         )
 
+    @cache  # not the cohort's: in a cycle with it, the updates would stay for rounds
+    def compute_grams() -> FloatArray:
+        return _check_finite(updates.grams(vectors, exact=exact), replies)
+
     def compute_gram() -> FloatArray:
         if GRAM_BY_ARRAY in method.requires:
-            return _check_finite(cohort.grams.sum(axis=0), replies)
+            return _check_finite(compute_grams().sum(axis=0), replies)
         return _check_finite(updates.gram(vectors, exact=exact), replies)
 
     cohort = Cohort(
@@ -132,7 +137,7 @@ def build_cohort(
         sent=sent,
         arrays=updates.layout.trainable,
         gram_of=compute_gram,
-        grams_of=lambda: _check_finite(updates.grams(vectors, exact=exact), replies),
+        grams_of=compute_grams,
         squared_norms_of=lambda: _check_finite(updates.squared_norms, replies),
     )
     return CohortRows(cohort, vectors)

@@ -40,6 +40,7 @@ from fairbloom.rounds.vectors import Vectors, gram_matrices, weighted_sum
 from fairbloom.server.checkpoint import load_model
 from fairbloom.server.fairness import percent_improved, summarize
 from fairbloom.server.run_folder.csv_rows import MEASURES, ClientRows, round_columns
+from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.server.settings import Settings
 from fairbloom.simulation import clients, memory
 from fairbloom.simulation.choice import RECORDED, Choice
@@ -278,6 +279,24 @@ def test_examples_that_do_not_fit_give_the_same_bits(
 
 def test_updates_that_do_not_fit_stay_with_the_processor() -> None:
     assert not rows_on_card([Layout({"a": np.zeros(3, np.float32)})], 2, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedfv", "fedlf"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_updates_are_gone_before_the_next_round(engine: str, method: str, tmp_path: Path) -> None:
+    """Without garbage collection, which may come rounds later."""
+    counts = list[int]()
+
+    def count(_recorded: RecordedRound) -> None:
+        counts.append(sum(isinstance(each, Updates) for each in gc.get_objects()))
+
+    gc.collect()
+    gc.disable()
+    try:
+        simulate(small(tmp_path / "run", engine=engine, method=method, num_rounds=4), count)
+    finally:
+        gc.enable()
+    assert counts[1:] == counts[:-1]
 
 
 OF_PARTICIPANTS = ("coefficient", "train_loss_before_round", "train_loss_of_global_model")
