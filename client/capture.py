@@ -274,7 +274,8 @@ class Capture:
         kind.steps[shape] += times
         if self._failure or len(kind.graphs) == MAX_GRAPHS:
             return step(batch)
-        if taken < WARM_UPS:
+        # Several steps need no more of them than one step, which has a graph.
+        if taken < WARM_UPS and not (times > 1 and kind.graphs):
             return self._watch(kind, lambda: step(batch))
         return self._record(kind, shape, batch, step)
 

@@ -5,17 +5,17 @@ free. On the processor each client has a generator. On a card, where such draws 
 a client, masks are a function of numbers that are counted.
 """
 
-import itertools
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairbloom.tasks.inputs import move
 
@@ -31,14 +31,18 @@ VALUES = 2**16
 # The key by which seeds become keys: 2**64 over the golden ratio, as a number of torch.int64.
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 
-# The functions of dropout, with whether they draw a number for each channel, not for each element.
-DROPOUTS: dict[Callable[..., Any], bool] = {
-    functional.dropout: False,
-    torch.dropout: False,
-    functional.dropout1d: True,
-    functional.dropout2d: True,
-    functional.dropout3d: True,
+# The functions of dropout. Those of channels draw a number for each channel, not for each element;
+# the number of dimensions with which their first one are channels, not examples.
+DROPOUTS: dict[Callable[..., Any], int | None] = {
+    functional.dropout: None,
+    torch.dropout: None,
+    functional.dropout1d: 2,
+    functional.dropout2d: 2,
+    functional.dropout3d: 4,
 }
+
+# The module of PyTorch that computes a part of a model anew on its way back.
+CHECKPOINT = "torch.utils.checkpoint"
 
 
 class Drop(NamedTuple):
@@ -52,10 +56,10 @@ class Drop(NamedTuple):
 class DropoutMode(TorchFunctionMode):
     """Inside, `replace` computes the calls of dropout that would draw.
 
-    It is called with the inputs, the probability, and whether channels are dropped.
+    It is called with the inputs and the call; if it returns None, PyTorch computes the call.
     """
 
-    def __init__(self, replace: Callable[[Tensor, float, bool], Tensor]) -> None:
+    def __init__(self, replace: Callable[[Tensor, Drop], Tensor | None]) -> None:
         super().__init__()
         self._replace = replace
 
@@ -73,7 +77,12 @@ class DropoutMode(TorchFunctionMode):
         inputs, probability, training, inplace = _arguments(*args, **given)
         if not training or probability == 0.0:
             return inputs
-        dropped = self._replace(inputs, probability, DROPOUTS[func])
+        alone = DROPOUTS[func]
+        drawn = 1 if inputs.dim() == alone else 2
+        shape = (*inputs.shape[:drawn], *[1] * (inputs.dim() - drawn)) if alone else inputs.shape
+        dropped = self._replace(inputs, Drop(tuple(shape), inputs.dtype, 1.0 - probability))
+        if dropped is None:
+            return func(*args, **given)
         return inputs.copy_(dropped) if inplace else dropped
 
 
@@ -87,33 +96,19 @@ def _arguments(
     return input, p, training if train is None else train, inplace
 
 
-class RecomputedError(Exception):
-    """A model draws on its way back, where it computes a part anew: it would get other masks."""
-
-
-class NoDraws(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's own
-    """Inside, whatever draws raises RecomputedError."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Call an operation of PyTorch."""
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            raise RecomputedError
-        return func(*args, **kwargs or {})
-
-
-def drop_of(inputs: Tensor, probability: float, channels: bool) -> Drop:
-    """Return a call of dropout with these inputs."""
-    shape = (*inputs.shape[:2], *[1] * (inputs.dim() - 2)) if channels else (*inputs.shape,)
-    return Drop(shape, inputs.dtype, 1.0 - probability)
+def is_computed_anew() -> bool:
+    """Return whether a part of a model that is computed now is computed again on its way back."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__") != CHECKPOINT:
+        frame = frame.f_back
+    return frame is not None or not torch.is_grad_enabled()
 
 
 def record_drops(into: list[Drop]) -> DropoutMode:
     """Return a context that adds the calls of dropout to a list, and drops nothing."""
 
-    def record(inputs: Tensor, probability: float, channels: bool) -> Tensor:
-        into.append(drop_of(inputs, probability, channels))
+    def record(inputs: Tensor, drop: Drop) -> Tensor:
+        into.append(drop)
         return inputs
 
     return DropoutMode(record)
@@ -122,7 +117,7 @@ def record_drops(into: list[Drop]) -> DropoutMode:
 def with_masks(masks: Iterator[Tensor]) -> DropoutMode:
     """Return a context in which each call of dropout takes the next mask."""
     # Under autocast, the inputs may be in bfloat16, and stay so.
-    return DropoutMode(lambda inputs, probability, channels: inputs * next(masks).to(inputs.dtype))
+    return DropoutMode(lambda inputs, _: inputs * next(masks).to(inputs.dtype))
 
 
 class Draws:
@@ -153,10 +148,6 @@ class Draws:
     def alone(self) -> AbstractContextManager[object]:
         """Return the context of the forward pass of a client's next step by itself."""
         return nullcontext()  # in which it draws from the global generator, seeded alike
-
-    def backward(self) -> AbstractContextManager[object]:
-        """Return the context of a backward pass that may raise RecomputedError."""
-        return nullcontext()
 
     def states(self) -> list[Tensor]:
         """Return the tensors that a step changes."""
@@ -191,19 +182,20 @@ class CountedDraws(Draws):
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Give the calls of dropout of a client's step their masks; see Draws."""
-        calls = itertools.count()
+        calls = list[Drop]()
 
-        def replace(inputs: Tensor, probability: float, channels: bool) -> Tensor:
-            (mask,) = self._mask(next(calls), drop_of(inputs, probability, channels), 1)
+        def replace(inputs: Tensor, drop: Drop) -> Tensor | None:
+            # On the way back it gets the same numbers only from a generator, which is set back.
+            if inputs.is_nested or not 0.0 <= drop.kept <= 1.0 or is_computed_anew():
+                return None
+            (mask,) = self._mask(len(calls), drop, 1)
+            calls.append(drop)
             return inputs * mask
 
         with DropoutMode(replace):
             yield
-        self._step += 1
-
-    def backward(self) -> AbstractContextManager[object]:
-        """Return the context of a backward pass; see Draws."""
-        return NoDraws()  # type: ignore[no-untyped-call] # PyTorch's own
+        if calls:
+            self._step += 1
 
     def states(self) -> list[Tensor]:
         """Return the number of the step."""
@@ -215,9 +207,10 @@ class CountedDraws(Draws):
         first = (self._step * MOST_CALLS + call) << 32
         counters = torch.arange(-(-size // 4), device=first.device) + first
         bits = squares(counters, self._keys[:clients].unsqueeze(1)).view(torch.int16)
-        kept = bits[:, :size] < drop.kept * VALUES - VALUES / 2
+        values = math.ceil(drop.kept * VALUES)
+        kept = bits[:, :size] < values - VALUES / 2
         mask = kept.to(drop.dtype).view(clients, *drop.shape)
-        return mask.div_(drop.kept) if drop.kept else mask
+        return mask.mul_(VALUES / values) if values else mask
 
 
 def make_draws(clients: int, device: torch.device) -> Draws:

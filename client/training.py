@@ -5,7 +5,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +32,6 @@ from fairbloom.tasks.task import AnyExamples, is_of_model
 from .augmentation import Augment, make_augmentation
 from .capture import NO_CAPTURE, Capture, find_step
 from .device import autocast, in_double, read_scalars
-from .dropout import Draws, RecomputedError
 from .generators import all_seeded, generators_of, restore_states, seed_all
 from .group_metrics import group_examples, measure_groups
 from .work import Copy, LocalWork, StepsTaken, batches, count_steps, descend, min_batch_of
@@ -98,7 +97,7 @@ def train(
     steps = count_steps(len(examples), work, min_batch)
     taken = 0
 
-    def find_gradients(inputs: Inputs, targets: Tensor) -> list[Tensor | None]:
+    def by_autograd(inputs: Inputs, targets: Tensor) -> None:
         with tensors.draws.alone(), autocast(parameters[0].device, bfloat16=work.bfloat16):
             loss = work.transform(losses_of(model, task, inputs, targets).mean())
         if not loss.requires_grad:
@@ -106,15 +105,7 @@ def train(
                 f"the loss of the model, {type(model).__name__}, does not depend on any parameter,"
                 " so there is nothing to learn: remove .detach(), torch.no_grad() or .numpy()"
             )
-        with nullcontext() if taken else tensors.draws.backward():
-            return gradients_of(loss, parameters)
-
-    def by_autograd(inputs: Inputs, targets: Tensor) -> None:
-        try:
-            gradients = find_gradients(inputs, targets)
-        except RecomputedError:  # from a generator, which is set back, it gets the same ones
-            tensors.draws = Draws(1, parameters[0].device)
-            gradients = find_gradients(inputs, targets)
+        gradients = gradients_of(loss, parameters)
         with torch.no_grad():
             descend(
                 parameters,

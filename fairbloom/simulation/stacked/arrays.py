@@ -1,11 +1,19 @@
 """The arrays of a block of clients that train together."""
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from fairbloom.client.capture import Capture, StepKind, find_unsupported, key_of, make_rate
+from fairbloom.client.capture import (
+    MAX_GRAPHS,
+    Capture,
+    StepKind,
+    find_unsupported,
+    key_of,
+    make_rate,
+)
 from fairbloom.client.dropout import COUNTED, make_draws
 from fairbloom.client.work import LocalWork
 from fairbloom.tasks.optimizers import SGD
@@ -15,9 +23,8 @@ from .blocks import Stretch
 from .optimizers import RowOptimizer
 from .programs import Chain, Program, StepArrays
 
-# Shapes of stretches that are recorded as they come. Where cohorts or clients differ more, each
-# length would have a graph of its own.
-FEW_SHAPES = 8
+# So often a stretch comes before it is taken whole.
+SEEN = 1
 
 
 class BlockArrays(StepKind):
@@ -34,6 +41,7 @@ class BlockArrays(StepKind):
     ) -> None:
         super().__init__(program.model, rate)
         self._program = program
+        self._seen = Counter[Hashable]()
         self.draws = make_draws(len(weights[0]), weights[0].device)
         self.weights = weights
         self.anchor = anchor
@@ -73,14 +81,16 @@ class BlockArrays(StepKind):
         )
 
     def divide(self, stretch: Stretch) -> Iterable[Stretch]:
-        """Return a stretch whole, or after FEW_SHAPES of them in parts of few lengths.
+        """Return a stretch whole if one like it has come before, else step by step.
 
-        A kind of step may be that of one round only, with its learning rate: it begins step by
-        step, so that the round's later steps are recorded ones.
+        Where cohorts or learning rates differ from round to round, so may all stretches: their
+        single steps are alike.
         """
-        if not self.graphs:
+        if stretch.times == 1 or not stretch.shared:
             return stretch.singles()
-        return [stretch] if len(self.steps) < FEW_SHAPES else stretch.powers()
+        like = (stretch.key, *(tensor.shape for tensor in stretch.tensors()))
+        self._seen[like] += len(self.graphs) < MAX_GRAPHS // 2  # the others are for single steps
+        return [stretch] if self._seen[like] > SEEN else stretch.singles()
 
     def changing(self) -> list[Tensor]:
         """Return weights, velocity, the optimizer's tensors and those of dropout."""

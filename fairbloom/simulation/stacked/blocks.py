@@ -23,9 +23,6 @@ from .programs import in_tensors
 # Most steps of a stretch, which one graph may take.
 MOST_STEPS = 32
 
-# Most steps of a stretch.
-MOST_STEPS = 32
-
 # Largest ratio of a block's examples with padding (up to the longest batch) to those without.
 MAX_PADDING = 1.5
 
@@ -127,13 +124,16 @@ class StepBatch:
 class Stretch:
     """Steps of k clients on batches of equal sizes, one after the other, which one graph may take.
 
-    Each step takes `batch`. With `places`, shape (times, k, b), the inputs and targets of `batch`
-    are those of all clients, of which step i takes places[i].
+    Each step takes `batch`. With `places`, shape (times, k, b), step i takes places[i] of `stored`,
+    the examples of all clients, which has the inputs and targets of `batch`. They are `shared` if
+    they are on the device, and the next rounds have the same tensors.
     """
 
     batch: StepBatch
     times: int = 1
     places: Tensor | None = None
+    stored: Examples | None = None
+    shared: bool = True
 
     @property
     def key(self) -> Hashable:
@@ -150,12 +150,13 @@ class Stretch:
             return self.batch.tensors()
         return [self.places] if self.batch.counts is None else [self.places, self.batch.counts]
 
-    def steps(self, tensors: Sequence[Tensor]) -> Iterator[StepBatch]:
-        """Return the steps that are made of such tensors."""
-        if self.places is None:
-            return repeat(self.batch.of_tensors(iter(tensors)), self.times)
-        places, *counts = tensors
-        stored = Examples(self.batch.inputs, self.batch.targets)
+    def steps(self, tensors: Sequence[Tensor] = ()) -> Iterator[StepBatch]:
+        """Return the steps, made of these tensors in the place of its own."""
+        if self.stored is None:
+            batch = self.batch.of_tensors(iter(tensors)) if tensors else self.batch
+            return repeat(batch, self.times)
+        stored = self.stored
+        places, *counts = tensors or self.tensors()
         return (
             StepBatch(*take_rows(stored, each), self.batch.sizes, *(counts or [None]))
             for each in places
@@ -163,16 +164,7 @@ class Stretch:
 
     def singles(self) -> "Iterator[Stretch]":
         """Return each step as a stretch of its own."""
-        return map(Stretch, self.steps(self.tensors()))
-
-    def powers(self) -> "Iterator[Stretch]":
-        """Yield the steps in stretches of 2, 4, 8, … steps: all stretches have few such lengths."""
-        done = 0
-        while left := self.times - done:
-            several = 2 ** (left.bit_length() - 1)
-            places = None if self.places is None else self.places[done : done + several]
-            yield replace(self, times=several, places=places)
-            done += several
+        return map(Stretch, self.steps())
 
 
 def divide_into_blocks(
@@ -224,10 +216,7 @@ def minibatches(
     steps = ([*map(next, orders[:training])] for training in count_training(block))
     for _, equal in groupby(steps, key=lambda chosen: [*map(len, chosen)]):
         while several := [*islice(equal, MOST_STEPS)]:
-            stretch = gather(joined, starts, several)
-            # A graph gathers from tensors on its device that the next rounds have, too.
-            kept = joined.rows is not None and joined.streamed_to is None
-            yield from [stretch] if kept else stretch.singles()
+            yield gather(joined, starts, several)
 
 
 def repeat_step(step: StepBatch, block: Sequence[StackedClient]) -> Iterator[Stretch]:
@@ -242,7 +231,7 @@ def augment_steps(
 ) -> Iterator[Stretch]:
     """Yield the steps with augmented images; each client draws by its seed, as by itself."""
     streams = [augmentation_stream(name, seed) for seed in seeds]
-    for step in chain.from_iterable(each.steps(each.tensors()) for each in stretches):
+    for step in chain.from_iterable(each.steps() for each in stretches):
         draws = [
             torch.from_numpy(stream.random((size, DRAWS)))
             for stream, size in zip(streams, step.sizes, strict=False)
@@ -263,7 +252,7 @@ def full_batch(parts: Sequence[Examples]) -> StepBatch:
     """Return the step that takes all examples of each client."""
     all_of_each = [torch.arange(len(part)) for part in parts]
     stretch = gather(join_tensors(parts), find_starts(parts), [all_of_each])
-    return next(stretch.steps(stretch.tensors()))
+    return next(stretch.steps())
 
 
 def find_starts(parts: Sequence[Examples]) -> Tensor:
@@ -287,9 +276,11 @@ def gather(joined: Examples, starts: Tensor, steps: Sequence[Sequence[Tensor]]) 
         places = torch.where(real, places, places[..., :1])
         counts = move(counts, joined.device)
     places = move(places + starts[: len(sizes)], joined.targets.device)
+    shared = joined.rows is not None and joined.streamed_to is None
     if joined.rows is not None:
         places = joined.rows[places]
-    return Stretch(StepBatch(joined.inputs, joined.targets, sizes, counts), len(steps), places)
+    batch = StepBatch(joined.inputs, joined.targets, sizes, counts)
+    return Stretch(batch, len(steps), places, replace(joined, rows=None), shared)
 
 
 def take_rows(examples: Examples, places: Tensor) -> tuple[Inputs, Tensor]:

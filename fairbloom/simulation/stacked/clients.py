@@ -614,7 +614,7 @@ def train_together(
     elif recorded is not None:
         stretches = chain.from_iterable(map(recorded.divide, stretches))
 
-    def take(stretch: Stretch, tensors: Sequence[Tensor]) -> Tensor:
+    def take(stretch: Stretch, tensors: Sequence[Tensor] = ()) -> Tensor:
         """Take the steps of a stretch; return the mean loss of each client's first batch."""
         means = list[Tensor]()
         for step in stretch.steps(tensors):
@@ -628,7 +628,7 @@ def train_together(
     first_losses = None
     for number, stretch in enumerate(stretches, start=1):
         if recorded is None:
-            losses = take(stretch, stretch.tensors())
+            losses = take(stretch)
         else:
             losses = capture.take(
                 recorded, stretch.key, stretch.tensors(), partial(take, stretch), stretch.times
