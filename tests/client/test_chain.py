@@ -8,6 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fairbloom.client.chain import chain_layers, traced_layers
+from fairbloom.simulation.stacked.programs import Chain, Mapped, Program, make_program
+from fairbloom.tasks import Examples
+
+from .test_capture import task_of
 
 WIDE = 6
 
@@ -124,6 +128,44 @@ class Two(Plain):
 class Tuple(Plain):
     def forward(self, inputs: Tensor) -> Any:
         return self.second(self.first(inputs.flatten(1))), inputs
+
+
+class Sequences(nn.Sequential):
+    """Linear layers of each step of a sequence, whose steps are then flattened."""
+
+    def forward(self, inputs: Tensor) -> Any:
+        return self[1](self[0](inputs).flatten(1))
+
+
+class Precise(Plain):
+    """Computes in float32 under autocast, too."""
+
+    def forward(self, inputs: Tensor) -> Any:
+        with torch.autocast("cpu", enabled=False):
+            return self.second(self.first(inputs.flatten(1)))
+
+
+class Measured(Plain):
+    """Has other outputs without gradients."""
+
+    def forward(self, inputs: Tensor) -> Any:
+        outputs = self.second(self.first(inputs.flatten(1)))
+        return outputs if torch.is_grad_enabled() else 2.0 * outputs
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        (Viewed(), Chain),
+        (Sequences(nn.Linear(3, 4), nn.Linear(8, 6)), Mapped),
+        (Precise(), Mapped),
+        (Measured(), Mapped),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_a_chain_that_is_another_model_is_not_used(model: nn.Module, kind: type[Program]) -> None:
+    examples = Examples(torch.randn(5, 2, 3), torch.randint(WIDE, (5,)))
+    assert isinstance(make_program(model, task_of(model), examples), kind)
 
 
 def hooked() -> nn.Module:

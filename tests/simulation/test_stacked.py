@@ -29,7 +29,12 @@ from fairbloom.server.settings import Settings
 from fairbloom.simulation.choice import choose
 from fairbloom.simulation.clients import LocalClients
 from fairbloom.simulation.run import simulate
-from fairbloom.simulation.stacked.blocks import MAX_PADDING, StackedClient, divide_into_blocks
+from fairbloom.simulation.stacked.blocks import (
+    MAX_PADDING,
+    StackedClient,
+    divide_into_blocks,
+    gather,
+)
 from fairbloom.simulation.stacked.clients import StackedClients
 from fairbloom.simulation.stacked.programs import Chain, Mapped, UnstackableError, make_program
 from fairbloom.strategies import FedAvg
@@ -393,11 +398,13 @@ def test_a_block_beyond_memory_is_computed_in_parts(
 
     def short_of_memory(program: Any, task: Any, rows: Any, *others: Any) -> Any:
         sizes.append(len(rows.arrays[0]))
-        if len(rows.arrays[0]) > 2:
+        if sizes == [4]:
             raise torch.OutOfMemoryError("a made-up card is full")
         return train_together(program, task, rows, *others)
 
     loop, stacked, model = both(config_of())
+    stacked.block = 4
+    stacked.capture = Capture(PlainRecorder())
     expected = loop.train(loop.online(1), model, PLAIN_TERMS)
     monkeypatch.setattr(engine, "train_together", short_of_memory)
     with caplog.at_level(logging.WARNING, "flwr"):
@@ -405,7 +412,9 @@ def test_a_block_beyond_memory_is_computed_in_parts(
         first = len(sizes)
         assert_same_replies(stacked.train(loop.online(1), model, PLAIN_TERMS), expected, 1e-12)
     assert max(sizes[first:]) <= 2  # it is not tried again
+    assert max(sizes[1:first]) == 4  # the round's other blocks were there before
     assert "more memory than is free" in caplog.text
+    assert "one by one" not in caplog.text
 
 
 def test_a_failure_that_is_no_clients_own_is_told(
@@ -421,6 +430,16 @@ def test_a_failure_that_is_no_clients_own_is_told(
     assert_same_replies(ours, loop.train(loop.online(1), model, PLAIN_TERMS), 1e-12)
     assert "computed one by one" in caplog.text
     assert "a fault of the engine" in caplog.text
+
+
+def test_examples_that_stay_outside_come_batch_by_batch() -> None:
+    stored = torch.randn(20, 3), torch.randint(2, (20,))
+    device = torch.device("meta")
+    joined = Examples(*stored, rows=torch.arange(4, 20), streamed_to=device)
+    stretch = gather(joined, torch.tensor([[0], [8]]), [[torch.arange(3), torch.arange(2)]])
+    (step,) = stretch.steps()
+    assert not stretch.shared
+    assert {each.device for each in step.tensors()} == {device}
 
 
 # Blocks -------------------------------------------------------------------------------------------

@@ -15,13 +15,13 @@ from fairbloom.client.capture import (
     make_rate,
 )
 from fairbloom.client.dropout import COUNTED, make_draws
-from fairbloom.client.work import LocalWork
+from fairbloom.client.work import LocalWork, step_fields
 from fairbloom.tasks.optimizers import SGD
 from fairbloom.text import text_if
 
 from .blocks import Stretch
 from .optimizers import RowOptimizer
-from .programs import Chain, Program, StepArrays
+from .programs import ADDED_AT_ONCE, Chain, Program, StepArrays
 
 # So often a stretch comes before it is taken whole.
 SEEN = 1
@@ -113,8 +113,9 @@ def find_recorded(
     others = (*anchor, *shift)
 
     def rate() -> Tensor | None:
-        # A chain multiplies by it as it adds a product to the weights: it must be a number.
-        return None if isinstance(program, Chain) else make_rate(work, weights[0])
+        # A chain that adds products to the weights multiplies them by it: it must be a number.
+        adds = isinstance(program, Chain) and step_fields(work) <= ADDED_AT_ONCE and not shift
+        return None if adds else make_rate(work, weights[0])
 
     def key() -> Hashable:
         return (

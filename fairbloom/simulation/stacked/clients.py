@@ -569,7 +569,7 @@ class _BlockRound(ClientRound):
             watch,
             engine.seeds(block, self._terms, training) if self._program.drops else (),
             engine.capture,
-            engine.block,
+            max(engine.block, len(block)),  # memory may have got too small for further ones
         )
 
     def _add_scores(self, measurement: Measurement, measured: Sequence[Measures]) -> None:

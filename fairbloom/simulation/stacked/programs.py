@@ -308,12 +308,8 @@ def make_program(model: nn.Module, task: Task, examples: AnyExamples) -> Program
         drops = _find_drops(model, task, examples[slice(0, min(3, len(examples)))][0])
         held.restore()
         program: Program = Mapped(model, [*trainable], task.output, drops)
-        if (
-            isinstance(examples.inputs, Tensor)
-            and len(trainable) == len(list(model.parameters()))
-            and (layers := chain_layers(model) or traced_layers(model)) is not None
-        ):
-            program = Chain(layers)
+        if isinstance(examples.inputs, Tensor) and len(trainable) == len(list(model.parameters())):
+            program = _find_chain(model, task, examples) or program
         _check_same(program, model, task, examples)
         if any(held.other_attributes()):  # a kept tensor of mapped clients cannot be used again
             _check_same(program, model, task, examples)
@@ -333,6 +329,35 @@ def make_program(model: nn.Module, task: Task, examples: AnyExamples) -> Program
     if changes_buffers:
         raise UnstackableError("it changes buffers as it trains")
     return program
+
+
+def _find_chain(model: nn.Module, task: Task, examples: Examples) -> Chain | None:
+    """Return the chain that computes a model, None for other models.
+
+    That of a class is compared with the class, also without gradients and in bfloat16: `forward`
+    may depend on both.
+    """
+    if (layers := chain_layers(model)) is not None:
+        return Chain(layers)
+    inputs, _ = examples[slice(0, 3)]
+    device = device_of(inputs)
+    try:
+        with seeded(0, device):
+            layers = traced_layers(model)
+        if layers is None:
+            return None
+        chain = Chain(layers)
+        weights = [parameter.unsqueeze(0) for parameter in model.parameters()]
+        for bfloat16 in (False, True):
+            with torch.no_grad(), autocast(device, bfloat16=bfloat16):
+                expected = outputs_of(model, inputs, task.output)
+                (found,) = chain(weights, map_inputs(inputs, lambda each: each.unsqueeze(0)))
+            if found.dtype != expected.dtype or not torch.allclose(found, expected, rtol=0.1):
+                return None
+        _check_same(chain, model, task, examples)
+    except Exception:  # of a user's code, or of a chain that is another model
+        return None
+    return chain
 
 
 @torch.no_grad()
