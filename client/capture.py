@@ -182,7 +182,7 @@ class FixedStep(StepKind):
         self.set_rate(rate)
 
     def changing(self) -> list[Tensor]:
-        """Return parameters, buffers, velocity, the optimizer's tensors and those of dropout."""
+        """Return parameters, buffers, velocity, the optimizer's tensors and dropout's."""
         return [
             *self.draws.states(),
             *self._parameters,

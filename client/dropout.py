@@ -1,4 +1,4 @@
-"""Dropout, with masks that each client draws by its own seed, alone or with others at once.
+"""Dropout, with masks that each client draws by its own seed, by itself or with others at once.
 
 PyTorch's vmap would draw masks by the place of a client in its block, and so by the memory that is
 free. On the processor each client has a generator. On a card, where such draws would cost a launch
@@ -28,11 +28,11 @@ MOST_CALLS = 2**10
 # The values of the 16 bits that decide about an element.
 VALUES = 2**16
 
-# The key by which seeds become keys: 2**64 over the golden ratio, as a number of torch.int64.
+# The key with which seeds become keys: 2**64 over the golden ratio, as a number of torch.int64.
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 
-# The functions of dropout. Those of channels draw a number for each channel, not for each element;
-# the number of dimensions with which their first one are channels, not examples.
+# The functions of dropout. If they draw a number for each channel, not for each element: the number
+# of dimensions of inputs without a dimension of examples.
 DROPOUTS: dict[Callable[..., Any], int | None] = {
     functional.dropout: None,
     torch.dropout: None,
@@ -77,9 +77,11 @@ class DropoutMode(TorchFunctionMode):
         inputs, probability, training, inplace = _arguments(*args, **given)
         if not training or probability == 0.0:
             return inputs
-        alone = DROPOUTS[func]
-        drawn = 1 if inputs.dim() == alone else 2
-        shape = (*inputs.shape[:drawn], *[1] * (inputs.dim() - drawn)) if alone else inputs.shape
+        unbatched = DROPOUTS[func]
+        shape = inputs.shape
+        if unbatched is not None:
+            drawn = 1 if inputs.dim() == unbatched else 2
+            shape = shape[:drawn] + (1,) * (inputs.dim() - drawn)
         dropped = self._replace(inputs, Drop(tuple(shape), inputs.dtype, 1.0 - probability))
         if dropped is None:
             return func(*args, **given)
@@ -145,7 +147,7 @@ class Draws:
             masks.append(mask.div_(drop.kept) if drop.kept else mask)
         return masks
 
-    def alone(self) -> AbstractContextManager[object]:
+    def for_one(self) -> AbstractContextManager[object]:
         """Return the context of the forward pass of a client's next step by itself."""
         return nullcontext()  # in which it draws from the global generator, seeded alike
 
@@ -180,7 +182,7 @@ class CountedDraws(Draws):
         return masks
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def for_one(self) -> Iterator[None]:
         """Give the calls of dropout of a client's step their masks; see Draws."""
         calls = list[Drop]()
 

@@ -98,7 +98,7 @@ def train(
     taken = 0
 
     def by_autograd(inputs: Inputs, targets: Tensor) -> None:
-        with tensors.draws.alone(), autocast(parameters[0].device, bfloat16=work.bfloat16):
+        with tensors.draws.for_one(), autocast(parameters[0].device, bfloat16=work.bfloat16):
             loss = work.transform(losses_of(model, task, inputs, targets).mean())
         if not loss.requires_grad:
             raise ReportableError(

@@ -1,5 +1,6 @@
 """A class that computes a chain is the chain of its layers, and no other class is."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,179 +16,96 @@ from .test_capture import task_of
 
 WIDE = 6
 
+Forward = Callable[[Any, Tensor], Any]
 
-class Plain(nn.Module):
-    """Two layers, and a last one that only some classes use."""
 
-    def __init__(self) -> None:
+class Net(nn.Module):
+    """Two linear layers, with whatever a test computes of them."""
+
+    def __init__(self, forward: Forward) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first = nn.Sequential(nn.Linear(WIDE, WIDE), nn.Tanh())
+        self.first = nn.Sequential(nn.Tanh(), nn.Linear(WIDE, WIDE))
         self.second = nn.Linear(WIDE, WIDE)
+        self.last: Any = None
+        self._computed = forward
 
     def forward(self, inputs: Tensor) -> Any:
-        return self.second(functional.relu(self.first(torch.flatten(inputs, 1)), inplace=True))
-
-
-class Method(Plain):
-    def forward(self, inputs: Tensor) -> Any:
-        return self.second(self.first(inputs.flatten(start_dim=1)).relu()).sigmoid()
-
-
-class Viewed(Plain):
-    def forward(self, inputs: Tensor) -> Any:
-        rows = inputs.view(inputs.size(0), -1)
-        return self.second(functional.leaky_relu(self.first(rows), 0.3))
-
-
-class Reshaped(Plain):
-    def forward(self, inputs: Tensor) -> Any:
-        rows = inputs.reshape(inputs.shape[0], -1).view(-1, WIDE)
-        return functional.gelu(self.second(self.first(rows)), approximate="tanh")
-
-
-class Keeping(Plain):
-    """Keeps its last outputs."""
-
-    last: object = None
-
-    def forward(self, inputs: Tensor) -> Any:
-        self.last = self.second(self.first(inputs.flatten(1)))
+        self.last = self._computed(self, inputs)
         return self.last
 
 
-@pytest.mark.parametrize("made", [Plain, Method, Viewed, Reshaped, Keeping])
-def test_a_class_is_the_chain_of_its_layers(made: type[nn.Module]) -> None:
-    model = made()
+CHAINS: list[Forward] = [
+    lambda net, x: net.second(functional.relu(net.first(torch.flatten(x, 1)), inplace=True)),
+    lambda net, x: net.second(net.first(x.flatten(start_dim=1)).relu()).sigmoid(),
+    lambda net, x: net.second(functional.leaky_relu(net.first(x.view(x.size(0), -1)), 0.3)),
+    lambda net, x: net.second(net.first(x.reshape(x.shape[0], -1).view(-1, WIDE))),
+    lambda net, x: functional.gelu(net.second(net.first(x.flatten(1))), approximate="tanh"),
+]
+
+
+@pytest.mark.parametrize("forward", CHAINS)
+def test_a_class_is_the_chain_of_its_layers(forward: Forward) -> None:
+    model = Net(forward)
     assert chain_layers(model) is None
     layers = traced_layers(model)
     assert layers is not None
+    assert model.last is None  # it is not traced itself
     inputs = torch.randn(5, 2, WIDE // 2)
-    assert getattr(model, "last", None) is None  # it is not traced itself
     assert torch.equal(nn.Sequential(*layers)(inputs), model(inputs))
     parameters = [each for layer in layers for each in layer.parameters()]
     assert [*map(id, parameters)] == [*map(id, model.parameters())]
 
 
-class Reordered(Plain):
-    def forward(self, inputs: Tensor) -> Any:
-        return self.first(self.second(inputs.flatten(1)))
+def plain(net: Any, inputs: Tensor) -> Any:
+    return net.second(net.first(inputs.flatten(1)))
 
 
-class Again(Plain):
-    def forward(self, inputs: Tensor) -> Any:
-        return self.second(self.second(self.first(inputs.flatten(1))))
+OTHERS: dict[str, Forward] = {
+    "reordered": lambda net, x: net.first(net.second(x.flatten(1))),
+    "again": lambda net, x: net.second(net.second(net.first(x.flatten(1)))),
+    "partly": lambda net, x: net.first(x.flatten(1)),
+    "residual": lambda net, x: plain(net, x) + x.flatten(1),
+    "unused": lambda net, x: [net.first(x.flatten(1)), net.second(x.flatten(1))][1],
+    "branching": lambda net, x: plain(net, x) if x.sum() > 0 else net.second(x),
+    "dropping": lambda net, x: functional.dropout(plain(net, x), 0.5, net.training),
+    "partly flat": lambda net, x: net.second(net.first(x.flatten(1, 2))),
+    "transposed": lambda net, x: plain(net, x.transpose(1, -1)),
+    "tuple": lambda net, x: (plain(net, x), x),
+}
 
 
-class Partly(Plain):
-    def forward(self, inputs: Tensor) -> Any:
-        return self.first(inputs.flatten(1))
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_models_are_no_chain(name: str) -> None:
+    assert traced_layers(Net(OTHERS[name])) is None
+    assert traced_layers(nn.LSTM(WIDE, WIDE)) is None
 
 
-class Residual(Plain):
-    def forward(self, inputs: Tensor) -> Any:
-        rows = inputs.flatten(1)
-        return self.second(self.first(rows)) + rows
+@pytest.mark.parametrize("before", [False, True])
+def test_a_model_with_hooks_is_no_chain(before: bool) -> None:
+    model = Net(plain)
+    assert traced_layers(model) is not None
+    part = model if before else model.first
+    register = part.register_forward_pre_hook if before else part.register_forward_hook
+    register(lambda *_: None)
+    assert traced_layers(model) is None
 
 
-class Around(Plain):
-    """Computes a layer whose outputs it does not use."""
-
-    def forward(self, inputs: Tensor) -> Any:
-        rows = inputs.flatten(1)
-        self.first(rows)
-        return self.second(rows)
-
-
-class Branching(Plain):
-    def forward(self, inputs: Tensor) -> Any:
-        rows = inputs.flatten(1)
-        return self.second(self.first(rows) if rows.sum() > 0 else rows)
-
-
-class Dropping(Plain):
-    def forward(self, inputs: Tensor) -> Any:
-        return self.second(functional.dropout(self.first(inputs.flatten(1)), 0.5, self.training))
-
-
-class Transposed(Plain):
-    def forward(self, inputs: Tensor) -> Any:
-        return self.second(self.first(inputs.flatten(1, 2)))
-
-
-class Turned(Plain):
-    def forward(self, inputs: Tensor) -> Any:
-        return self.second(self.first(inputs.transpose(1, -1).flatten(1)))
-
-
-class Two(Plain):
-    def forward(self, inputs: Tensor, others: Tensor) -> Any:
-        return self.second(self.first(inputs.flatten(1)))
-
-
-class Tuple(Plain):
-    def forward(self, inputs: Tensor) -> Any:
-        return self.second(self.first(inputs.flatten(1))), inputs
-
-
-class Sequences(nn.Sequential):
-    """Linear layers of each step of a sequence, whose steps are then flattened."""
-
-    def forward(self, inputs: Tensor) -> Any:
-        return self[1](self[0](inputs).flatten(1))
-
-
-class Precise(Plain):
-    """Computes in float32 under autocast, too."""
-
-    def forward(self, inputs: Tensor) -> Any:
-        with torch.autocast("cpu", enabled=False):
-            return self.second(self.first(inputs.flatten(1)))
-
-
-class Measured(Plain):
-    """Has other outputs without gradients."""
-
-    def forward(self, inputs: Tensor) -> Any:
-        outputs = self.second(self.first(inputs.flatten(1)))
-        return outputs if torch.is_grad_enabled() else 2.0 * outputs
+def precise(net: Any, inputs: Tensor) -> Any:
+    with torch.autocast("cpu", enabled=False):
+        return plain(net, inputs)
 
 
 @pytest.mark.parametrize(
     ("model", "kind"),
     [
-        (Viewed(), Chain),
-        (Sequences(nn.Linear(3, 4), nn.Linear(8, 6)), Mapped),
-        (Precise(), Mapped),
-        (Measured(), Mapped),
+        (Net(plain), Chain),
+        (Net(lambda net, x: net.second(net.first(x)).flatten(1)), Mapped),
+        (Net(precise), Mapped),
+        (Net(lambda net, x: plain(net, x if torch.is_grad_enabled() else 2.0 * x)), Mapped),
     ],
-    ids=lambda each: type(each).__name__,
 )
 def test_a_chain_that_is_another_model_is_not_used(model: nn.Module, kind: type[Program]) -> None:
-    examples = Examples(torch.randn(5, 2, 3), torch.randint(WIDE, (5,)))
+    """Its forward may depend on gradients and autocast, which the trace does not show."""
+    examples = Examples(torch.randn(5, 1, WIDE), torch.randint(WIDE, (5,)))
     assert isinstance(make_program(model, task_of(model), examples), kind)
-
-
-def hooked() -> nn.Module:
-    model = Plain()
-    model.first.register_forward_hook(lambda *_: None)
-    return model
-
-
-def hooked_before() -> nn.Module:
-    model = Plain()
-    model.register_forward_pre_hook(lambda *_: None)
-    return model
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        *(Reordered, Again, Partly, Residual, Around, Branching, Dropping, Transposed, Turned, Two),
-        Tuple,
-        *(hooked, hooked_before),
-        lambda: nn.LSTM(WIDE, WIDE),
-    ],
-)
-def test_other_models_are_no_chain(made: Any) -> None:
-    assert traced_layers(made()) is None

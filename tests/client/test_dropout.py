@@ -30,7 +30,7 @@ def masks_alone(draws: Draws, sizes: Sequence[int]) -> list[Tensor]:
     steps = []
     for size in sizes:
         inputs = [torch.ones(size, 5, 4), torch.ones(size, 6, 3, 2, dtype=torch.bfloat16)]
-        with draws.alone():
+        with draws.for_one():
             outputs = (nn.functional.dropout(inputs[0], 0.25), nn.functional.dropout2d(inputs[1]))
         steps.append(torch.cat([each.float().flatten() for each in outputs]))
     return steps
@@ -94,17 +94,11 @@ def test_masks_of_clients_steps_and_calls_are_independent() -> None:
         assert chisquare(pairs).pvalue > 1e-5
 
 
-def test_each_value_of_each_byte_comes_as_often() -> None:
-    bits = squares(torch.arange(100_000), squares(torch.tensor(3), 2**62 + 1) | 1)
-    for column in bits.view(torch.uint8).reshape(-1, 8).T:
-        assert chisquare(np.bincount(column.numpy(), minlength=256)).pvalue > 1e-4
-
-
 @pytest.mark.parametrize("inplace", [False, True])
 def test_dropout_in_place_changes_its_inputs(inplace: bool) -> None:
     inputs = torch.ones(2, 50, requires_grad=True)
     hidden = inputs * 1.0
-    with counted(1).alone():
+    with counted(1).for_one():
         outputs = nn.functional.dropout(hidden, 0.5, inplace=inplace)
     assert torch.equal(hidden, outputs) == inplace
     (gradient,) = torch.autograd.grad(hidden.sum() if inplace else outputs.sum(), inputs)
@@ -133,7 +127,7 @@ def test_a_part_that_is_computed_anew_has_the_same_masks(reentrant: bool) -> Non
     direction = torch.randn_like(weight)
 
     def loss() -> Tensor:
-        with seeded(3, CPU), counted(3).alone():
+        with seeded(3, CPU), counted(3).for_one():
             return model(inputs).square().sum()
 
     loss().backward()

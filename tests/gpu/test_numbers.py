@@ -9,8 +9,6 @@ Steps recorded as CUDA graphs against ordinary ones, on a card.
 
 What stays on a card, what comes to it batch by batch, and several processes on one card.
 
-Tensors and generators of a card.
-
 A card at its limits: kills, models that do not fit, asserts, and memory that must come back.
 """
 
@@ -29,12 +27,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-from torch import nn
 
 from benchmarks.deployment import federation, names
 from fairbloom.client.capture import CudaRecorder
 from fairbloom.client.local import _load_for_device
-from fairbloom.client.training import seeded
 from fairbloom.errors import FairbloomError
 from fairbloom.rounds.layout import Layout
 from fairbloom.rounds.updates import Updates
@@ -363,19 +359,6 @@ def test_a_run_on_the_second_card_leaves_the_first(card: torch.device, tmp_path:
     run(tmp_path / "run", device="cuda:1", **PLAIN)
     assert torch.cuda.memory_allocated(0) == before
     assert torch.cuda.memory_allocated(1)
-
-
-@pytest.mark.gpu
-def test_dropout_on_a_card_is_seeded_and_leaves_its_generator(card: torch.device) -> None:
-    dropout = nn.Dropout(0.5).train()
-    ones = torch.ones(100, device=card)
-    before = torch.cuda.get_rng_state(card)
-    drawn = []
-    for _ in range(2):
-        with seeded(7, card):
-            drawn.append(dropout(ones))
-    assert torch.equal(*drawn)
-    assert torch.equal(torch.cuda.get_rng_state(card), before)
 
 
 ROUNDS = 60

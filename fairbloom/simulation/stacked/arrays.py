@@ -93,7 +93,7 @@ class BlockArrays(StepKind):
         return [stretch] if self._seen[like] > SEEN else stretch.singles()
 
     def changing(self) -> list[Tensor]:
-        """Return weights, velocity, the optimizer's tensors and those of dropout."""
+        """Return weights, velocity, the optimizer's tensors and dropout's."""
         return [*self.weights, *self._states(), *self.draws.states()]
 
     def _states(self) -> list[Tensor]:

@@ -396,7 +396,7 @@ def _draws_alike(program: Program, model: nn.Module, task: Task, examples: Examp
         if not torch.allclose(masked, together[row], rtol=1e-3, atol=1e-5):
             raise UnstackableError("its dropout differs for several clients at once")
         draws.begin([seed])
-        with seeded(seed, device), draws.alone(), torch.enable_grad():
+        with seeded(seed, device), draws.for_one(), torch.enable_grad():
             single = outputs_of(model, inputs, task.output)
         alike &= torch.allclose(single, together[row], rtol=1e-3, atol=1e-5)
     return alike
