@@ -40,7 +40,6 @@ from fairbloom.rounds.vectors import Vectors, gram_matrices, weighted_sum
 from fairbloom.server.checkpoint import load_model
 from fairbloom.server.fairness import percent_improved, summarize
 from fairbloom.server.run_folder.csv_rows import MEASURES, ClientRows, round_columns
-from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.server.settings import Settings
 from fairbloom.simulation import clients, memory
 from fairbloom.simulation.choice import RECORDED, Choice
@@ -286,14 +285,12 @@ def test_updates_that_do_not_fit_stay_with_the_processor() -> None:
 def test_updates_are_gone_before_the_next_round(engine: str, method: str, tmp_path: Path) -> None:
     """Without garbage collection, which may come rounds later."""
     counts = list[int]()
-
-    def count(_recorded: RecordedRound) -> None:
-        counts.append(sum(isinstance(each, Updates) for each in gc.get_objects()))
-
-    gc.collect()
     gc.disable()
     try:
-        simulate(small(tmp_path / "run", engine=engine, method=method, num_rounds=4), count)
+        simulate(
+            small(tmp_path / "run", engine=engine, method=method, num_rounds=4),
+            lambda _: counts.append(sum(isinstance(each, Updates) for each in gc.get_objects())),
+        )
     finally:
         gc.enable()
     assert counts[1:] == counts[:-1]
