@@ -2,6 +2,7 @@
 
 import copy
 import operator
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -32,7 +33,7 @@ ELEMENTWISE: tuple[type[nn.Module], ...] = (
 
 
 # The same as functions and methods.
-FUNCTIONS = {
+FUNCTIONS: dict[Any, type[nn.Module]] = {
     **{functional.relu: nn.ReLU, torch.relu: nn.ReLU, "relu": nn.ReLU, functional.gelu: nn.GELU},
     **{functional.leaky_relu: nn.LeakyReLU, functional.elu: nn.ELU, functional.silu: nn.SiLU},
     **{functional.tanh: nn.Tanh, torch.tanh: nn.Tanh, "tanh": nn.Tanh},
@@ -93,7 +94,7 @@ def _layers_of(call: fx.Node, model: nn.Module) -> list[nn.Module] | None:
     named = {name: value for name, value in call.kwargs.items() if name != "inplace"}
     others = [*call.args[1:], *named.values()]
     if call.op == "call_module" and not others:
-        return chain_layers(model.get_submodule(call.target))
+        return chain_layers(model.get_submodule(str(call.target)))
     if call.target in FUNCTIONS and len(call.args) == 1:
         return [FUNCTIONS[call.target](**named)]
     flat = call.target in (torch.flatten, "flatten") and others == [1]

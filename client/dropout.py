@@ -190,9 +190,9 @@ class CountedDraws(Draws):
             # On the way back it gets the same numbers only from a generator, which is set back.
             if inputs.is_nested or not 0.0 <= drop.kept <= 1.0 or is_computed_anew():
                 return None
-            (mask,) = self._mask(len(calls), drop, 1)
+            mask = self._mask(len(calls), drop, 1)
             calls.append(drop)
-            return inputs * mask
+            return inputs * mask[0]
 
         with DropoutMode(replace):
             yield

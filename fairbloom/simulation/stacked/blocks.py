@@ -158,7 +158,7 @@ class Stretch:
         stored = self.stored
         places, *counts = tensors or self.tensors()
         return (
-            StepBatch(*take_rows(stored, each), self.batch.sizes, *(counts or [None]))
+            StepBatch(*take_rows(stored, each), self.batch.sizes, next(iter(counts), None))
             for each in places
         )
 
