@@ -28,16 +28,13 @@ MOST_CALLS = 2**10
 # The values of the 16 bits that decide about an element.
 VALUES = 2**16
 
-# The key with which seeds become keys: 2**64 over the golden ratio, as a number of torch.int64.
-GOLDEN = 0x9E3779B97F4A7C15 - 2**64
-
 # The functions of dropout. If they draw a number for each channel, not for each element: the number
-# of dimensions of inputs without a dimension of examples.
+# of dimensions of inputs without a dimension of examples, 0 if they take none.
 DROPOUTS: dict[Callable[..., Any], int | None] = {
     functional.dropout: None,
     torch.dropout: None,
     functional.dropout1d: 2,
-    functional.dropout2d: 2,
+    functional.dropout2d: 0,
     functional.dropout3d: 4,
 }
 
@@ -125,13 +122,12 @@ def with_masks(masks: Iterator[Tensor]) -> DropoutMode:
 class Draws:
     """What the dropout of clients draws, each by its own seed, from PyTorch's generators."""
 
-    def __init__(self, clients: int, device: torch.device) -> None:
-        self._generators = [torch.Generator(device) for _ in range(clients)]
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
 
     def begin(self, seeds: Sequence[int]) -> None:
-        """Prepare the first step of clients with these seeds, below 2**63."""
-        for generator, seed in zip(self._generators, seeds, strict=False):
-            generator.manual_seed(seed)
+        """Prepare the first step of clients with these seeds, random numbers below 2**63."""
+        self._generators = [torch.Generator(self._device).manual_seed(seed) for seed in seeds]
 
     def masks(self, drops: Sequence[Drop], sizes: Sequence[int]) -> list[Tensor]:
         """Return the mask of each call of dropout, shape (k, b, …), for the next step.
@@ -141,7 +137,7 @@ class Draws:
         masks = []
         for drop in drops:
             shape = (len(sizes), max(sizes), *drop.shape[1:])
-            mask = torch.zeros(shape, dtype=drop.dtype, device=self._generators[0].device)
+            mask = torch.zeros(shape, dtype=drop.dtype, device=self._device)
             for row, (generator, size) in enumerate(zip(self._generators, sizes, strict=False)):
                 mask[row, :size].bernoulli_(drop.kept, generator=generator)
             masks.append(mask.div_(drop.kept) if drop.kept else mask)
@@ -168,7 +164,7 @@ class CountedDraws(Draws):
 
     def begin(self, seeds: Sequence[int]) -> None:
         """Prepare the first step; see Draws."""
-        keys = squares(torch.tensor(seeds, dtype=torch.int64), GOLDEN) | 1
+        keys = torch.tensor(seeds, dtype=torch.int64) | 1
         self._keys[: len(seeds)] = move(keys, self._keys.device)
         self._step.zero_()
 
@@ -178,7 +174,8 @@ class CountedDraws(Draws):
             self._mask(call, drop._replace(shape=(max(sizes), *drop.shape[1:])), len(sizes))
             for call, drop in enumerate(drops)
         ]
-        self._step += 1
+        if masks:
+            self._step += 1
         return masks
 
     @contextmanager
@@ -218,15 +215,15 @@ class CountedDraws(Draws):
 def make_draws(clients: int, device: torch.device) -> Draws:
     """Return the draws of so many clients on a device."""
     counted = device.type in COUNTED
-    return CountedDraws(clients, device) if counted else Draws(clients, device)
+    return CountedDraws(clients, device) if counted else Draws(device)
 
 
-def squares(counters: Tensor, keys: Tensor | int) -> Tensor:
+def squares(counters: Tensor, keys: Tensor) -> Tensor:
     """Return 64 random bits for each counter and key, all of torch.int64.
 
     Source: Widynski, "Squares: A Fast Counter-Based RNG" (2020), with five rounds.
 
-    Departures: the paper chooses keys by their digits; here a key is any number with many digits.
+    Departures: the paper chooses keys by their digits; here a key is a random odd number.
     """
     once = counters * keys  # modulo 2**64, as all products and sums here
     twice = once + keys

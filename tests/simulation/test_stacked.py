@@ -161,7 +161,7 @@ def test_masks_do_not_depend_on_the_size_of_a_block() -> None:
 
 
 def test_clients_of_other_seeds_draw_other_masks() -> None:
-    draws = Draws(3, torch.device("cpu"))
+    draws = Draws(torch.device("cpu"))
     draws.begin([1, 1, 2])
     (mask,) = draws.masks([Drop((1, 50), torch.float32, 0.5)], [3, 3, 2])
     assert torch.equal(mask[0], mask[1])
