@@ -12,8 +12,8 @@ from fairbloom.server.settings import Settings
 
 from .measuring import Side
 
+# Calls in which the processor waits for the card.
 WAITS = ("cudaDeviceSynchronize", "cudaEventSynchronize", "cudaStreamSynchronize")
-"""Calls in which the processor waits for the card."""
 
 SAMPLE = (
     "nvidia-smi",

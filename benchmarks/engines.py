@@ -2,7 +2,7 @@
 
 A round's seconds are measured over a whole run from its first row to its end, with records,
 checkpoints and the evaluation of all clients after the last round. All sides are measured in turn,
-repeatedly, in this process; the plain loop has PyTorch's default number of threads and precision.
+repeatedly, in this process; the plain loop has PyTorch's default number of threads.
 Ratios are computed within a repeat, so that both sides meet the same load. `flwr run` has one node
 per client, each on one processor core; the 10 to 17 s in which Ray starts are left out.
 """

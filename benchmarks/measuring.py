@@ -16,8 +16,8 @@ from fairbloom.server.run_folder.recorded import RecordedRound
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 
+# In a shorter run, the evaluation after the last round would count too much.
 MIN_ROUNDS = 4
-"""In a shorter run, the evaluation after the last round would count too much."""
 
 MAX_ROUNDS = 5_000
 

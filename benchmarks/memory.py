@@ -26,8 +26,8 @@ from .processes import family, pss
 from .tables import Row, parser_of, print_machine, print_row, print_table
 from .workloads import WORKLOADS, Workload
 
+# Between two readings of the processes' memory.
 SECONDS = 0.05
-"""Between two readings of the processes' memory."""
 
 FIXED = 500.0
 """Promised megabytes, without data and models."""

@@ -5,8 +5,8 @@ each, 50 a round, batches of 10, one epoch, its network with dropout. resnet and
 eleven million parameters and ten clients, all in each round, and are not given to pfl-research.
 
 A round's seconds are measured over a whole run after its first round, with records and checkpoints;
-one client is evaluated after the last round. Ratios are computed within a repeat. The plain loop
-and pfl-research have PyTorch's default precision, which is TF32 in the convolutions of a card.
+one client is evaluated after the last round. Ratios are computed within a repeat, to the plain loop
+of the same precision. pfl-research has PyTorch's default, which is TF32 in convolutions of a card.
 
 pfl-research 0.6 is installed once, for Python up to 3.12:
 
@@ -15,6 +15,7 @@ pfl-research 0.6 is installed once, for Python up to 3.12:
 
 import os
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,8 +31,8 @@ from .workloads import COLOURED, IMAGES, TEXT, WORKLOADS, Workload
 
 PLAIN = "plain"
 PFL = "pfl-research"
+# How long the card is watched.
 BUSY_SECONDS = 20.0
-"""How long the card is watched."""
 
 NETWORKS = {
     "cnn": Workload(
@@ -74,7 +75,9 @@ def main() -> None:
     }
     rows: list[Row] = []
     for name in chosen.workloads:
-        sides: dict[str, Side] = {PLAIN: plain_loop}
+        sides: dict[str, Side] = {
+            f"{PLAIN}, {precision}": partial(plain_in, precision) for precision in chosen.precisions
+        }
         if name == "cnn":
             for count in dict.fromkeys(chosen.processes):
                 sides[f"{PFL}, processes: {count}"] = Research(count, chosen.pfl)
@@ -93,6 +96,11 @@ def main() -> None:
         print_table("The card", rows_of_card(chosen.device), as_csv=chosen.csv)
 
 
+def plain_in(precision: str, settings: Settings) -> float:
+    """Return the seconds per round of the plain loop in a precision."""
+    return plain_loop(settings.model_copy(update={"precision": precision}))
+
+
 def settings_of(workload: Workload, device: str) -> Settings:
     """Return the settings of a run that evaluates one client, after its last round."""
     return workload.settings(
@@ -109,8 +117,8 @@ def compared(
     for side, measured in found.items():
         row: dict[str, object] = {"by": side, "a round": measured}
         if side in engines:
-            if PLAIN in found:
-                row["times as fast as the plain loop"] = times(found[PLAIN], measured)
+            if plain := found.get(f"{PLAIN}, {side.partition(', ')[2]}"):
+                row["times as fast as the plain loop"] = times(plain, measured)
             if research and best is not None:
                 row["as pfl-research, one process"] = times(research[0], measured)
                 row["as its best"] = times(best, measured)

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from fairbloom.client.device import autocast, computing_in
 from fairbloom.rounds.sampling import share
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import Task, load_task
 from fairbloom.tasks.optimizers import make_optimizer, optimizer_in
 
+# PyTorch's default number of threads, read before anything has changed it.
 THREADS = torch.get_num_threads()
-"""PyTorch's default number of threads, read before anything has changed it."""
 
 TEST_BATCH = 64
 
@@ -26,7 +27,7 @@ def plain_loop(settings: Settings) -> float:
 
     Data, model, numbers of clients and steps are the same, and averages are by examples. A share
     `fraction-evaluate` of the clients' test sets is evaluated after the last round, and after every
-    `evaluate-every` rounds. Nothing is written to disk.
+    `evaluate-every` rounds. Nothing is written to disk. Steps have the settings' precision.
     """
     task = load_task(settings)
     device = torch.device(settings.device)
@@ -37,7 +38,7 @@ def plain_loop(settings: Settings) -> float:
     evaluated = [*test.values()][: share(settings.fraction_evaluate, len(test), 1)]
     draws = random.Random(settings.seed)  # noqa: S311 (nothing is secret)
     started = time.perf_counter()
-    with default_threads():
+    with default_threads(), computing_in(settings.precision, device):
         for number in range(1, settings.num_rounds + 1):
             drawn = draws.sample(sorted(train), wanted)
             train_round(model, task, [train[name] for name in drawn], settings)
@@ -83,8 +84,9 @@ def train_round(
                 part, batch_size=settings.batch_size or len(part), shuffle=True
             ):
                 optimizer.zero_grad()
-                outputs = model(inputs.to(device))
-                task.loss(outputs, targets.to(device)).mean().backward()  # type: ignore[no-untyped-call]
+                with autocast(device, bfloat16=settings.precision == "bfloat16"):
+                    loss = task.loss(model(inputs.to(device)), targets.to(device)).mean()
+                loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
         for name, array in model.state_dict().items():
             total[name] += array * (len(part) / examples)
