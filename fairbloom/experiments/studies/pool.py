@@ -21,7 +21,7 @@ from fairbloom.imports import check_seen
 from fairbloom.protocol.settings import SettingsError
 from fairbloom.server.run_folder.checks import check_folder, check_same_data
 from fairbloom.server.settings import Settings
-from fairbloom.system.supervise import hold_signals, release_signals
+from fairbloom.system.supervise import finish_first, hold_signals, release_signals
 from fairbloom.tasks import check_data, digests
 
 from ..study import Runs
@@ -76,8 +76,9 @@ def run_in_processes(runs: Runs, jobs: int, log_level: int, ended: Ended) -> Non
         opened.enter_context(hide_main())
         try:
             # Ctrl-C goes to all processes of a terminal: a worker that is still importing would
-            # print its traceback.
-            with hold_signals(signal.SIGINT):
+            # print its traceback, and so would one that this process stops to start. A thread
+            # of this process may get the signal, which none of them holds back.
+            with finish_first(), hold_signals(signal.SIGINT):
                 started = {
                     pool.submit(run_quietly, run, log_level): name for name, run in runs.items()
                 }
