@@ -184,7 +184,7 @@ class FixedStep(StepKind):
     def changing(self) -> list[Tensor]:
         """Return parameters, buffers, velocity, the optimizer's tensors and dropout's."""
         return [
-            *self.draws.states(),
+            *self.draws.states,
             *self._parameters,
             *self.model.buffers(),
             *self.velocity,

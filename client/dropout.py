@@ -120,7 +120,12 @@ def with_masks(masks: Iterator[Tensor]) -> DropoutMode:
 
 
 class Draws:
-    """What the dropout of clients draws, each by its own seed, from PyTorch's generators."""
+    """What the dropout of clients draws, each by its own seed, from PyTorch's generators.
+
+    `states` are the tensors that a step changes.
+    """
+
+    states: Sequence[Tensor] = ()
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -147,10 +152,6 @@ class Draws:
         """Return the context of the forward pass of a client's next step by itself."""
         return nullcontext()  # in which it draws from the global generator, seeded alike
 
-    def states(self) -> list[Tensor]:
-        """Return the tensors that a step changes."""
-        return []
-
 
 class CountedDraws(Draws):
     """Masks that are a function of a client's seed, its step, the call and the place in the mask.
@@ -161,6 +162,7 @@ class CountedDraws(Draws):
     def __init__(self, clients: int, device: torch.device) -> None:
         self._keys = torch.zeros(clients, dtype=torch.int64, device=device)
         self._step = torch.zeros((), dtype=torch.int64, device=device)
+        self.states = [self._step]
 
     def begin(self, seeds: Sequence[int]) -> None:
         """Prepare the first step; see Draws."""
@@ -195,10 +197,6 @@ class CountedDraws(Draws):
             yield
         if calls:
             self._step += 1
-
-    def states(self) -> list[Tensor]:
-        """Return the number of the step."""
-        return [self._step]
 
     def _mask(self, call: int, drop: Drop, clients: int) -> Tensor:
         """Return the masks of the first clients, shape (clients, *drop.shape)."""

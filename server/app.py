@@ -328,7 +328,6 @@ def federate(
         if recorder.finished:  # the process that was waited for has finished the run
             log_finished(path)
             return path
-        recorder.begin()
         write_initial_files(
             path, RunStart(task, data, choice, deployed, find_task(settings.task).is_user_defined)
         )

@@ -7,6 +7,7 @@ import secrets
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from datetime import date
 from importlib.metadata import version
@@ -31,6 +32,7 @@ from fairbloom.protocol.settings import RunSettings
 from fairbloom.rounds.round import Round
 from fairbloom.strategies import FairStrategy
 from fairbloom.system.files import sync_folder
+from fairbloom.system.supervise import finish_first
 
 from ..checkpoint import Arrays, list_checkpoints, load_last, save_round
 from ..settings import find_grown
@@ -278,11 +280,13 @@ class RunRecorder:
             if arrays is None:
                 rows = ROUNDS.read(self.path)
                 # A second checkpoint is begun once the first is written, and then a third round.
-                if self._count_due(rows[:-1]) > int(self.in_process):
+                unwritten = self.in_process and not is_finished(self.path)
+                if self._count_due(rows[:-1]) > int(unwritten):
                     raise RunFolderError(
                         f"{self.path} has rows of {len(rows)} rounds and no checkpoint: restore the"
                         f" folder {CHECKPOINTS.name} from a copy, or choose another folder (--out)"
                     )
+                self._checkpoints.mkdir(exist_ok=True)
                 for table in self._tables:
                     table.begin()
                 return None
@@ -407,9 +411,11 @@ class RunRecorder:
                     BEST.write(self.path, _to_numpy(best), {**self._about, **about})
                 save_round(self._checkpoints, number, _to_numpy(arrays), state, before)
 
+        self._saving = None
         if self.in_process:
-            self._saving = self._writer.submit(write)
-        else:
+            with suppress(RuntimeError):  # at the end of a program no thread begins any more
+                self._saving = self._writer.submit(write)
+        if self._saving is None:
             write()
         self.saved = number
         self._unsaved = None
@@ -423,7 +429,8 @@ class RunRecorder:
 
     def close(self) -> None:
         """End the thread that writes checkpoints, once it is done; see `flush`."""
-        self._writer.shutdown()
+        with finish_first():  # a second Ctrl-C would free the folder while it is written to
+            self._writer.shutdown()
         self.flush()
 
     def finish(self, arrays: Arrays) -> None:

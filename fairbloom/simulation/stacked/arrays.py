@@ -94,7 +94,7 @@ class BlockArrays(StepKind):
 
     def changing(self) -> list[Tensor]:
         """Return weights, velocity, the optimizer's tensors and dropout's."""
-        return [*self.weights, *self._states(), *self.draws.states()]
+        return [*self.weights, *self._states(), *self.draws.states]
 
     def _states(self) -> list[Tensor]:
         return [*self.velocity, *([] if self.optimizer is None else self.optimizer.states())]
@@ -136,8 +136,9 @@ def find_recorded(
         return made
 
     def why_not() -> str:
-        counted = not program.drops or weights[0].device.type in COUNTED
-        drawn = "dropout draws from generators of the processor"
-        return find_unsupported(program.model, work) or text_if(not counted, drawn)
+        drawn = program.drops and weights[0].device.type not in COUNTED
+        return find_unsupported(program.model, work) or text_if(
+            drawn, "dropout draws from generators of the processor"
+        )
 
     return capture.find_kind(key, make, why_not)

@@ -340,16 +340,15 @@ def _find_chain(model: nn.Module, task: Task, examples: Examples) -> Chain | Non
     if (layers := chain_layers(model)) is not None:
         return Chain(layers)
     inputs, _ = examples[slice(0, 3)]
-    device = device_of(inputs)
     try:
-        with seeded(0, device):
+        with seeded(0, examples.device):
             layers = traced_layers(model)
         if layers is None:
             return None
         chain = Chain(layers)
         weights = [parameter.unsqueeze(0) for parameter in model.parameters()]
         for bfloat16 in (False, True):
-            with torch.no_grad(), autocast(device, bfloat16=bfloat16):
+            with torch.no_grad(), autocast(examples.device, bfloat16=bfloat16):
                 expected = outputs_of(model, inputs, task.output)
                 (found,) = chain(weights, map_inputs(inputs, lambda each: each.unsqueeze(0)))
             if found.dtype != expected.dtype or not torch.allclose(found, expected, rtol=0.1):

@@ -1,6 +1,7 @@
 """The run folder: which run it belongs to, and its content after a crash."""
 
 import os
+import shutil
 import threading
 import tomllib
 from collections.abc import Callable, Mapping
@@ -431,6 +432,16 @@ def test_rows_of_two_checkpoints_that_are_not_there_are_dropped(
     assert rounds_in(tmp_path / "rounds.csv") == list(range(1, before + 1))
 
 
+def test_a_finished_run_without_its_checkpoints_stays_as_it_is(tmp_path: Path) -> None:
+    """Its first checkpoint was written before its model."""
+    with checkpoints_every(1):
+        folder = run(tmp_path / "run", num_rounds=2)
+        shutil.rmtree(folder / "checkpoint")
+        with pytest.raises(RunFolderError, match="no checkpoint"):
+            run(folder, num_rounds=3)
+    assert is_finished(folder)
+
+
 # A thread that writes checkpoints ------------------------------------------------------------------
 
 
@@ -458,6 +469,14 @@ def test_a_round_is_recorded_while_a_checkpoint_is_written(
     np.testing.assert_array_equal(model["w"], np.full(3, 1.0))
     assert state["strategy"]["round"] == state["best"]["round"] == 1
     assert state["participations"]["rounds_asked"] == {"a": 1}
+
+
+def test_a_checkpoint_needs_no_thread(tmp_path: Path) -> None:
+    """None begins once a program is over, whose threads may still train."""
+    folder = shared(tmp_path)
+    folder._writer.shutdown()
+    record(folder, 1, 0.6)
+    assert saved(tmp_path) == [1]
 
 
 @pytest.mark.parametrize(
