@@ -107,7 +107,7 @@ def test_a_comparison_that_is_under_way_says_how_far_it_is(
     there: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (there / "runs" / "cmp" / "runs" / "fedavg-seed0" / "model.safetensors").unlink()
-    said = "cmp has 1 of 2 runs: the same command continues"
+    said = "cmp has 1 of 2 runs: the command that began it continues it"
     assert said in refusal(capsys, "show", "runs/cmp")
 
 
@@ -133,7 +133,7 @@ def test_a_figure_is_called_as_asked_and_nothing_else_is_written(
     ("words", "message"),
     [
         (("no-where",), "no-where: name the folder of a run or a study"),
-        (("runs",), "runs is not a run folder: it has no config.toml; name a run folder in it"),
+        (("runs",), "runs is not a run folder: it has no config.toml; name that of a run"),
         (("runs/cmp", "--score", "los"), "score = 'los': did you mean loss?"),
         (("runs/a", "--figure", "drawn.jpg"), "end the name in .pdf, .svg, .png"),
     ],

@@ -94,7 +94,7 @@ def joining_section(comparison: Comparison) -> Section | None:
     if not comparison.joining:
         how = (
             "Training alone is not among the methods, so it is not known whether joining pays: add"
-            " local to --methods, in the same folder."
+            " local to --methods, in the same folder, or runs of local to --runs."
         )
         return None if comparison.trained_alone else notes_section("joining", JOINING, [how])
     digits = Digits(comparison.gain_decimals)

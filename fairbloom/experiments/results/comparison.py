@@ -37,7 +37,8 @@ def read_comparison(folder: Path, study: Study, score: str = "") -> "Comparison"
     if unfinished := study.unfinished(folder):
         whole = len(study.arms) * len(study.seeds)
         raise RunFolderError(
-            f"{folder} has {whole - len(unfinished)} of {whole} runs: the same command continues"
+            f"{folder} has {whole - len(unfinished)} of {whole} runs: the command that began it"
+            " continues it"
         )
     plan = study.finished
     runs = {

@@ -109,7 +109,7 @@ def load(folder: str | os.PathLike[str], score: str = "") -> "Run":
     raise_first(
         {
             f"no folder {path}: name the folder of a run or a study": not path.exists(),
-            f"{path} is not a run folder: it has no {CONFIG.name}; name a run folder in it": (
+            f"{path} is not a run folder: it has no {CONFIG.name}; name that of a run": (
                 not is_run_folder(path)
             ),
         },
