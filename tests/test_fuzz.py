@@ -115,8 +115,9 @@ def taken_of(given: Mapping[str, Any]) -> Structure:
     settings = Settings.of(given)
     check_used(given, [settings.method], settings.task)
     taken = settings.run_config()
-    # case is ignored
-    spelt = {key: str(taken[key]).lower() for key in ("method", "optimizer")}
+    # case is ignored, and a name may look like a number
+    names = ("method", "optimizer", "training-clients", "scores")
+    spelt = {key: str(taken[key]).lower() for key in names}
 
     def again(key: str) -> Structure:
         return given[key] if str(given[key]).lower() == spelt.get(key) else taken[key]
@@ -236,7 +237,8 @@ def read_csv(path: Path) -> Structure:
 
 def columns_of(structure: Structure) -> Structure:
     header = [text_of(name).strip() for name in structure["header"]]
-    rows = [[text_of(cell).strip() for cell in row] for row in structure["rows"]]
+    named = all(len(row) == len(header) + 1 for row in structure["rows"])  # as R names rows
+    rows = [[text_of(cell).strip() for cell in row[named:]] for row in structure["rows"]]
     assert len({*header}) == len(header)
     return {name: [row[k] for row in rows if any(row)] for k, name in enumerate(header)}
 
@@ -416,9 +418,9 @@ KINDS: Mapping[str, Kind] = {
         GROUPED,
         as_json,
         in_json(files.GROUPED),
-        lambda structure: {  # older folders have no unit of a score
+        lambda structure: {  # what a score need not have
             **structure,
-            "scores": [{"measured_in": "", **each} for each in structure["scores"]],
+            "scores": [{"measured_in": "", "noisy": False, **each} for each in structure["scores"]],
         },
     ),
     "a preprocessing": Kind(
