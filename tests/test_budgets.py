@@ -55,7 +55,7 @@ SLACK = 1.03
 WHOLE = 34_900
 
 # The most statements in all tests: two for each that an issue may add are in it.
-TESTS = 44_130
+TESTS = 44_150
 
 # The most statements in the scripts of docs/ and benchmarks/.
 SCRIPTS = 3_950

@@ -420,7 +420,10 @@ KINDS: Mapping[str, Kind] = {
         in_json(files.GROUPED),
         lambda structure: {  # what a score need not have
             **structure,
-            "scores": [{"measured_in": "", "noisy": False, **each} for each in structure["scores"]],
+            "scores": [
+                {"measured_in": "", "noisy": False, "by": None, **each}
+                for each in structure["scores"]
+            ],
         },
     ),
     "a preprocessing": Kind(

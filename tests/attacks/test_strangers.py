@@ -258,14 +258,18 @@ def lund(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         yield runtime
 
 
-def submit(lund: Deployment, schema: str, code: int = 0) -> None:
-    """Submit a run with a schema and a folder of its own."""
+def submit(lund: Deployment, schema: str, *, accepted: bool = True) -> None:
+    """Submit a run with a schema and a folder of its own; one that is not accepted is stopped."""
     number = len([*lund.home.glob("schema-*.toml")])
     path = lund.home / f"schema-{number}.toml"
     path.write_text(schema)
-    lund.submit(
-        {**SETTINGS, "schema": str(path), "out": str(lund.home / f"run-{number}")}, code=code
+    submitted = lund.submitting(
+        {**SETTINGS, "schema": str(path), "out": str(lund.home / f"run-{number}")}
     )
+    if not accepted:
+        lund.wait_for_words(submitted, "waits for clients that refuse it: ")
+        lund.fairbloom("deploy", "stop", lund.submitted_run())
+    lund.wait_for_end(submitted, code=0 if accepted else 130)
 
 
 def owner(lund: Deployment, *words: str) -> str:
@@ -278,13 +282,12 @@ def files_of(folder: Path) -> int:
 
 
 def test_refused_runs_leave_what_was_sent_in_the_log(lund: Deployment) -> None:
-    submit(lund, SCHEMA, code=1)  # not accepted yet
+    submit(lund, SCHEMA, accepted=False)  # yet
     assert "can reveal single rows" in owner(lund, "accept", "--yes")
     submit(lund, SCHEMA)
     before = owner(lund, "log")
-    assert "asked: train; sent: arrays: " in before
     for number in range(3):
-        submit(lund, f"{SCHEMA}# {str(number) * 950_000}\n", code=1)
+        submit(lund, f"{SCHEMA}# {str(number) * 950_000}\n", accepted=False)
     after = owner(lund, "log")
     assert "asked: train; sent: arrays: " in after
     assert after.splitlines()[0] == before.splitlines()[0]

@@ -105,6 +105,41 @@ def test_dropout_in_place_changes_its_inputs(inplace: bool) -> None:
     assert torch.equal(gradient, outputs.detach())
 
 
+SHAPES: list[tuple[Any, tuple[int, ...], int]] = [
+    (nn.functional.dropout1d, (40, 6), 1),
+    (nn.functional.dropout1d, (4, 6, 5), 2),
+    (nn.functional.dropout2d, (4, 6, 5), 2),
+    (nn.functional.dropout2d, (4, 6, 5, 3), 2),
+    (nn.functional.dropout3d, (40, 6, 5, 3), 1),
+    (nn.functional.dropout3d, (4, 6, 5, 3, 2), 2),
+    (nn.functional.dropout, (4, 6, 5), 3),
+]
+
+
+@pytest.mark.filterwarnings("ignore:dropout2d")
+@pytest.mark.parametrize(("function", "shape", "drawn"), SHAPES)
+def test_what_is_dropped_together_is_as_in_pytorch(
+    function: Any, shape: tuple[int, ...], drawn: int
+) -> None:
+    torch.manual_seed(0)
+    own = function(torch.ones(shape))
+    with counted(SEEDS[0]).for_one():
+        ours = function(torch.ones(shape))
+    for each in (own, ours):
+        parts = each.unsqueeze(-1).flatten(drawn)
+        first = parts[..., :1]
+        assert torch.equal(parts, first.expand_as(parts))
+        assert 0 < (first > 0).sum() < first.numel()
+
+
+def test_what_cannot_be_counted_is_pytorchs() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    with counted(SEEDS[0]).for_one():
+        assert nn.functional.dropout(nested, 0.5).is_nested
+        with pytest.raises(ValueError, match="between 0 and 1"):
+            nn.functional.dropout(torch.ones(3), 1.5)
+
+
 class Recomputing(nn.Module):
     """Computes a part with dropout anew on its way back."""
 
