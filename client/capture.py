@@ -8,7 +8,7 @@ as without this module.
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from functools import cache, cached_property
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -57,7 +57,7 @@ class CudaRecorder:
         self.device = device
         self._pool: Any = None
 
-    @cached_property
+    @property
     def _stream(self) -> Any:
         return capture_stream(self.device)
 

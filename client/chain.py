@@ -93,9 +93,9 @@ def _layers_of(call: fx.Node, model: nn.Module) -> list[nn.Module] | None:
     """Return the layers that a call is, None for a call that no chain has."""
     named = {name: value for name, value in call.kwargs.items() if name != "inplace"}
     others = [*call.args[1:], *named.values()]
-    if call.op == "call_module" and not others:
+    if call.op == "call_module":
         return chain_layers(model.get_submodule(str(call.target)))
-    if call.target in FUNCTIONS and len(call.args) == 1:
+    if call.target in FUNCTIONS:
         return [FUNCTIONS[call.target](**named)]
     flat = call.target in (torch.flatten, "flatten") and others == [1]
     flat |= call.target in ("view", "reshape") and len(others) == 2 and -1 in others

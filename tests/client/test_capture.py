@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fairbloom.client.capture import NO_CAPTURE, Capture, CudaRecorder, FindObstacle
+from fairbloom.client.capture import NO_CAPTURE, Capture, CudaRecorder, FindObstacle, FixedStep
 from fairbloom.client.training import train
 from fairbloom.client.work import LocalWork
 from fairbloom.tasks import Examples, Splits, Task
@@ -151,6 +151,12 @@ def test_recorded_steps_have_the_bits_of_ordinary_ones(
     assert recorder.recorded == 2  # batches of 10 and of 3 examples
     # Of 24 steps, the first two of each shape are ordinary ones.
     assert recorder.replayed == 24 - 2 * 2
+
+
+def test_several_steps_are_watched_before_the_first_graph(recorder: PlainRecorder) -> None:
+    kind = FixedStep(network(), [torch.ones(1)], WORK)
+    Capture(recorder).take(kind, "two steps", [torch.ones(1)], lambda batch: batch[0], 2)
+    assert not recorder.recorded
 
 
 class Reading(nn.Module):

@@ -106,6 +106,6 @@ def precise(net: Any, inputs: Tensor) -> Any:
     ],
 )
 def test_a_chain_that_is_another_model_is_not_used(model: nn.Module, kind: type[Program]) -> None:
-    """Its forward may depend on gradients and autocast, which the trace does not show."""
+    # Its forward may depend on gradients and autocast, which the trace does not show.
     examples = Examples(torch.randn(5, 1, WIDE), torch.randint(WIDE, (5,)))
     assert isinstance(make_program(model, task_of(model), examples), kind)

@@ -524,7 +524,6 @@ def use(recorder: PlainRecorder, engine: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("fairbloom.simulation.choice.CudaRecorder", lambda _: recorder)
     monkeypatch.setattr("fairbloom.simulation.run.choose", lambda *_: choice)
     monkeypatch.setattr("fairbloom.client.dropout.COUNTED", ("cpu",))
-    monkeypatch.setattr("fairbloom.simulation.stacked.arrays.COUNTED", ("cpu",))
     # On the CPU, Adam reads its step count.
     monkeypatch.setattr("fairbloom.client.capture.WAITS", None)
 

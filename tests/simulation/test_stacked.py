@@ -206,7 +206,6 @@ class Graphs(PlainRecorder):
 def launched_in_a_round(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Counter[str]:
     """Return the operations of the sixth round of clients that train together."""
     monkeypatch.setattr("fairbloom.client.dropout.COUNTED", ("cpu",))
-    monkeypatch.setattr("fairbloom.simulation.stacked.arrays.COUNTED", ("cpu",))
     _, together, model = both(config_of(partition="iid", clients=5, **changes))
     operations = Operations()
     together.capture = Capture(Graphs(operations))
@@ -219,7 +218,7 @@ def launched_in_a_round(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Coun
 
 @pytest.mark.parametrize("model", ["mlp", DROPPED])
 def test_a_round_is_a_graph_and_few_operations(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many steps it has, with dropout and without."""
+    # However many steps it has, with dropout and without.
     few, many = (
         launched_in_a_round(monkeypatch, model=model, **{"batch-size": size}) for size in (128, 16)
     )

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from fairbloom.client import dropout
 from fairbloom.client.capture import (
     MAX_GRAPHS,
     Capture,
@@ -14,7 +15,6 @@ from fairbloom.client.capture import (
     key_of,
     make_rate,
 )
-from fairbloom.client.dropout import COUNTED, make_draws
 from fairbloom.client.work import LocalWork, step_fields
 from fairbloom.tasks.optimizers import SGD
 from fairbloom.text import text_if
@@ -42,7 +42,7 @@ class BlockArrays(StepKind):
         super().__init__(program.model, rate)
         self._program = program
         self._seen = Counter[Hashable]()
-        self.draws = make_draws(len(weights[0]), weights[0].device)
+        self.draws = dropout.make_draws(len(weights[0]), weights[0].device)
         self.weights = weights
         self.anchor = anchor
         self.shift = shift
@@ -136,7 +136,7 @@ def find_recorded(
         return made
 
     def why_not() -> str:
-        drawn = program.drops and weights[0].device.type not in COUNTED
+        drawn = program.drops and weights[0].device.type not in dropout.COUNTED
         return find_unsupported(program.model, work) or text_if(
             drawn, "dropout draws from generators of the processor"
         )
