@@ -27,10 +27,8 @@ from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.server.polling import is_temporary
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import FedAvg
-from tests.checkout import ROOT
+from tests.checkout import ROOT, package_files
 from tests.federation import quadratics, run
-
-from .test_budgets import package_files
 
 DOCUMENTED = ("flwr", "flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy")
 

@@ -6,13 +6,17 @@ CONTRIBUTING.md has the reasons. Limits are shares of the statements, so that gr
 import ast
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.checkout import ROOT
+from tests.checkout import ROOT, package_files, tracked
 
-from .test_budgets import package_files, tracked
+# The folders of tests in which names still have more than LONGEST_NAME characters.
+UNNAMED = ("server",)
+
+LONGEST_NAME = 60
 
 # Words of a private English; plain words exist for each.
 WORDS = re.compile(
@@ -38,6 +42,72 @@ LIMITS = {"tuple assignments": 3.0, "conditional expressions": 28.0}
 
 # Most conditional expressions inside another one.
 MAX_NESTED = 3
+
+MAX_STATEMENTS = 45
+
+# Older functions with more statements.
+LONG = {"draft", "federate", "_read_workbook"}
+
+MAX_ARGUMENTS = 5
+
+# In these modules an argument is an option of a command, or its counterpart in Python.
+OPTIONS = ("fairbloom/cli/", "fairbloom/experiments/api.py")
+
+# Older functions with more arguments, by file; a constructor may have as many as it declares.
+WIDE = {
+    "client/group_metrics.py": {"measure_groups"},
+    "client/guard/evaluated_model.py": {"keep_model", "write_model"},
+    "client/local_round.py": {"train_here"},
+    "client/plan.py": {"work_of_client"},
+    "client/training.py": {"train"},
+    "client/work.py": {"descend"},
+    "deploy/pki.py": {"_certify", "make_server_certificate"},
+    "fairbloom/experiments/results/reproduction.py": {"_read_row"},
+    "fairbloom/experiments/studies/reproduce.py": {"reproduce"},
+    "fairbloom/rounds/aggregation.py": {"build_cohort"},
+    "fairbloom/rounds/screening.py": {"find_outlier_norms"},
+    "fairbloom/simulation/stacked/arrays.py": {"find_recorded"},
+    "fairbloom/simulation/stacked/clients.py": {"_train", "train_together"},
+    "fairbloom/tables/encoding.py": {"explain_cell"},
+    "fairbloom/tables/inference.py": {"draft"},
+    "fairbloom/tables/reading.py": {"_parse_rows"},
+    "fairbloom/tasks/columns.py": {"infer"},
+    "fairbloom/tasks/datasets/classification.py": {"classify"},
+    "fairbloom/tasks/datasets/pictures.py": {"load"},
+    "fairbloom/tasks/images.py": {"infer"},
+    "fairbloom/tasks/models/registry.py": {"build"},
+    "server/app.py": {"federate"},
+    "server/run_folder/flower.py": {"start"},
+    "strategies/strategy.py": {"start"},  # Flower's own signature
+}
+
+
+def functions_of(source: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def long_functions(source: str) -> set[str]:
+    """Return the names of functions with more than MAX_STATEMENTS statements inside."""
+    found = set[str]()
+    for function in functions_of(source):
+        inside = sum(isinstance(node, ast.stmt) for node in ast.walk(function)) - 1
+        if inside > MAX_STATEMENTS:
+            found.add(function.name)
+    return found
+
+
+def wide_functions(source: str) -> set[str]:
+    """Return the names of functions, not constructors, with more than MAX_ARGUMENTS arguments."""
+    found = set[str]()
+    for function in functions_of(source):
+        given = function.args
+        names = [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+        own = [name for name in names if name not in ("self", "cls")]
+        if len(own) > MAX_ARGUMENTS and function.name != "__init__":
+            found.add(function.name)
+    return found
 
 
 def is_swap(node: ast.Assign) -> bool:
@@ -87,6 +157,36 @@ def test_conditional_expressions_are_not_nested(style: Counter[str]) -> None:
     assert style["nested"] <= MAX_NESTED
 
 
+def test_long_and_wide_functions_are_found() -> None:
+    short, long = (
+        "\n".join(["    x = 1"] * count) for count in (MAX_STATEMENTS, MAX_STATEMENTS + 1)
+    )
+    assert long_functions(f"def f():\n{short}\ndef g():\n{long}") == {"g"}
+    five = "def f(self, a, b, c, *, d, e): ..."
+    six = "async def g(a, b, /, c, *, d, e, f): ..."
+    made = "def __init__(self, a, b, c, d, e, f): ..."
+    assert wide_functions(f"{five}\n{six}\n{made}") == {"g"}
+
+
+def test_no_new_function_is_long() -> None:
+    long = {
+        f"{path}: {name}"
+        for path in package_files()
+        for name in long_functions(Path(ROOT, path).read_text()) - LONG
+    }
+    assert not long, f"more than {MAX_STATEMENTS} statements: {sorted(long)}"
+
+
+def test_no_new_function_has_many_arguments() -> None:
+    wide = {
+        f"{path}: {name}"
+        for path in package_files()
+        if not str(path).startswith(OPTIONS)
+        for name in wide_functions(Path(ROOT, path).read_text()) - WIDE.get(str(path), set())
+    }
+    assert not wide, f"more than {MAX_ARGUMENTS} arguments: {sorted(wide)}"
+
+
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_a_phrase_is_rare(pattern: str) -> None:
     """The usual word exists for each: "its own", "not a", "only", "of which", "with which", "no"."""
@@ -100,3 +200,14 @@ def test_the_english_is_plain() -> None:
     for path in package_files():
         used[str(path)] += len(WORDS.findall(Path(ROOT, path).read_text()))
     assert used.total() <= MAX_WORDS, used.most_common(20)
+
+
+def test_a_test_says_what_holds_in_60_characters() -> None:
+    long = [
+        name
+        for path in Path(ROOT, "tests").glob("*/**/test_*.py")
+        if path.relative_to(ROOT / "tests").parts[0] not in UNNAMED
+        for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)
+        if len(name) > LONGEST_NAME
+    ]
+    assert not long, f"shorten these names: {long}"

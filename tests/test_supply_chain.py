@@ -26,6 +26,8 @@ ROOT = Path(__file__).parents[1]
 LOCKS = {path.stem: path for path in (ROOT / "requirements.lock", *(ROOT / "locks").glob("*.lock"))}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 OPTIONAL = PROJECT["project"]["optional-dependencies"]
+# The most direct dependencies of a bare install.
+DEPENDENCIES = 23
 # The lock files of a client's device and of a server.
 EXTRAS = {"client": ("client",), "server": ("client", "server")}
 
@@ -178,6 +180,10 @@ def test_an_extra_asks_for_no_other_version_than_the_project(line: str) -> None:
     }
     assert ranges["flwr"] == SpecifierSet(">=1.39")
     assert ranges[Requirement(line).name] == Requirement(line).specifier, line
+
+
+def test_a_bare_install_has_few_direct_dependencies() -> None:
+    assert len(PROJECT["project"]["dependencies"]) <= DEPENDENCIES
 
 
 def test_the_extra_all_brings_every_other_one() -> None:
