@@ -1,4 +1,4 @@
-"""Lists on the command line: methods, tasks, settings, recipes and runs."""
+"""Lists on the command line: methods, tasks, settings and recipes."""
 
 import inspect
 import json
@@ -179,7 +179,7 @@ def _print(markup: str, indent: int = 4) -> None:
     )
 
 
-# Recipes and runs ---------------------------------------------------------------------------------
+# Recipes ------------------------------------------------------------------------------------------
 
 
 def show_recipes(recipes: Sequence["Recipe"], ran: int, printed: int) -> None:

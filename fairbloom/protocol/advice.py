@@ -26,8 +26,8 @@ UNKNOWN_TERM = "this client does not know it"
 # Why Flower's mods for secure aggregation are refused.
 SECURE_AGGREGATION = (
     "secure aggregation (SecAgg+) shows the server only a sum of the clients' models, and a fair"
-    " method needs each of them: leave secaggplus_mod out of the client app, or take Flower's own"
-    " FedAvg with its workflow"
+    " method needs each of them: leave secaggplus_mod out of the client app; what an update may"
+    " show is bounded by a device's privacy account (docs/private.md)"
 )
 
 # Why apps and strategies of Flower's older interface are refused.

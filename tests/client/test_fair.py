@@ -33,6 +33,7 @@ from flwr.client import NumPyClient
 from flwr.client.mod import secagg_mod, secaggplus_mod
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
+from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 from flwr.server import Server, SimpleClientManager
 from flwr.serverapp import strategy as flowers
 from flwr.serverapp.strategy import Result
@@ -806,6 +807,15 @@ def test_secure_aggregation_is_refused_in_one_sentence() -> None:
     plain.train()(lambda message, where: message)
     with pytest.raises(FairbloomError, match=words):
         rounds_of(FedAvg(), plain)
+
+
+def test_masks_of_flower_have_seeds_of_32_bits() -> None:
+    """A reason of docs/privacy.md against SecAgg+: with a Flower that mended it, the page changes."""
+    key = bytes(range(32))
+    other = key[4:8] + key[:4] + key[8:]
+    masks = [pseudo_rand_gen(each, 1024, [(50,)])[0] for each in (key, other, bytes([1, *key[1:]]))]
+    np.testing.assert_array_equal(masks[0], masks[1])
+    assert not np.array_equal(masks[0], masks[2])
 
 
 @pytest.mark.parametrize(

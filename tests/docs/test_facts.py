@@ -34,10 +34,12 @@ from fairbloom.errors import RELEASED
 from fairbloom.experiments import api
 from fairbloom.experiments.arms import parse_arms
 from fairbloom.experiments.recipe import load_recipe
+from fairbloom.protocol.settings import SETTINGS
 from fairbloom.rounds.options import OPTIONS
 from fairbloom.server.run_folder.csv_rows import ClientRows, round_columns
 from fairbloom.server.run_folder.files import ENTRIES
 from fairbloom.strategies import METHODS, SCAFFOLD, VRed
+from tests.checkout import BESIDE, INSIDE
 from tests.commands import forked
 
 from .pages import ELSEWHERE, FENCE, PAGES, ROOT, blocks
@@ -99,6 +101,17 @@ def test_the_page_on_the_installation_has_every_extra() -> None:
         "all",
         *part_of_all,
     }
+
+
+# The rooms ----------------------------------------------------------------------------------------
+
+
+def test_the_drawing_of_the_rooms_names_packages_and_engines() -> None:
+    drawing = (ROOT / "docs" / "_static" / "rooms.svg").read_text()
+    named = re.findall(r'class="name"[^>]*>([^<]+)<', drawing)
+    rooms = {name for names in named for name in names.split(", ")}
+    assert {"client", "rounds", "strategies"} < rooms <= {*BESIDE, *INSIDE}
+    assert f"auto, {re.findall('loop[^<]*', drawing)[0]}" == SETTINGS["engine"].range
 
 
 # Run folders --------------------------------------------------------------------------------------
