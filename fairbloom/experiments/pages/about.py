@@ -40,6 +40,7 @@ WORDS: Mapping[str, str] = {
     "Pareto front": "the methods that no other one beats in both the mean and the worst served",
     "group": "examples with the same value of a column, such as the same sex",
     "points": "differences between percentages",
+    "improved, %": "participants with a training loss that did not rise in a round",
     "std": "the standard deviation over clients: how unequal they are served",
 }
 

@@ -51,6 +51,9 @@ ABOUT_JOINING = (
     " validation examples the baseline and the best on these, without them all."
 )
 
+# The heading of the percentage of participants with a training loss that did not rise.
+IMPROVED = "improved, %"
+
 # The measures of which differences are shown.
 COMPARED = (WORST, MEAN, "std")
 
@@ -290,16 +293,16 @@ def method_table(comparison: Comparison) -> Table:
     headings = [f"gain, {title}" for title in (titles[0], titles[2])] if gains else []
     blank = [NONE] * len(headings)
     rows = [
-        *(
-            [Cell(name), *map(digits.estimate, values), *gains.get(name, blank)]
-            for name, values in means.items()
-        ),
-        *(
-            [Cell(f"{method}: {words}"), *[NONE] * len(titles), *blank]
-            for method, words in comparison.failed.items()
-            if method not in comparison.methods
-        ),
+        [Cell(name), *map(digits.estimate, values), *gains.get(name, blank)]
+        for name, values in means.items()
     ]
+    for method, words in comparison.failed.items():
+        if method not in comparison.methods:
+            rows.append([Cell(f"{method}: {words}"), *[NONE] * len(titles), *blank])
+    if improved := {name: statistics.fmean(values) for name, values in comparison.improved.items()}:
+        headings.append(IMPROVED)
+        for row in rows:
+            row.append(Digits(1).cell(improved.get(row[0].text)))
     intervals = (
         f", with 95 % intervals. {CLEAR} p < 0.05 (paired t test, Holm's correction)"
         f"{text_if(comparison.extended_from, f', extended from {comparison.extended_from} seeds')}"

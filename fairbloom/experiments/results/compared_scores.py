@@ -342,6 +342,22 @@ class ComparedScores:
         """Return whether every method has a measure with a seed with which the baseline has it."""
         return all(self._pairs(method, measure) for method in self.methods)
 
+    @cached_property
+    def improved(self) -> dict[str, list[float]]:
+        """`improved` of `Run.training`, by method and seed; only methods with it for each seed.
+
+        Empty if a client has a privacy account: the noise in its losses would count. A method that
+        trains no common model is left out: a loss that never changes does not rise.
+        """
+        if any(run.privacy for run in itertools.chain(*self.runs.values())):
+            return {}
+        found = {
+            label: [run.training.get("improved", math.nan) for run in runs]
+            for label, runs in self.runs.items()
+            if runs[0].serves == "global"
+        }
+        return {label: values for label, values in found.items() if all(map(math.isfinite, values))}
+
     def against_baseline(self, method: str, measure: str) -> list[float]:
         """Return a measure of `against_baseline` for each seed in which it is defined."""
         found = [

@@ -235,13 +235,19 @@ class Comparison(ComparedScores, Shown):
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of comparison.csv: one a method and seed."""
-        return [
-            {"method": method, "seed": seed, "score": self.score.title}
-            | {name: each.value for name, each in measured.items()}
-            | {name: None for name in self.held_out_measures if name not in measured}
-            for method in self.methods
-            for seed, measured in zip(self.seeds, self.estimates[method], strict=True)
-        ]
+        unknown = [None] * len(self.seeds)
+        rows = list[dict[str, Any]]()
+        for method in self.methods:
+            by_seed = self.improved.get(method, unknown)
+            for place, seed in enumerate(self.seeds):
+                measured = self.estimates[method][place]
+                row: dict[str, Any] = {"method": method, "seed": seed, "score": self.score.title}
+                row |= {name: each.value for name, each in measured.items()}
+                row |= {name: None for name in self.held_out_measures if name not in measured}
+                if self.improved:
+                    row["improved"] = by_seed[place]
+                rows.append(row)
+        return rows
 
     def difference_rows(self) -> list[dict[str, Any]]:
         """Return the rows of differences.csv: one a method and measure; None for missing numbers.

@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import math
 import re
+import shutil
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ import pytest
 from scipy import stats
 
 from fairbloom import compare
-from fairbloom.experiments.pages.comparison import brief_sections
+from fairbloom.experiments.pages.comparison import brief_sections, method_table
 from fairbloom.experiments.recipe import load_recipe
 from fairbloom.experiments.render.page import Note, Table
 from fairbloom.experiments.results.caveats import SharedData
@@ -29,6 +30,7 @@ from fairbloom.experiments.results.reproduction import measures_of
 from fairbloom.experiments.results.verdict import find_contradictions
 from fairbloom.protocol.scores import ACCURACY, F1, LOSS_SCORE, GroupScore, Score
 from fairbloom.server.fairness import against_baseline
+from fairbloom.server.run_folder.files import PRIVACY
 from fairbloom.server.run_folder.group_rows import Grouped
 from fairbloom.tasks.measures import AUC, BALANCED_ACCURACY
 from tests.originals import needs
@@ -62,6 +64,75 @@ def test_measures_of_training_are_those_of_the_tables(compared_measures: Compari
             {"improved": 30.0, "improved_last_third": 60.0}
             | {"train_loss": statistics.fmean(losses)}
         )
+
+
+def improving(comparison: Comparison, *percents: Sequence[float], method: str = "") -> Comparison:
+    """Return a comparison in whose runs these percentages of participants improved, by round.
+
+    `method` is the name of the second method in its settings, by default its own.
+    """
+    cells = iter(percents)
+    runs = {label: [replace(run) for run in of] for label, of in comparison.runs.items()}
+    for run in itertools.chain(*runs.values()):
+        run.rounds["percent_of_participants_improved"] = next(cells)
+    if method:
+        _, label = runs
+        runs[label] = [
+            replace(run, settings={**run.settings, "method": method}) for run in runs[label]
+        ]
+    return replace(comparison, runs=runs)
+
+
+def improved_cells(comparison: Comparison) -> list[str]:
+    """Return the cells of the column in the table of methods; [] without it."""
+    found = method_table(comparison)
+    if "improved, %" not in found.headings:
+        return []
+    place = found.headings.index("improved, %")
+    return [row[place].text for row in found.rows]
+
+
+PERCENTS = ([0.0, 50.0, 100.0], [30.0, math.nan, 60.0], [100.0] * 3, [90.0, 95.0, 100.0])
+
+
+def test_improved_is_the_mean_over_evaluated_rounds(compared_measures: Comparison) -> None:
+    found = improving(compared_measures, *PERCENTS)
+    assert [row["improved"] for row in found.rows()] == pytest.approx([50.0, 45.0, 100.0, 95.0])
+    assert improved_cells(found) == ["47.5", "97.5"]
+
+
+def test_comparison_csv_has_the_column_improved(compared_measures: Comparison) -> None:
+    rows = table(compared_measures.folder / "comparison.csv")
+    runs = itertools.chain(*compared_measures.runs.values())
+    of_rounds = [table(run.folder / "rounds.csv") for run in runs]
+    means = [
+        statistics.fmean(float(row["percent_of_participants_improved"]) for row in of_run)
+        for of_run in of_rounds
+    ]
+    assert [float(row["improved"]) for row in rows] == pytest.approx(means)
+
+
+def test_a_seed_without_losses_hides_the_method(compared_measures: Comparison) -> None:
+    found = improving(compared_measures, *PERCENTS[:3], [math.nan] * 3)
+    assert [row["improved"] for row in found.rows()] == [50.0, 45.0, None, None]
+    assert improved_cells(found) == ["47.5", "–"]
+
+
+def test_improved_needs_a_common_model(compared_measures: Comparison) -> None:
+    """A model that nobody trains has the same loss after each round."""
+    assert improved_cells(improving(compared_measures, *PERCENTS, method="local")) == ["47.5", "–"]
+
+
+def test_one_privacy_account_hides_improved(compared_measures: Comparison, tmp_path: Path) -> None:
+    first, *others = compared_measures.runs[compared_measures.baseline]
+    shutil.copytree(first.folder, tmp_path / "run")
+    PRIVACY.write(tmp_path / "run", {"simulated": True, "clients": {"client-0": {}}})
+    private = [replace(first, folder=tmp_path / "run"), *others]
+    found = replace(
+        compared_measures, runs={**compared_measures.runs, compared_measures.baseline: private}
+    )
+    assert improved_cells(found) == []
+    assert all("improved" not in row for row in found.rows())
 
 
 def test_shares_of_suffering_clients_are_counted_by_hand(compared_measures: Comparison) -> None:

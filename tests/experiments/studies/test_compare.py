@@ -92,7 +92,7 @@ def test_tables_have_a_row_a_method_seed_and_client(
 ) -> None:
     with (compared / "comparison.csv").open(newline="") as file:
         header, *rows = csv.reader(file)
-    assert header == ["method", "seed", "score", *summarize({"anyone": 1.0})]
+    assert header == ["method", "seed", "score", *summarize({"anyone": 1.0}), "improved"]
     assert [row[:3] for row in rows] == [
         [method, seed, "accuracy, %"] for method in FOLDERS for seed in ("7", "8")
     ]
