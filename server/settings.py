@@ -218,8 +218,8 @@ class Settings(RunSettings):
         if find_task(self.task).infer and not self.schema_:
             raise SettingsError(
                 f"task {self.task} needs a schema on real nodes, as no server sees their files:"
-                " fairbloom data DIR --write-schema FILE infers one from files like theirs; submit"
-                " with --schema FILE"
+                " fairbloom data DIR --write-schema FILE infers one from files like theirs; name"
+                " it by --schema FILE"
             )
 
     def strategy(self, **options: Any) -> FairStrategy:

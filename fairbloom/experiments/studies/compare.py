@@ -26,6 +26,7 @@ from fairbloom.strategies import name_of
 from fairbloom.tasks import find_task
 from fairbloom.text import text_if
 
+from .. import pages as pages  # registers the page of a comparison
 from ..arms import Named, find_label
 from ..results.comparison import Comparison, read_comparison
 from ..results.presentation import write_figure, write_report
@@ -80,9 +81,12 @@ def prepare(study: Study, out: Path, *, deployed: bool = False) -> Study:
                 f" {OPTIONS[key]} instead"
             )
     first = study.run(study.arms[0], study.seeds[0], out)
+    if deployed:
+        first.check_deployed()
+        first.check_schema()
     check_used(study.settings, ([arm.method for arm in study.arms]), first.task, deployed=deployed)
     warn_of_idle({arm.label: Settings.of(study.config(arm)) for arm in study.arms})
-    return replace(study, settings={**study.settings, **fix_score(first)})
+    return replace(study, settings={**study.settings, **fix_score(first, deployed=deployed)})
 
 
 def warn_of_idle(arms: Mapping[str, Settings]) -> None:

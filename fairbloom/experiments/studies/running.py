@@ -146,19 +146,21 @@ def write_tables(folder: Path, tables: Mapping[str, Sequence[Mapping[str, Any]]]
 # The score ----------------------------------------------------------------------------------------
 
 
-def fix_score(settings: Settings) -> dict[str, Value]:
+def fix_score(settings: Settings, *, deployed: bool = False) -> dict[str, Value]:
     """Return the setting that gives all runs of a study the same score, {} if not needed.
 
     Seeds may draw different clients, for which different scores might be chosen, so the run with
-    the first seed decides for all. Its settings are `settings`.
+    the first seed decides for all. Its settings are `settings`. No data are read for `deployed`
+    runs: other machines have them.
     """
     # imported late, as PyTorch is with it
     from fairbloom.tasks.score import decide_score, has_natural_clients
 
     if not settings.score and not has_natural_clients(settings):
         return {}
-    check_data(settings)
-    return {"score": decide_score(settings, load_task(settings)).name}
+    if not deployed:
+        check_data(settings)
+    return {"score": decide_score(settings, load_task(settings), deployed=deployed).name}
 
 
 # The measures -------------------------------------------------------------------------------------
