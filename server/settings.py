@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from fairbloom.errors import FairbloomError, did_you_mean, raise_first
 from fairbloom.protocol.accounts import SPENDS
+from fairbloom.protocol.attacks import share_in
 from fairbloom.protocol.effects import apply_marks, collect_marks, explain_without_effect
 from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.private import SIMULATED
@@ -151,6 +152,24 @@ class Settings(RunSettings):
             ),
         }
         raise_first(faults, SettingsError)
+        self._check_attack()
+
+    def _check_attack(self) -> None:
+        share = share_in(self.attackers)
+        if share is not None and not 0 < share < 1:
+            raise SettingsError(
+                f"attackers = {self.attackers!r}: a share must be above 0 and below 1"
+            )
+        if self.attack and self.privacy__mode == SIMULATED:
+            raise SettingsError(
+                f"attack = {self.attack!r}: what a privacy account releases is what it has charged,"
+                " and no false report: leave attack out, or set privacy.mode=none"
+            )
+        if self.attack and self.pooled:
+            raise SettingsError(
+                f"attack = {self.attack!r}: with pooled = true, one client has the data of all, and"
+                " nobody to attack: leave attack out"
+            )
 
     def check_effects(self) -> None:
         """Raise SettingsError if a setting has no effect with the others."""
@@ -206,6 +225,8 @@ class Settings(RunSettings):
             " deployed clients, whose owners open accounts, or use fairbloom run": (
                 self.privacy__mode == SIMULATED
             ),
+            f"attack = {self.attack!r}: clients attack in one process only: leave it out with"
+            " deployed clients, or use fairbloom run": self.attack,
             f"held-out-clients = {self.held_out_clients:g}: every deployed client is in training:"
             " leave it out, or name those that train by training-clients, or use fairbloom run": (
                 self.held_out_clients

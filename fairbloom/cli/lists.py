@@ -35,6 +35,7 @@ GROUPS: Mapping[str, str] = {
     "task": "Task and data",
     "method": "Method",
     "num-rounds": "Rounds and clients' training",
+    "attack": "Attack of an experiment",
     "training-clients": "Evaluation",
     "round-timeout": "Deployed clients",
     "unused-rounds": "Replies that are refused",

@@ -35,7 +35,12 @@ from .parameters import (
     split_names as split_names,
 )
 
+# The attacks: false losses, and false losses with updates scaled alike.
+LOSS = "loss"
+LOSS_SCALE = "loss-scale"
+
 # What leaves several settings without effect.
+NO_ATTACK = IdleIf("attack", "", f"name an attack by attack, as in {LOSS}")
 NO_ACCOUNTS = IdleIf(
     "privacy__mode",
     "none",
@@ -406,6 +411,29 @@ class RunSettings(Setup):
         description=(
             "Training loss that clients report: the mean over examples, or the total over batches"
         ),
+    )
+    attack: Annotated[
+        str,
+        Choices("", LOSS, LOSS_SCALE),
+        Mark.VARIANT,
+        IdleIf("attackers", "", "say who attacks by attackers, as names or as a share, 0.25"),
+    ] = Field(
+        "",
+        description=(
+            "False reports of an experiment's attackers: loss adds to the losses that they report,"
+            " loss-scale multiplies these and their updates"
+        ),
+    )
+    attackers: Annotated[str, Mark.NAMES, Mark.VARIANT, NO_ATTACK] = Field(
+        "",
+        description=(
+            "Names of the clients that attack, separated by commas; or their share, drawn from the"
+            " seed"
+        ),
+    )
+    attack_strength: Annotated[float, Range("[-1e12, 1e12]"), Mark.VARIANT, NO_ATTACK] = Field(
+        0.0,
+        description="What an attack adds or multiplies by; 0 takes its usual one, 1 and 10",
     )
     training_clients: Annotated[str, Mark.NAMES] = Field(
         "",

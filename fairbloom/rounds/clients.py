@@ -252,6 +252,9 @@ class ClientPool(Protocol):
         Only `participants` report the metrics in `terms.measure`.
         """
 
+    def probe(self, names: Sequence[str], model: Model, terms: Terms) -> Replies:
+        """Return the training losses of these clients at a model, which the method reads."""
+
     @property
     def accounts(self) -> Mapping[str, AccountStatus]:
         """The privacy accounts that clients have before the first round."""

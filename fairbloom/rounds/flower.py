@@ -486,6 +486,10 @@ class FlowerClients:
         self._leave_out_frozen(self._evaluation, model)
         return self.read_evaluate_replies(self.deliver(self._evaluation.messages.values()))
 
+    def probe(self, names: Sequence[str], model: Model, terms: Terms) -> Replies:
+        """Return the training losses of these clients at a model, which the method reads."""
+        return self.evaluate(names, model, terms, names)
+
     def write_evaluate_messages(
         self, names: Sequence[str], arrays: ArrayRecord, terms: Terms, participants: Collection[str]
     ) -> list[Message]:

@@ -525,7 +525,7 @@ class Rounds:
             measure=(TRAIN_LOSS,),
             wire_dtype=self._method.wire_dtype,
         )
-        replies = self.clients.evaluate(names, model, terms, names)
+        replies = self.clients.probe(names, model, terms)
         current.bytes_of_probe = replies.bytes_sent
         return replies
 

@@ -28,6 +28,7 @@ from fairbloom.client.states import (
 )
 from fairbloom.errors import FairbloomError, failure_reason, raise_first
 from fairbloom.protocol.accounts import AccountStatus
+from fairbloom.protocol.attacks import attack_of
 from fairbloom.protocol.bfloat16 import BITS, widen
 from fairbloom.protocol.names import HITS, POSITIVES, STEP_SUM
 from fairbloom.protocol.private import SIMULATED
@@ -56,6 +57,7 @@ from fairbloom.tasks.models import arrays_of
 from fairbloom.tasks.permit import TASK
 from fairbloom.tasks.task import MAX_CACHED_CLIENTS
 
+from .attack import check_attackers, falsify_losses, scale_updates
 from .memory import empty_matrix, rows_on_card, write_models
 
 # Metrics that are usable at 0 and beyond a bound, or by what others are.
@@ -94,6 +96,8 @@ class LocalClients:
         check_names("training-clients", method.training_clients, self._names)
         check_names("enrolled-sizes", tuple(method.enrolled_sizes), self._names)
         check_names("prior", tuple(method.prior_weights), self._names)
+        self._attack = attack_of(self.settings, self._names)
+        check_attackers(self._attack, method, self._names)
         self._loaded: tuple[Task, Module] | None = None
         self._locals: OrderedDict[str, LocalClient] = OrderedDict()
         self._accounts: dict[str, Account] = {}
@@ -279,6 +283,9 @@ class LocalClients:
         trained.add_rows(
             reports, [reply.others for reply in usable], [reply.second for reply in usable]
         )
+        # Before the updates are screened, which caches their norms and inner products.
+        falsify_losses(trained.metrics, self._attack)
+        scale_updates(trained, self._attack)
         screen_updates(method, trained, trained.refused.round)
 
     def _round_updates(
@@ -348,6 +355,12 @@ class LocalClients:
             accounts=self._statuses(reports, terms.server_round, spent=0.0),
         )
 
+    def probe(self, names: Sequence[str], model: Model, terms: Terms) -> Replies:
+        """Return the training losses of these clients at a model, which the method reads."""
+        replies = self.evaluate(names, model, terms, names)
+        falsify_losses(replies.metrics, self._attack)
+        return replies
+
     def evaluated(
         self,
         reports: Mapping[str, Metrics],
@@ -398,11 +411,11 @@ class DebuggedClients(LocalClients):
 class HeldOutClients(LocalClients):
     """The clients that are not in training, each with only its first `few` training examples.
 
-    They have no accounts, and their states begin empty, in memory.
+    They have neither accounts nor attackers, and their states begin empty, in memory.
     """
 
     def __init__(self, method: Method, settings: RunSettings, few: int) -> None:
-        plain = {"state_dir": "", "pooled": False, "privacy__mode": "none"}
+        plain = {"state_dir": "", "pooled": False, "attack": "", "privacy__mode": "none"}
         super().__init__(method, settings.model_copy(update=plain))
         self._few = few
 

@@ -75,12 +75,23 @@ INCOMES = ADULT.predicted.categories
 # The partition, and the client, of people with a doctorate.
 PHD = "phd"
 
+# Slots in the hash table of a Python set of 413 numbers; they decide the order of iteration.
+SLOTS = 2048
+
+# The groups of the code behind FedMGDA+'s Table 7, in place of those that the paper describes.
+PUBLISHED = "published"
+
 # People by column: the index of each person's category, -1 if not known, shape (n,).
 People = Mapping[str, Labels]
 
 
-def load(setup: Setup, *, group: str, left_out: str) -> Task:
+def load(setup: Setup, *, groups: str, group: str, left_out: str) -> Task:
     """Return the task; the test set adult.test is split into the same groups as adult.data."""
+    if groups == PUBLISHED and setup.partition != PHD:
+        raise FairbloomError(
+            f"adult.groups = {groups!r}: it says who is a client of partition = {PHD}; leave it out"
+            f" with partition = {setup.partition}"
+        )
     without = split_names(left_out)
     faults: dict[str, object] = {
         **{
@@ -113,7 +124,7 @@ def load(setup: Setup, *, group: str, left_out: str) -> Task:
         offset = len(train[schema.target])
         parts = {
             name: Dealt(part.examples, part.tested + offset)
-            for name, part in zip(names, _deal(train, test, setup, names), strict=True)
+            for name, part in zip(names, _deal(train, test, setup, names, groups), strict=True)
         }
         people = {name: np.concatenate([train[name], test[name]]) for name in schema.fields}
         return (
@@ -154,7 +165,9 @@ def load(setup: Setup, *, group: str, left_out: str) -> Task:
 # The people of each client ------------------------------------------------------------------------
 
 
-def _deal(train: People, test: People, setup: Setup, names: Sequence[str]) -> list[Dealt]:
+def _deal(
+    train: People, test: People, setup: Setup, names: Sequence[str], groups: str
+) -> list[Dealt]:
     if setup.partition not in (PHD, *CATEGORIES):
         return deal(
             train[ADULT.target].astype(np.int64), setup, test[ADULT.target].astype(np.int64)
@@ -169,6 +182,9 @@ def _deal(train: People, test: People, setup: Setup, names: Sequence[str]) -> li
         Dealt(np.flatnonzero(train_clients == place), np.flatnonzero(test_clients == place))
         for place in range(len(names))
     ]
+    if groups == PUBLISHED:
+        used = published(parts[0].examples, parts[1].examples)
+        parts = [Dealt(examples, part.tested) for examples, part in zip(used, parts, strict=True)]
     for name, part in zip(names, parts, strict=True):
         if len(part.examples) < MIN_EXAMPLES or not len(part.tested):
             raise FairbloomError(
@@ -177,3 +193,18 @@ def _deal(train: People, test: People, setup: Setup, names: Sequence[str]) -> li
                 f" adult.test; at least {MIN_EXAMPLES} and 1 are needed: take another partition"
             )
     return parts
+
+
+def published(phd: Indices, others: Indices) -> list[Indices]:
+    """Return the people that the two clients train on in the code behind FedMGDA+'s Table 7.
+
+    The code (watml/Fed-MGDA, adult/) numbers people from 1 and later counts them from 0, so that
+    its PhD client has the person on the line after each doctorate. It trains on the first four
+    fifths of a Python set of these numbers, in the set's own order: ascending for the larger
+    client, by the number modulo `SLOTS` for the smaller one.
+    """
+    numbers = phd + 1
+    listed = (numbers[np.argsort(numbers % SLOTS, kind="stable")], others + 1)
+    used = [rows[: len(rows) * 4 // 5] for rows in listed]
+    # No line follows the last person.
+    return [rows[rows < len(phd) + len(others)] for rows in used]
