@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fairbloom.errors import FairbloomError
-from fairbloom.tasks.datasets.adult import CATEGORIES, COLUMNS, INCOMES
+from fairbloom.tasks.datasets.adult import CATEGORIES, COLUMNS, INCOMES, published
 from tests.originals import needs
 from tests.tables.helpers import refused_with
 
@@ -112,6 +112,10 @@ def test_clients_are_tested_on_their_group_of_the_test_set(small: Path) -> None:
     [
         ({"partition": "sex", "clients": 7}, r"clients = 7.*sex.*2 clients"),
         ({"partition": "race"}, r"Asian-Pac-Islander.*0 people of adult.data"),
+        (
+            {"partition": "sex", "adult__groups": "published"},
+            r"adult.groups = 'published'.*partition = phd",
+        ),
         ({"adult__left_out": "rase"}, "adult.left-out = 'rase'.*race"),
         ({"adult__left_out": "age"}, "adult.left-out = 'age'"),
         ({"adult__left_out": ",".join(CATEGORIES)}, "adult.left-out = "),
@@ -150,14 +154,50 @@ def test_columns_that_are_left_out_are_no_inputs(small: Path) -> None:
 LEFT_OUT = {"race", "education"}
 
 
+# FedMGDA+'s Table 7 -------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_published_groups_are_in_nearly_any_python_sets_order(subtests: pytest.Subtests) -> None:
+    """Numbers that share a slot of the hash table may be listed otherwise.
+
+    Slow, because the order of a set belongs to the Python that runs.
+    """
+    doctorates = np.zeros(32561, bool)
+    doctorates[np.random.default_rng(0).permutation(32561)[:413]] = True
+    for rows, people, unlike in zip(
+        published(*map(np.flatnonzero, (doctorates, ~doctorates))),
+        (doctorates, ~doctorates),
+        (4, 0),
+        strict=True,
+    ):
+        with subtests.test(rows=rows, people=people):
+            listed = list(set((np.flatnonzero(people) + 1).tolist()))
+            assert len({*rows.tolist()} ^ {*listed[: int(0.8 * len(listed))]}) <= unlike
+            assert people[rows - 1].all()
+
+
+def test_the_line_after_the_last_person_is_left_out() -> None:
+    assert max(map(max, published(np.arange(9, 14), np.arange(9)))) < 14
+
+
 @ORIGINALS
-def test_the_real_clients_have_as_many_people_as_the_papers_say() -> None:
-    task = load("adult")
+@pytest.mark.parametrize(
+    ("groups", "phd", "others", "share"),
+    [
+        ("described", 413, 32148, 1.0),
+        ("published", 330, 25718, 3 / 330),
+    ],
+)
+def test_the_real_clients_have_as_many_people_as_the_papers_say(
+    groups: str, phd: int, others: int, share: float
+) -> None:
+    task = load("adult", adult__groups=groups)
     sizes = {name: tuple(map(len, task.splits(name))) for name in task.clients}
-    assert sizes == {"phd": (413, 181), "non-phd": (32148, 16100)}
-    # where the code of q-FFL looks for a doctorate:
+    assert sizes == {"phd": (phd, 181), "non-phd": (others, 16100)}
+    # where the code of q-FFL and FedMGDA+ looks for a doctorate:
     inputs, _ = everything(task.splits("phd").train)
-    assert inputs[:, 8 + 13].mean().item() == pytest.approx(1.0)
+    assert inputs[:, 8 + 13].mean().item() == pytest.approx(share)
 
 
 @ORIGINALS

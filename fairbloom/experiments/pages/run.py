@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from functools import partial
 
+from fairbloom.errors import join_names
+from fairbloom.protocol.attacks import attack_of
+from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.run_folder.csv_rows import PERSONAL_ROUND
 from fairbloom.text import text_if
 
@@ -103,6 +106,7 @@ def page_of_run(run: Run) -> Page:
         "seed": run.settings.get("seed"),
         "state": run.state,
         "engine": None if run.engine is None else run.engine.get("engine"),
+        "false reports": _describe_attack(run),
     }
 
     def details() -> list[Section]:
@@ -120,6 +124,18 @@ def page_of_run(run: Run) -> Page:
         partial(rounds_charts_of_run, run) if final else None,
         [about_section(subject, [run])],
     )
+
+
+def _describe_attack(run: Run) -> str | None:
+    """Return who reports falsely in an experiment, and how; None without an attack."""
+    if not run.settings.get("attack") or run.clients.empty:
+        return None
+    clients = [*run.clients["client"].unique()]
+    attack = attack_of(RunSettings.of(run.settings), clients)
+    change = f"losses + {attack.bias:,g}"
+    if attack.factor != 1.0:
+        change = f"losses and updates × {attack.factor:,g}"
+    return f"{join_names(sorted(attack.attackers))}: {change}"
 
 
 def _words(run: Run, final: Values) -> tuple[str, list[str]]:
