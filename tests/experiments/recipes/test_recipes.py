@@ -233,6 +233,8 @@ PRINTED: Mapping[str, tuple[int, float]] = {
     "fedfv-table4-cifar10": (6, 101.6),
     "fedfv-table4-fashion-mnist": (6, 131.4),
     "fedmgda-table6": (56, 26799.2),
+    "fedmgda-table7": (108, 120197.9),
+    "fedmgda-table7-described": (108, 120197.9),
     "fedmgda-table8": (208, 322292.1),
     "fedmgda-table9": (208, 321273.7),
     "fedmgda-table10": (208, 338936.6),
@@ -312,6 +314,7 @@ def test_fairmoos_table_has_all_methods_but_drfl() -> None:
         ("fedfv-figure2", {"mnist.model-outputs": 62}),
         # FedMGDA+, Table 1 (batches of Fashion-MNIST), section 6.1.1 and the captions
         ("fedmgda-figure1", {"batch-size": 0, "learning-rate": 0.1}),
+        ("fedmgda-figure2", {"batch-size": 0, "fraction": 0.2}),
         ("fedmgda-figure3", {"batch-size": 0, "fraction": 0.1, "fedavgn.decay": 0.025}),
         ("fedmgda-figure4", {"batch-size": 0}),
         ("fedmgda-figure3-left", {"batch-size": 10, "learning-rate": 0.01, "num-rounds": 2000}),
@@ -332,6 +335,8 @@ def test_fairmoos_table_has_all_methods_but_drfl() -> None:
         ("fedmgda-table14", {"fedprox.mu": 0.001, "batch-size": 10, "test-share": 0.2001}),
         # 0.999 in each of 3,000 rounds; FedMDFG takes one gradient of all examples
         ("fairmoo-fashion-mnist", {"fedmgdaplus.decay": round(0.999**3000, 4)}),
+        # section B.2: a third of the step size is left at the end
+        ("fedmgda-table7-described", {"fedmgdaplus.decay": 1 / 3, "afl.gamma": 0.5}),
     ],
 )
 def test_a_value_is_the_printed_one(name: str, printed: Mapping[str, Value]) -> None:

@@ -647,6 +647,7 @@ FIGURES = tuple(f"fedmgda-figure{k}" for k in ("1", "3", "3-left", "4", "8", "s5
 # Settings besides `QUICK`: fewer clients or test examples, because the made-up data are few.
 RECIPES: dict[str, dict[str, Value]] = {
     **dict.fromkeys(("fedfv-figure2", *FIGURES), UNVERIFIED | {"clients": 10}),
+    "fedmgda-figure2": UNVERIFIED | {"clients": 10, "attackers": "0.1"},
     "fedfv-table2": UNVERIFIED,
     "fedmgda-table8": UNVERIFIED,
     **dict.fromkeys(("fedmgda-table6", "fedmgda-table13"), UNVERIFIED | {"clients": 10}),
@@ -667,13 +668,13 @@ RECIPES: dict[str, dict[str, Value]] = {
     [pytest.param(each, marks=[pytest.mark.slow] if each in SLOW else []) for each in names()],
 )
 def test_a_run_of_one_round_has_every_measure_of_its_recipe(tmp_path: Path, name: str) -> None:
-    """One row of each kind: as usual, judged by personal models, pooled."""
+    """One row of each kind: as usual, with attackers, judged by personal models, pooled."""
     recipe = load_recipe(name)
     kinds: dict[tuple[object, ...], Arm] = {}
     study = study_of(recipe, recipe.rows)
     for arm in study.arms:
         config = study.config(arm)
-        kinds.setdefault((arm.evaluated, config.get("pooled")), arm)
+        kinds.setdefault((arm.evaluated, config.get("attackers"), config.get("pooled")), arm)
     for number, arm in enumerate(kinds.values()):
         info = TASKS[str(study.config(arm)["task"])]
         root = tmp_path / "data"
