@@ -46,8 +46,8 @@ test: setup ## run the tests that are not slow; SLOW_WITHIN=20 adds those that c
 test-slow: setup ## run the slow tests: real processes, every page of the documentation, every method in every runtime
 	$(PYTEST) -m "$(ANYWHERE) and slow"
 
-test-federation: setup ## run the tests that start federations, or take a part of one away, for minutes
-	$(BIN)/pytest -m federation
+test-federation: setup ## run the tests that start federations, or take a part of one away, for minutes; FILES chooses some
+	$(BIN)/pytest -m federation $(FILES)
 
 test-latest-flower: ## run the tests, those of real nodes too, on the newest Flower, or on FLOWER===1.39.0
 	$(MAKE) setup VENV=.venv-latest

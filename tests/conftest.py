@@ -99,7 +99,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     SECRETS.seed(item.nodeid)
     minutes = item.config.getoption("--slow-within")
     if minutes is not None and is_slow(item) and time.monotonic() - BEGUN > 60 * minutes:
-        pytest.skip(f"{minutes:g} minutes were over before this slow test; make test-slow runs it")
+        file = item.path.relative_to(item.config.rootpath)
+        pytest.skip(f"{minutes:g} minutes were over before this slow test of {file}")
 
 
 def is_slow(item: pytest.Item) -> bool:
