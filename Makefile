@@ -13,7 +13,7 @@ WORKERS ?= 4# more than cores: much of the time, tests wait for servers and clie
 PYTEST := $(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 ANYWHERE := not docker and not federation and not soak and not browser
 .DEFAULT_GOAL := help
-.PHONY: help setup demo settings test test-slow test-federation test-latest-flower test-privacy test-docker test-browser soak rehearse lint audit docs site package try-package publisher bench lock digests sbom clean
+.PHONY: help setup demo settings test test-slow test-federation test-latest-flower test-privacy test-onnx test-docker test-browser soak rehearse lint audit docs site package try-package publisher bench lock digests sbom clean
 
 help: ## explain the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,11 @@ test-privacy: setup ## compare the budgets of privacy accounts with dp-accountin
 	$(PYTHON) -m venv .venv-privacy
 	.venv-privacy/bin/python $(INSTALL) dp-accounting==0.6.0
 	DP_ACCOUNTING_PYTHON=.venv-privacy/bin/python $(BIN)/pytest tests/client/private/test_reference.py
+
+test-onnx: setup ## compare the example that writes an ONNX file with fairbloom predict; its packages are in .venv/onnx
+	$(BIN)/python $(INSTALL) --no-deps --upgrade --target $(VENV)/onnx \
+		flatbuffers==25.12.19 ml-dtypes==0.6.0 onnx==1.23.2 onnx-ir==1.1.0 onnxruntime==1.31.1 onnxscript==0.7.2
+	PYTHONPATH=$(CURDIR)/$(VENV)/onnx $(BIN)/pytest -m "" tests/docs/test_onnx.py
 
 test-docker: setup ## build the images and run a federation of containers; needs a Docker engine
 	$(BIN)/pytest -m docker -s tests/docker

@@ -198,14 +198,14 @@ def fairbloom(command: str, words: list[str]) -> tuple[int, str]:
 
 
 def python(command: str, words: list[str]) -> tuple[int, str]:
-    """Run a script, whose name is the only word, or a module after -m; return exit code and
-    output."""
+    """Run a script, or a module after -m, with its words; return exit code and output."""
     with redirect_stdout(io.StringIO()) as printed:
         try:
             if words[1] == "-m":
                 sys.argv = words[2:]
                 runpy.run_module(words[2], run_name="__main__")
             else:
+                sys.argv = words[1:]
                 runpy.run_path(words[1], run_name="__main__")
         except SystemExit as end:
             return int(end.code or 0), printed.getvalue()
