@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas
 
 from benchmarks.tables import write_lines
-from fairbloom.experiments.recipe import Recipe, load_recipe
+from fairbloom.experiments.recipe import Printed, Recipe, load_recipe
 from fairbloom.experiments.results.differences import mean_and_deviation
 from fairbloom.experiments.results.measures import ClientScores, find_measure
 from fairbloom.experiments.results.reproduction import agree
@@ -94,6 +94,16 @@ def table(recipe: Recipe, scores: Scores) -> dict[str, list[str]]:
             cells.append(f"not in {' and '.join(wrong)}" if wrong else "yes")
         lines[name] = [name, *cells]
     return lines
+
+
+def matches(recipe: Recipe, printed: Sequence[str], measured: Sequence[str]) -> bool:
+    """Return whether cells of measured numbers, of five seeds, agree with printed ones."""
+    for measure, cell, found in zip(recipe.measures, printed, measured, strict=True):
+        number, spread = map(float, found.split("±"))
+        wanted = Printed.of(cell)
+        if wanted is None or not agree(recipe, measure, wanted, (number, spread), 5):
+            return False
+    return True
 
 
 def write(name: str) -> None:

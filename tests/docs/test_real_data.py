@@ -20,7 +20,7 @@ from scipy import stats
 from benchmarks.methods import WORKLOADS
 from docs import which_method
 from docs.hospitals import picture, served, table
-from docs.reproduced import kept, scores_of, table as table_of_scores
+from docs.reproduced import kept, matches, scores_of, table as table_of_scores
 from docs.which_method import FAMILIES, Ranks, one_a_data_set, read_federations
 from fairbloom import reproduce
 from fairbloom.experiments.recipe import count_printed, load_recipe, names
@@ -173,6 +173,23 @@ def test_the_page_on_measurements_prints_what_the_recipe_has() -> None:
     assert [[row[1], row[3]] for row in table] == [
         [row.published[i].replace("± ", "±") for i in at] for row in recipe.rows
     ]
+
+
+def test_the_page_on_measurements_prints_the_recipe_of_table_7() -> None:
+    """And whether rows agree without the tolerance, or would with the numbers of other rows."""
+    _, *table = rows_of("fedmgda-table7")
+    recipe = load_recipe("fedmgda-table7")
+    strict = recipe.model_copy(update={"tolerance": {}})
+    published = [row.published for row in recipe.rows]
+    for row, printed in zip(table, published, strict=True):
+        assert [row[1], row[3], row[5]] == [n.replace("± ", "±") for n in printed]
+        alike = [matches(recipe, numbers, row[2:7:2]) for numbers in published]
+        is_strict = "yes" if matches(strict, printed, row[2:7:2]) else "no"
+        assert row[7:] == ["yes", is_strict, str(sum(alike) - 1)]
+    assert "14 without it" in MEASURED
+    assert [row[8] for row in table].count("yes") == 14
+    assert "122 of 306" in MEASURED
+    assert sum(int(row[9]) for row in table) == 122
 
 
 @pytest.mark.parametrize("name", kept())
