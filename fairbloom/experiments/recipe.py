@@ -113,6 +113,10 @@ class Recipe(RecipeSection):
         default_factory=dict
     )
     notes: list[str] = Field(default_factory=list)
+    # the figure: bars of each row, or lines over the rounds
+    x: Literal["row", "round"] = "row"
+    # the measures over rounds that have a second chart, with a logarithmic axis
+    logarithmic: list[str] = Field(default_factory=list)
     # what the source claims: "ROW has a higher MEASURE than ROW", or a lower one
     claims: list[str] = Field(default_factory=list)
     settings: Config = Field(default_factory=dict)
@@ -155,6 +159,7 @@ class Recipe(RecipeSection):
             self.published(row)
             self._check_grid(row.grid, [row])
         self._check_grid(self.grid, self.rows)
+        self._check_figure()
         labels = [*map(self.name_of, self.rows)]
         for claim in self.claims:
             matched = CLAIM.fullmatch(claim)
@@ -170,6 +175,34 @@ class Recipe(RecipeSection):
         if twice := [label for label in labels if labels.count(label) > 1]:
             raise ValueError(f"rows: {twice[0]!r} is there twice: give the two different labels")
         return self
+
+    def _check_figure(self) -> None:
+        """Raise ValueError if the figure cannot be drawn over the rounds."""
+        if self.x == "row" and self.logarithmic:
+            raise ValueError(
+                f"logarithmic = {self.logarithmic}: only lines over rounds have such an axis: set"
+                ' x = "round", or leave logarithmic out'
+            )
+        if self.x == "row":
+            return
+        by_round = [measure for measure in self.measures if find_measure(measure).by_round]
+        if not by_round:
+            raise ValueError(
+                'x = "round": no measure is known after each round: add one such as mean, or leave'
+                " x out"
+            )
+        if unknown := [measure for measure in self.logarithmic if measure not in by_round]:
+            raise ValueError(
+                f"logarithmic: {unknown[0]!r} is not among the measures over rounds: there are"
+                f" {', '.join(by_round)}"
+            )
+        for row in self.rows:
+            every = (self.settings | row.settings).get("evaluate-every", 1)
+            if every == 0:
+                raise ValueError(
+                    f'x = "round": row {row.label!r} has evaluate-every = 0, with which only the'
+                    " last round is evaluated: set evaluate-every, or leave x out"
+                )
 
     def _check_grid(self, grid: Axes, rows: Sequence[Row]) -> None:
         """Raise ValueError if a name is neither a setting nor a parameter of the rows' methods."""

@@ -107,24 +107,26 @@ def curves(lines: Iterable[Line], measure: str) -> list[dict[str, Any]]:
     rows = []
     for line in lines:
         by_run = [
-            {
-                number: value
-                for number, value in run.rounds.set_index("round")
-                .get(f"{run.score.column(line.model)}_{measure}", {})
-                .items()
-                if is_shown(value)
-            }
+            run.rounds.set_index("round").get(f"{run.score.column(line.model)}_{measure}", {})
             for run in line.runs
         ]
-        rows += [
-            {
-                "round": number,
-                "method": line.label,
-                **mean_and_range([values[number] for values in by_run]),
-            }
-            for number in thin(sorted(set.intersection(*map(set, by_run))), CURVE_ROUNDS)
-        ]
+        rows += curve(line.label, by_run)
     return rows
+
+
+def curve(label: str, by_run: Iterable[Mapping[int, float]]) -> list[dict[str, Any]]:
+    """Return a line over thinned rounds: mean, lowest and highest of the runs' numbers by round.
+
+    Rounds without a number of each run are left out.
+    """
+    shown = [
+        {number: value for number, value in values.items() if is_shown(value)} for values in by_run
+    ]
+    shared = set.intersection(*map(set, shown))
+    return [
+        {"round": number, "method": label} | mean_and_range([values[number] for values in shown])
+        for number in thin(sorted(shared), CURVE_ROUNDS)
+    ]
 
 
 def mean_and_range(values: Sequence[float]) -> dict[str, Any]:

@@ -13,6 +13,9 @@ from ..results.tables import is_shown
 # The shapes of points, which tell methods apart without colours.
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
 
+# The most lines that have bands: more of them would hide each other.
+MOST_BANDS = 6
+
 # A row of a chart's data, by the names of its columns.
 Row = Mapping[str, Any]
 
@@ -112,9 +115,17 @@ def sorted_clients(
 
 
 def over_rounds(
-    rows: Sequence[Row], series: Sequence[Series], axis: str, among: Sequence[Row] = ()
+    rows: Sequence[Row],
+    series: Sequence[Series],
+    axis: str,
+    among: Sequence[Row] = (),
+    *,
+    logarithmic: bool = False,
 ) -> Spec:
-    """Return a line for each method over the rounds, in a band."""
+    """Return a line for each method over the rounds, in a band.
+
+    With a logarithmic axis, all numbers are above 0.
+    """
     x = {
         "field": "round",
         "type": "quantitative",
@@ -126,7 +137,32 @@ def over_rounds(
             "grid": False,
         },
     }
-    return _bands(rows, series, x, _quantity("value", axis, among))
+    y = _quantity("value", axis, among)
+    if logarithmic:
+        y["scale"] = {"type": "log", "nice": False}  # whole decades would flatten the lines
+    return _bands(rows, series, x, y)
+
+
+def bars(rows: Sequence[Row], series: Sequence[Series], names: Sequence[str], axis: str) -> Spec:
+    """Return a group of bars for each name, one of each series, with a line from low to high.
+
+    The rows have `name`, the series as `method`, `value`, `low` and `high`.
+    """
+    common = {
+        "y": {**_names("name", names), "axis": {**NAMES, "labelLimit": 400}},
+        "yOffset": {"field": "method", "sort": [look.label for look in series]},
+        "opacity": EMPHASIS,
+    }
+    tooltip = _tooltip(
+        ("name", "row"), ("method", ""), ("value", axis), ("low", "from"), ("high", "to")
+    )
+    x = {**_quantity("value", axis), **END}
+    spans = {"x": {**_quantity("low", axis), **END}, "x2": {"field": "high"}, **common}
+    layers = [
+        _layer("bar", {"x": x, **common, **_method(series), "tooltip": tooltip}),
+        _layer("rule", spans, color=colour("ink"), strokeWidth=1.2),
+    ]
+    return {**_spec(rows, layers), "height": (12 * len(series) + 6) * len(names)}
 
 
 def differences(rows: Sequence[Row], axis: str) -> Spec:
@@ -203,6 +239,10 @@ def shares(rows: Sequence[Row], sites: Sequence[str], axis: str) -> Spec:
     return {**_spec(rows, [_layer("bar", bars, height=12)]), "height": 18 * len(sites)}
 
 
+# How the numbers of a reproduction look.
+PRINTED_AND_MEASURED = (Series("printed", "series-0"), Series("measured", "series-1"))
+
+
 # Whether a difference is clear or not tested, in words, and the colour of each.
 CLEAR = {"better": "better", "worse": "worse", "not clear": "same", "not tested": "same"}
 
@@ -231,7 +271,7 @@ def _layer(mark: str, encoding: Mapping[str, Any], data: Spec | None = None, **l
 
 
 def _bands(rows: Sequence[Row], series: Sequence[Series], x: Spec, y: Spec) -> Spec:
-    """Return lines in bands over a quantity."""
+    """Return lines over a quantity, in bands unless they are many."""
     band = {
         "x": x,
         "y": {**y, "field": "low"},
@@ -264,10 +304,10 @@ def _bands(rows: Sequence[Row], series: Sequence[Series], x: Spec, y: Spec) -> S
     dots = {"x": x, "y": y, "shape": _shape(series), **_method(series), "tooltip": tooltip}
     layers = [
         _layer("area", band, line=False),
-        _layer("line", line, interpolate="linear"),
+        _layer("line", line, interpolate="linear", strokeJoin="round"),  # no spikes at peaks
         _layer("point", dots, size=80, opacity=0.0),
     ]
-    if all(row["low"] == row["high"] for row in rows):
+    if len(series) > MOST_BANDS or all(row["low"] == row["high"] for row in rows):
         del layers[0]
     return {**_spec(rows, layers), "height": 260}
 

@@ -23,6 +23,10 @@ MARKED = ("color", "shape")
 # Charts per row.
 COLUMNS = 3
 
+# The widths of charts by how many there are; of three or more, WIDTH.
+WIDTHS = {1: 520.0, 2: 300.0}
+WIDTH = 190.0
+
 
 class VegaLite(dict[str, Any]):
     """A Vega-Lite specification, which a notebook draws."""
@@ -108,8 +112,9 @@ def spec_of(charts: Charts) -> VegaLite:
         part = {
             key: value for key, value in chart.spec.items() if key not in ("autosize", "params")
         }
-        alone = len(charts.charts) == 1
-        part |= {"width": 520.0} if alone else {"width": 190.0, "title": chart.title}
+        part["width"] = WIDTHS.get(len(charts.charts), WIDTH)
+        if len(charts.charts) > 1:
+            part["title"] = chart.title
         few = len(chart.spec["data"]["values"]) <= MARKED_POINTS
         part["layer"] = []
         for layer in chart.spec["layer"]:

@@ -14,6 +14,7 @@ from fairbloom.protocol.scores import Score
 from fairbloom.server.fairness import against_baseline, count_of_share, summarize
 from fairbloom.server.run_folder.csv_rows import MEASURES
 from fairbloom.server.run_folder.files import NOT_IN_TRAINING
+from fairbloom.text import text_if
 
 from .group_scores import GroupReport
 
@@ -42,6 +43,10 @@ class ClientScores:
     held_out: Mapping[str, float] = field(default_factory=dict)
 
 
+# The unit of a measure: the score's, its square, a percentage, or none; angles are in radians.
+Unit = Literal["score", "score²", "%", ""]
+
+
 @dataclass(frozen=True)
 class Measure:
     """A measure: its name, its function and how tables show it."""
@@ -50,13 +55,24 @@ class Measure:
     of: Callable[[ClientScores], float]  # NaN if a client or a gap is missing
     good: Literal["as score", "high", "low"] = "as score"  # which values serve clients better
     decimals: int = 2  # in tables of recipes, as papers print it
-    # whether it has the unit of the score; the angle is in radians, the others have no unit
-    unit: bool = True
+    unit: Unit = "score"
+    # whether it is known after each round: not of a whole run, nor compared with another run
+    by_round: bool = True
 
     def better(self, value: float, than: float, score: Score) -> float:
         """Return by how much a number is better than another; negative if it is worse."""
         good_high = score.higher_is_better if self.good == "as score" else self.good == "high"
         return value - than if good_high else than - value
+
+    def axis(self, score: Score) -> str:
+        """Return the title of its axis: "mean, test accuracy, %", or "improved, %"."""
+        if self.name.startswith(GAP):  # of a score of its own
+            return self.title()
+        if self.unit == "score":
+            return f"{self.title()}, test {score.title}"
+        if self.unit == "score²":
+            return f"{self.title()}, test {score.words} squared"
+        return self.title() + text_if(self.unit, f", {self.unit}")
 
     def title(self, clients: int = 0) -> str:
         """Return its title in tables: "worst 10 %", or "worst client" if these are one client."""
@@ -88,7 +104,7 @@ def find_measure(name: str) -> Measure:
     if re.fullmatch(rf"{GAP}[a-z0-9-]+(:.+)?", name, re.DOTALL):
         return Measure(name, partial(_gap_size, *parse_gap(name)), "low")
     if name.startswith(NOT_IN_TRAINING):
-        return Measure(name, lambda served: served.held_out.get(name, math.nan))
+        return Measure(name, lambda served: served.held_out.get(name, math.nan), by_round=False)
     key = name.replace("-", "_")
     if key not in REGISTRY:
         raise FairbloomError(
@@ -137,6 +153,14 @@ GOOD: Mapping[str, Literal["high", "low"]] = {
 }
 BARE = ("jain", "gini", "entropy", "cosine")
 
+# The units of computed measures that do not have the score's.
+UNITS: Mapping[str, Unit] = {
+    **dict.fromkeys(BARE, ""),
+    "var": "score²",
+    "suffering_share": "%",
+    "well_performing_share": "%",
+}
+
 # The measures by name, except the measures in NAMED, which `find_measure` makes.
 REGISTRY: Mapping[str, Measure] = {
     **{
@@ -145,12 +169,12 @@ REGISTRY: Mapping[str, Measure] = {
             _spread(name),
             GOOD.get(name, "as score"),
             3 if name in BARE else 2,
-            name not in BARE,
+            UNITS.get(name, "score"),
         )
         for name in MEASURES
     },
     "angle": Measure(
-        "angle", lambda served: math.acos(min(1.0, _spread("cosine")(served))), "low", 3, unit=False
+        "angle", lambda served: math.acos(min(1.0, _spread("cosine")(served))), "low", 3, unit=""
     ),
     "uniform": Measure(  # the mean over all examples
         "uniform",
@@ -161,14 +185,23 @@ REGISTRY: Mapping[str, Measure] = {
     ),
     "percentile_5": Measure("percentile_5", _percentile(5)),
     "percentile_95": Measure("percentile_95", _percentile(95)),
-    "improved": Measure("improved", lambda s: s.training.get("improved", math.nan), "high"),
+    "improved": Measure(
+        "improved", lambda s: s.training.get("improved", math.nan), "high", unit="%"
+    ),
     "improved_last_third": Measure(
-        "improved_last_third", lambda s: s.training.get("improved_last_third", math.nan), "high"
+        "improved_last_third",
+        lambda s: s.training.get("improved_last_third", math.nan),
+        "high",
+        unit="%",
+        by_round=False,
     ),
     "train_loss": Measure(
-        "train_loss", lambda s: s.training.get("train_loss", math.nan), "low", 4, unit=False
+        "train_loss", lambda s: s.training.get("train_loss", math.nan), "low", 4, unit=""
     ),
-    **{name: Measure(name, _against(name), good) for name, good in AGAINST_BASELINE.items()},
+    **{
+        name: Measure(name, _against(name), good, unit=UNITS.get(name, "score"), by_round=False)
+        for name, good in AGAINST_BASELINE.items()
+    },
     "3*mean+worst": Measure(
         "3*mean+worst", lambda s: 0.75 * _spread("mean")(s) + 0.25 * _spread("worst")(s)
     ),

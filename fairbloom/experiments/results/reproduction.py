@@ -1,8 +1,9 @@
 """A published experiment that was run: the measured numbers next to the printed ones."""
 
+import contextlib
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -90,7 +91,7 @@ class Reproduction(Shown):
     outcomes
         The results, row by row.
     folder
-        The folder of table and runs.
+        The folder of table, figure and runs.
     """
 
     recipe: Recipe
@@ -383,4 +384,15 @@ def measures_of(
     for measure, value in found.items():
         if math.isnan(value) and measure.startswith((CLIENT, GAP)):
             raise FairbloomError(f"{measure}: {run.folder} has none under the {evaluated} models")
+    return found
+
+
+def measures_by_round(
+    run: Run, measures: Sequence[str], evaluated: str, rounds: Iterable[int]
+) -> dict[int, dict[str, float]]:
+    """Return measures of a run after these rounds; rounds without any score are left out."""
+    found = dict[int, dict[str, float]]()
+    for number in rounds:
+        with contextlib.suppress(FairbloomError):  # the last round has shown any other fault
+            found[number] = measures_of(run.after(number), measures, evaluated)
     return found

@@ -4,7 +4,7 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -498,6 +498,23 @@ class Run(Shown):
             "train_loss": [*self.column(TRAIN_LOSS_OF_GLOBAL_MODEL).values()],
         }
         return {name: mean_of(values) for name, values in found.items() if values}
+
+    def after(self, number: int) -> "Run":
+        """Return the run as it stood after an evaluated round: its tables have that round alone.
+
+        Its scores, groups and measures of training are of that round; without an evaluation it has
+        none.
+        """
+        earlier = replace(self)
+        clients = self.clients[self.clients["round"] == number]
+        # cached properties, which would read the files again for each round
+        vars(earlier).update(
+            rounds=self.rounds[self.rounds["round"] == number],
+            clients=clients,
+            groups=self.groups,
+            _last=clients,
+        )
+        return earlier
 
     def absences(self) -> dict[str, list[tuple[str, int]]]:
         """Return refused, missing and offline clients, most frequent first, with their rounds."""

@@ -20,7 +20,7 @@ from fairbloom.text import text_if
 from ..arms import Arm
 from ..options import merge_settings
 from ..recipe import Recipe, Row, load_recipe
-from ..results.presentation import write_report
+from ..results.presentation import page_of, write_figure, write_report
 from ..results.reproduction import Reproduction, choose_arm, read_reproduction, seeds_of
 from ..results.run import REPORT, OpenedRuns
 from ..study import STUDY, Study, find_study
@@ -44,8 +44,8 @@ def reproduce(
 ) -> Reproduction:
     """Repeat a published experiment, and print its numbers next to the published ones.
 
-    The same call continues an interrupted one. The table is written unless rows are left
-    out. The other parameters are as in `compare`.
+    The same call continues an interrupted one. Table, figure and report are written unless rows
+    are left out. The other parameters are as in `compare`.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def reproduce(
     data_dir
         The folder of the data.
     out
-        The folder of the table and the runs; by default runs/reproduce/NAME.
+        The folder of the table, the figure and the runs; by default runs/reproduce/NAME.
 
     Raises
     ------
@@ -285,6 +285,8 @@ def _carry_out(recipe: Recipe, study: Study, out: Path, jobs: int, bar: StudyBar
             raise FairbloomError(f"row {study.arms[0].row!r}: {reproduction.outcomes[0].fault}")
         if reproduction.whole:
             write_tables(out, {"results.csv": reproduction.rows()})
+            if page_of(reproduction).figure is not None:
+                write_figure(reproduction, out / "figure.png", out / "figure.svg")
             write_report(reproduction, out / REPORT)
         return reproduction
 

@@ -2,7 +2,7 @@
 
 Values that the papers print, and the recipes that repeat them.
 
-Recipes of figures: claims about two rows.
+Recipes of figures: measures over rounds, and claims about two rows.
 """
 
 import math
@@ -133,8 +133,53 @@ WRONG = {
     f"{HEAD}{MEASURES}{ROW}settings = {{ seed = 3 }}\n": "leave seed out",
     f"{HEAD}{MEASURES}{ROW}settings = {{ method = 'fedavk' }}\n": "fedavk",
     f"{HEAD}{MEASURES}seeds = 0\n{ROW}": "seeds = 0",
+    f"{HEAD}{MEASURES}x = 'rounds'\n{ROW}": "x = 'rounds': Input should be 'row' or 'round'",
     "title = ": "not valid TOML",
 }
+
+
+ONCE = "[settings]\nevaluate-every = 0\n"
+
+# What cannot be drawn over rounds: the recipe, a part of the message, and what it says to change.
+NOT_DRAWN = (
+    (
+        "measures = ['suffering_share']\nx = 'round'\n",
+        "no measure is known",
+        ("share'", "share', 'mean'"),
+    ),
+    (f"x = 'round'\n{ONCE}", "row 'FedAvg' has evaluate-every = 0", ("= 0", "= 5")),
+    (f"x = 'round'\n{ONCE}", "or leave x out", ("x = 'round'", "")),
+    ("logarithmic = ['mean']\n", "logarithmic = ['mean']: only lines", ("log", "x = 'round'\nlog")),
+    (
+        "x = 'round'\nlogarithmic = ['worst']\n",
+        "logarithmic: 'worst' is not among the measures over rounds: there are mean",
+        ("['worst']", "['mean']"),
+    ),
+)
+
+
+@pytest.mark.parametrize(("text", "message", "remedy"), NOT_DRAWN)
+def test_what_cannot_be_drawn_over_rounds_says_how(
+    tmp_path: Path, text: str, message: str, remedy: tuple[str, str]
+) -> None:
+    with pytest.raises(FairbloomError, match=re.escape(message)):
+        recipe_of(tmp_path, text + ROW)
+    assert recipe_of(tmp_path, text.replace(*remedy) + ROW).rows
+
+
+def test_a_row_that_is_evaluated_once_is_refused(tmp_path: Path) -> None:
+    text = f"x = 'round'\n{ROW}settings = {{ evaluate-every = 0 }}\n"
+    with pytest.raises(FairbloomError, match="row 'FedAvg' has evaluate-every = 0"):
+        recipe_of(tmp_path, text)
+
+
+@pytest.mark.parametrize("name", [each for each in names() if "figure" in each])
+def test_a_figure_over_rounds_is_drawn_over_rounds(name: str) -> None:
+    """Figure 3 of FedMGDA+ has bars. Its Figure 7 has training losses on a logarithmic axis."""
+    recipe = load_recipe(name)
+    assert recipe.x == ("row" if name.startswith("fedmgda-figure3") else "round")
+    has_figure_7 = name in ("fedmgda-figure1", "fedmgda-figures5-9")
+    assert recipe.logarithmic == (["train_loss"] if has_figure_7 else [])
 
 
 @pytest.mark.parametrize(("text", "message"), WRONG.items())
