@@ -18,6 +18,7 @@ from fairbloom.flower import (
 from fairbloom.logs import log
 from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.rounds.quorum import Quorum
+from fairbloom.rounds.records import is_expired
 from fairbloom.system.deadline import Deadline
 
 # Shortest and longest pause between two looks for replies; in between, a twentieth of the time
@@ -162,19 +163,29 @@ class PollingGrid(Grid):
         """Return the replies to these messages that have come."""
         return self._retry(lambda: self._grid.pull_messages(message_ids))
 
+    def find_owed(self, message_ids: Iterable[str]) -> Iterable[str]:
+        """Return those of these messages that clients owe a reply to.
+
+        All of them, if the grid does not know what its clients work on.
+        """
+        find: Callable[[Iterable[str]], Iterable[str]] | None
+        find = getattr(self._grid, "find_owed", None)
+        return message_ids if find is None else self._retry(lambda: find(message_ids))
+
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
         """Send messages; return enough replies, or those that came within `timeout` seconds.
 
         If the clients that answered would be too few for the quorum, one more minute shows whether
-        the others are offline.
+        the others are offline. Messages expire with the deadline, so they are sent again then.
         """
         messages = list(messages)
         kinds = {message.metadata.message_type for message in messages}
         training = kinds == {MessageType.TRAIN}
         working = MessageType.QUERY not in kinds
         pending = self._send(messages)
+        expired: dict[str, Message] = {}
         fewest = self._min_replies if training and self._min_replies else math.inf
         wanted = fewest
         deadline = Deadline.after(timeout, self._clock.monotonic)
@@ -194,7 +205,10 @@ class PollingGrid(Grid):
             else:
                 if may_expire:
                     self._send_again(pending, deadline.left)
+                sent = dict(pending)
                 came = self._collect(pending, online, absences, deadline.elapsed)
+                ids = [each.metadata.reply_to_message_id for each in came if is_expired(each)]
+                expired |= {each: sent[each] for each in ids}
                 replies += came
                 wanted = fewest - sum(reply.has_content() for reply in replies)
                 if wanted <= 0:
@@ -202,14 +216,16 @@ class PollingGrid(Grid):
                 elapsed = deadline.elapsed
                 if any(reply.has_content() for reply in came):
                     absences.patience = max(GRACE_SECONDS, elapsed)
-                if deadline.is_over:
-                    answered = self._quorum.named(online - nodes_of(pending))
-                    is_enough = len(self._quorum.counted(answered)) >= self._quorum.fewest
+                if deadline.is_over or not pending:
                     extended = deadline.seconds == longest
-                    if extended or not working or is_enough:
+                    silent = nodes_of(pending | expired)
+                    if extended or not working or self._is_enough(online - silent):
                         break
                     deadline = replace(deadline, seconds=longest)
-                    may_expire = True  # messages expire with the deadline
+                    replies = [each for each in replies if not is_expired(each)]
+                    pending |= expired
+                    expired = {}
+                    may_expire = True
             if pending:
                 self._wait(
                     pending,
@@ -217,6 +233,11 @@ class PollingGrid(Grid):
                     min(deadline.left, LONGEST_SECONDS, max(SHORTEST_SECONDS, elapsed / 20)),
                 )
         return replies
+
+    def _is_enough(self, nodes: set[int]) -> bool:
+        """Return whether these nodes are as many as the quorum needs."""
+        names = self._quorum.named(nodes)
+        return len(self._quorum.counted(names)) >= self._quorum.fewest
 
     def _wait(self, pending: Collection[str], number: float, seconds: float) -> None:
         """Pause before the next look; a grid that sees replies come ends the pause at `number`."""

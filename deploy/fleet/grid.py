@@ -133,6 +133,11 @@ class RunGrid(OwnGrid):
         """Return once `number` of these messages are answered, or after `seconds`."""
         self._call("wait", list(message_ids), number, seconds)
 
+    def find_owed(self, message_ids: Iterable[str]) -> list[str]:
+        """Return those of these messages that a device works on, or may still begin."""
+        owed: list[str] = self._call("owed", list(message_ids))[0]
+        return owed
+
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:

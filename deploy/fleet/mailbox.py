@@ -55,8 +55,7 @@ class QueuedMessage:
     """A message in the mailbox, with its reply once it is answered.
 
     It expires at `until`, by the mailbox's clock. `deliveries` counts how often the device received
-    it in full, `working` is True while the device works on it, and `collected` is True once the run
-    has the reply.
+    it in full, and `collected` is True once the run has the reply.
     """
 
     envelope: Envelope
@@ -64,7 +63,6 @@ class QueuedMessage:
     content: StoredContent
     until: float
     deliveries: int = 0
-    working: bool = False
     reply: Reply | None = None
     collected: bool = False
 
@@ -93,6 +91,9 @@ class Mailbox:
         self._messages: dict[str, QueuedMessage] = {}
         # The unanswered messages by device and id, in the order in which they were sent.
         self._open: dict[str, dict[str, QueuedMessage]] = {}
+        # The id of the message that a device works on, by device. It stays when the message is
+        # forgotten: only a device that asks for a message, or has answered, is idle.
+        self._at_work: dict[str, str] = {}
         # By digest, each as long as a message has it; `_unsent` holds those of the next messages.
         self._contents = WeakValueDictionary[str, StoredContent]()
         self._unsent = list[StoredContent]()
@@ -142,6 +143,11 @@ class Mailbox:
             devices.add(envelope.device)
         self._unsent.clear()
         self.on_message(devices)
+
+    def owed(self, ids: Iterable[str]) -> list[str]:
+        """Return those of these messages that their device works on, or may still begin."""
+        at_work = {*self._at_work.values()}
+        return [id for id in ids if id in at_work or not self.is_answered(id)]
 
     def is_answered(self, id: str) -> bool:
         """Return whether no reply to a message is pending: it has one, expired, or is unknown."""
@@ -196,7 +202,7 @@ class Mailbox:
                     ErrorCode.NODE_UNAVAILABLE,
                     f"the reply came after round {number} had ended",
                 )
-            elif not message.working:
+            elif not self._is_at_work(message):
                 self._settle(
                     message,
                     Reply(
@@ -210,7 +216,7 @@ class Mailbox:
         """Forget expired messages, those begun or answered KEPT_SECONDS later."""
         now = self._clock()
         for message in [message for message in self._messages.values() if message.until < now]:
-            used = message.working or message.reply is not None
+            used = self._is_at_work(message) or message.reply is not None
             is_kept = message.reply is not None and self._is_kept(message)
             if not is_kept and (not used or message.until + KEPT_SECONDS < now):
                 self._forget([message])
@@ -218,10 +224,10 @@ class Mailbox:
     # The device's side ----------------------------------------------------------------------------
 
     def next(self, device: str) -> QueuedMessage | None:
-        """Return a device's oldest unanswered message, or None."""
+        """Return an idle device's oldest unanswered message, or None."""
         now = self._clock()
+        self._at_work.pop(device, None)
         for message in list(self._open.get(device, {}).values()):
-            message.working = False  # a device that asks for a message is idle
             if message.until < now:
                 continue
             if message.deliveries < MAX_DELIVERIES:
@@ -236,6 +242,10 @@ class Mailbox:
                 ),
             )
         return None
+
+    def begin_work(self, message: QueuedMessage) -> None:
+        """Note that a message is sent to its device, which works on it until it asks again."""
+        self._at_work[message.envelope.device] = message.envelope.id
 
     def find(self, device: str, id: str) -> QueuedMessage | None:
         """Return a message to this device by its id, or None."""
@@ -264,9 +274,13 @@ class Mailbox:
         """Return whether a run may ask for this reply again, because its round is not saved."""
         return message.envelope.kept and message.envelope.round > self._saved.get(message.run, 0)
 
+    def _is_at_work(self, message: QueuedMessage) -> bool:
+        return self._at_work.get(message.envelope.device) == message.envelope.id
+
     def _settle(self, message: QueuedMessage, reply: Reply) -> None:
         message.reply = reply
-        message.working = False
+        if self._is_at_work(message):
+            del self._at_work[message.envelope.device]
         self._open[message.envelope.device].pop(message.envelope.id, None)
         self.on_reply(message.envelope.id)
 

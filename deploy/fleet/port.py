@@ -226,7 +226,7 @@ class Port:
         self, message: QueuedMessage, known: str, device: PortDevice, number: int, context: Any
     ) -> None:
         """Send a message to a device that knows the settings with the digest `known`."""
-        message.working = True
+        self._mailbox.begin_work(message)
         digest, settings = self.settings.get(message.run, ("", ""))
         head = Head(
             id=message.envelope.id,

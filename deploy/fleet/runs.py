@@ -448,6 +448,8 @@ class Runs:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(seconds):
                             await self._arrived.wait()
+            case "owed":
+                return self._mailbox.owed(arguments[0]), ()
             case "save":
                 self._mailbox.save(run, arguments[0])
                 self.last_round = arguments[0], time()

@@ -185,7 +185,8 @@ class FlowerClients:
     def free(self) -> Sequence[str]:
         """Return the names of the clients online that owe no reply, in order.
 
-        Late replies are collected first.
+        Late replies are collected first. A grid may also know which clients are idle again, though
+        their replies came too late to be kept.
         """
         if owed := self._roster.pending:
             with suppress(NotImplementedError):  # a grid that only has send_and_receive
@@ -193,6 +194,10 @@ class FlowerClients:
                     reply for reply in self._grid().pull_messages(owed) if not is_expired(reply)
                 ]
                 self._roster.clear(reply.metadata.reply_to_message_id for reply in late)
+            find: Callable[[list[str]], Iterable[str]] | None
+            find = getattr(self.grid, "find_owed", None)
+            if find is not None:
+                self._roster.clear(set(owed).difference(find(owed)))
         return self._roster.free
 
     def wait_until_free(self, fewest: int) -> None:

@@ -38,6 +38,9 @@ class RoundInProgress:
         The clients that were drawn for training, in the order of names, with their counts.
     offline
         The known clients that were offline then, in the order of names.
+    owing
+        The clients online that train and are not asked, because they owe an earlier reply, in the
+        order of names.
     excluded
         The clients that are not asked to train: their privacy accounts are spent or halted.
     known_clients
@@ -64,6 +67,7 @@ class RoundInProgress:
     number: int
     draws: Counter[str] = field(default_factory=Counter)
     offline: tuple[str, ...] = ()
+    owing: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
     known_clients: int = 0
     terms: Terms = field(default_factory=lambda: Terms(server_round=0))
@@ -120,6 +124,7 @@ class RoundInProgress:
             refused=dict(sorted(refused.items())),
             missing=replies.missing,
             offline=self.offline,
+            owing=self.owing,
             excluded=self.excluded,
             coefficients=self.step.coefficients,
             lost_states=self.lost_states,

@@ -102,6 +102,7 @@ class Rounds:
         self._watcher = Watcher(method, num_rounds)
         self._has_asked = False  # whether this process has asked clients to train
         self._has_checked_names = False
+        self._owing = frozenset[str]()  # the clients that owed a reply when the last round began
         self._said = Counter[tuple[str, str]]()  # the reasons of refusals that are in the log
 
     def run(
@@ -201,6 +202,7 @@ class Rounds:
                 method.run_state.without((), halted.difference(self.clients.sizes(sorted(halted))))
             )
         free = self._wait_for_available(method.min_train_nodes, trains=True, waits=True)
+        self._log_owing(current)
         self._check_training_clients()
         if ROSTER in method.requires and (sizes := self._sizes_of_new()):
             method.enter(method.run_state.drawn(sizes))
@@ -387,7 +389,10 @@ class Rounds:
             if self.online is not before and (before or self._offline):
                 self._offline = self._offline.union(before).difference(self.online)
             self.current.known_clients = len(self.online) + len(self._offline)
-            free = self.clients.free() if len(self.online) >= fewest else ()
+            is_enough = len(self.online) >= fewest
+            free = self.clients.free() if is_enough else ()
+            if trains and is_enough:
+                self.current.owing = self._find_owing(free)
             if trains:
                 free = self._select_training(free)
             if free or not waits or not (self._has_asked or self._method.run_state.steps):
@@ -395,6 +400,28 @@ class Rounds:
             # Excluded clients that are online are free, too: one of the others is awaited.
             excluded = self._find_excluded().intersection(self.online)
             self.clients.wait_until_free(len(excluded) + 1 if excluded else fewest)
+
+    def _find_owing(self, free: Sequence[str]) -> tuple[str, ...]:
+        """Return the clients online that train and are not free, as they owe a reply."""
+        if len(free) == len(self.online):  # there may be a million
+            return ()
+        return tuple(self._select_training(sorted({*self.online}.difference(free))))
+
+    def _log_owing(self, current: RoundInProgress) -> None:
+        """Log which clients are not asked from this round on, and which are asked again."""
+        owing = frozenset(current.owing)
+        if new := sorted(owing - self._owing):
+            log.warning(
+                "round %d begins without %s, which %s an earlier reply: %s asked again after a late"
+                " reply, or else after a pause that doubles each time",
+                current.number,
+                join_names(new),
+                plural(len(new), "owes", "owe"),
+                plural(len(new), "it is", "they are"),
+            )
+        if back := sorted(self._owing.intersection(self.online) - owing):
+            log.info("round %d asks %s again", current.number, join_names(back))
+        self._owing = owing
 
     def _choose(self, free: Sequence[str], wanted: int, number: int) -> Counter[str]:
         """Return the method's draw from the free clients; check that it is one."""

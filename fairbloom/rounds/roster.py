@@ -40,9 +40,9 @@ class Roster:
     gave when it was first asked; else its node id. If several nodes claim the same name, the one
     that had it first keeps it while it is online.
 
-    A client that owes a reply gets no message before it has answered or its time is over: the life
-    of the message and as much again, which doubles with each further message that it leaves
-    unanswered.
+    A client that owes a reply gets no message before it has answered, though too late, or its time
+    is over: the life of the message and as much again, which doubles with each further message that
+    it leaves unanswered.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -82,7 +82,7 @@ class Roster:
         self._pending[message_id] = node_id, Deadline(made, lives + pause, self._clock.time)
 
     def clear(self, message_ids: Iterable[str]) -> None:
-        """Note that these messages were answered at last."""
+        """Note that no reply to these messages is owed any more."""
         for message_id in message_ids:
             if message_id in self._pending:
                 node_id, _ = self._pending.pop(message_id)

@@ -46,6 +46,9 @@ class Round:
         The participants that did not answer before the deadline.
     offline
         The known clients that were offline when the participants were drawn.
+    owing
+        The clients online that were not asked to train, because they owed an earlier reply, in the
+        order of names.
     excluded
         The clients that were not asked to train, because their privacy accounts are spent or
         halted, in the order of names.
@@ -96,6 +99,7 @@ class Round:
     lost_states: tuple[str, ...] = ()
     average: Any = None
     offline: tuple[str, ...] = ()
+    owing: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
     clients: int = 0
     not_finite: Mapping[str, float] = field(default_factory=dict)

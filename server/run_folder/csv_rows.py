@@ -27,7 +27,7 @@ REFUSED = re.compile(
 )
 
 # The columns of rounds.csv that name clients without a used reply.
-ABSENT = ("refused", "missing", "offline", "excluded")
+ABSENT = ("refused", "missing", "offline", "owing", "excluded")
 
 # The columns of the tables that hold text, even if it looks like a number.
 WORDS = (
@@ -229,14 +229,17 @@ def round_columns(
     *,
     accounts: bool = False,
     devices: bool = False,
+    remote: bool = False,
 ) -> tuple[str, ...]:
     """Return the columns of rounds.csv, by the models, examples and method of the run.
 
-    With `accounts`, a client has a privacy account; with `devices`, rows may become others.
+    With `accounts`, a client has a privacy account; with `devices`, rows may become others; with
+    `remote`, clients in other processes may owe a reply.
     """
     models = ("global", "personal") if method.terms(1).has_personal_models else ("global",)
     columns = (
         *("round", "participants", "replies_used", "refused", "missing", "offline"),
+        text_if(remote, "owing"),
         text_if(accounts, "excluded"),
         text_if(devices, "other_rows"),
         text_if(method.keeps_states, "lost_states"),
@@ -287,6 +290,7 @@ def format_round(
         "seconds": round(seconds, 6),
     }
     optional = {
+        "owing": finished.owing,
         "excluded": finished.excluded,
         "lost_states": finished.lost_states,
     }
@@ -328,7 +332,7 @@ def scores_by_client(finished: Round, score: Score, metric: str) -> dict[str, fl
 
 
 def parse_names(cell: str) -> list[str]:
-    """Return the names of a cell of the columns missing and offline."""
+    """Return the names of a cell of a column that names clients, without reasons."""
     return shlex.split(cell)
 
 
@@ -338,6 +342,6 @@ def parse_refusals(cell: str) -> list[tuple[str, str]]:
 
 
 def parse_absent(row: Mapping[str, str], kind: str) -> list[str]:
-    """Return the clients that a row of rounds.csv names as `kind`: refused, missing, offline."""
+    """Return the clients that a row of rounds.csv names as `kind`, one of ABSENT."""
     cell = row.get(kind, "")
     return [name for name, _ in parse_refusals(cell)] if kind == "refused" else parse_names(cell)

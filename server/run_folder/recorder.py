@@ -36,6 +36,7 @@ from fairbloom.system.supervise import finish_first
 
 from ..checkpoint import Arrays, list_checkpoints, load_last, save_round
 from ..settings import find_grown
+from .attendance import describe_rare
 from .checks import check_folder, digest_code
 from .csv_rows import (
     OVER,
@@ -153,6 +154,7 @@ class RunRecorder:
                 validation,
                 accounts=accounts,
                 devices=not (in_process or app_metrics),
+                remote=not in_process,
             ),
         )
         self._grouped = grouped
@@ -438,6 +440,8 @@ class RunRecorder:
         self.begin()
         self._save()
         self.flush()
+        for sentence in describe_rare(self.path, self.method.training_clients):
+            log.warning("%s", sentence)
         with explain_write_errors("the final model", self.path):
             stopped = {"stopped": self.stopped} if self.stopped else {}
             MODEL.write(self.path, arrays, {**self._about, **stopped})

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
 
 from fairbloom.client.guard.log_files import AuditLog
 from fairbloom.deploy import pki
@@ -48,6 +49,7 @@ from fairbloom.deploy.fleet.worker import DroppedError
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.recorddict import serialize
 from fairbloom.server import polling
+from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.system.versions import Point, Versions, write_sealed
 
 NODE = node_id_of("a")
@@ -84,6 +86,8 @@ class Server:
             return (contents[0].digest().hex(), ""), []
         if name in ("send", "note_wait"):
             self.sent += arguments[0]
+        if name == "owed":
+            return arguments[0][:1], []
         if name == "collect":
             found = [each for each in self.replies if each[0].id in arguments[0]]
             self.replies = []
@@ -226,6 +230,15 @@ def test_a_client_that_is_away_too_long_ends_as_an_error(
     assert reply.error.code == 5  # Flower's code for a node that is not available
     server.online = [(NODE, "a")]  # online, but it does not answer
     assert server.grid.send_and_receive([message()], timeout=0.3) == []
+
+
+def test_the_server_knows_which_messages_are_owed(server: Server) -> None:
+    for grid in (server.grid, polling.PollingGrid(server.grid)):
+        assert grid.find_owed(["1", "2"]) == ["1"]
+    assert polling.PollingGrid(InProcessGrid(ClientApp(), {}, 1)).find_owed(["1", "2"]) == [
+        "1",
+        "2",
+    ]
 
 
 # The device ---------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ def send(
 def taken(box: Mailbox, device: str = "a") -> QueuedMessage:
     """Hand out a message, as the port does."""
     message = box.next(device)
-    message.working = True
+    box.begin_work(message)
     message.deliveries = message.deliveries + 1
     return message
 
@@ -182,6 +182,32 @@ def test_messages_expire_and_replies_some_minutes_later(mailbox: Mailbox, clock:
     mailbox.expire()
     assert collected(mailbox, "1") == {"1": 3}
     assert mailbox.budget.used == 0
+
+
+def test_a_message_is_owed_while_its_device_works_or_may(mailbox: Mailbox, clock: Clock) -> None:
+    for id in ("1", "2", "3"):
+        send(mailbox, id, device=id)
+    answer(mailbox, taken(mailbox, "1"))
+    taken(mailbox, "2")
+    assert mailbox.owed(["1", "2", "3", "unknown"]) == ["2", "3"]
+    clock.now = 11.0  # the device of message 2 still works, and that of message 3 has not begun
+    mailbox.expire()
+    assert mailbox.owed(["1", "2", "3"]) == ["2"]
+    assert mailbox.work_status("2", "2", RUN).answer == Taken.DROP
+    assert mailbox.next("2") is None  # after a late reply, or a new start, it asks for work
+    assert mailbox.owed(["2"]) == []
+
+
+def test_work_is_owed_after_its_message_is_forgotten(mailbox: Mailbox, clock: Clock) -> None:
+    send(mailbox, "1")
+    taken(mailbox)
+    clock.now = 11.0 + KEPT_SECONDS
+    mailbox.expire()
+    assert mailbox.budget.used == 0
+    assert mailbox.owed(["1"]) == ["1"]
+    send(mailbox, "2", number=2)
+    assert mailbox.next("a") is not None
+    assert mailbox.owed(["1", "2"]) == ["2"]
 
 
 def test_equal_content_is_stored_once(mailbox: Mailbox) -> None:

@@ -221,6 +221,20 @@ def test_the_rounds_continue_without_a_client_that_stalls(three: Deployment, out
     assert len(missing) < used.count("2")  # it is asked again after pauses, not in each round
 
 
+def test_a_client_takes_part_again_after_its_late_reply(three: Deployment, out: Path) -> None:
+    """And not only after as long again as a message lives."""
+    late = {**STALLED, "min-clients": 2, "num-rounds": 300, "local-epochs": 1, "out": str(out)}
+    submitted = three.submitting(late)
+    wait_for_rounds(out, 3)
+    with standing_still(three, STALLING[1]):
+        wait_until(lambda: rounds(out)[-1]["owing"] == STALLING[1], seconds=60.0)
+    wait_for_rounds(out, len(rounds(out)) + 50, seconds=120.0)
+    assert rounds(out)[-1]["owing"] == ""
+    assert f"asks {STALLING[1]} again" in three.log(submitted)
+    three.stop_runs()
+    submitted.wait(60)
+
+
 def test_work_without_an_end_ends_with_its_run(three: Deployment, tmp_path: Path) -> None:
     """With far too many epochs, the run fails, and the next one finds every client."""
     endless = {

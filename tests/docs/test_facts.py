@@ -130,7 +130,7 @@ def test_the_page_names_every_column() -> None:
         validated=True, personal=True, disparity=True, accounts=True, simulated=True
     ).columns
     of_rounds = (
-        *round_columns(VRed(), accounts=True),
+        *round_columns(VRed(), accounts=True, devices=True, remote=True),
         *round_columns(SCAFFOLD()),
     )
     assert {*of_clients, *(each for each in of_rounds if not each.startswith("test_"))} <= {

@@ -249,6 +249,52 @@ def test_a_node_that_never_sent_its_name_is_asked_again(clock: Day) -> None:
     assert grid.asked["query", name] == [0.5, pytest.approx(0.5 + 2.0 * LIVES, abs=0.6)]
 
 
+class Watched(Nodes):
+    """Knows which nodes are awake again: those are idle, as their replies came too late."""
+
+    def find_owed(self, message_ids: Iterable[str]) -> list[str]:
+        asleep = {node for node, name in self.nodes.items() if self._is(self.asleep, name)}
+        return [each for each in message_ids if self.receivers[each] in asleep]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        messages = list(messages)
+        ids = super().push_messages(messages)
+        nodes = [message.metadata.dst_node_id for message in messages]
+        self.receivers = {**getattr(self, "receivers", {}), **dict(zip(ids, nodes, strict=True))}
+        return ids
+
+
+@either
+def test_a_client_is_asked_as_soon_as_its_late_reply_is_seen(
+    run: Callable[..., list[Round]], clock: Day
+) -> None:
+    """It slept for 12 s in a round of 10 s, and is asked in the next one that begins after that."""
+    grid = Watched(clock, {"site-1": ((0.7, 12.7),)})
+    first, missed, *others = run(grid, rounds=9)
+    assert (len(first.coefficients), missed.missing) == (3, ("site-1",))
+    assert grid.asked["train", "site-1"][2] == pytest.approx(12.7, abs=0.6)
+    assert {(each.owing, len(each.coefficients)) for each in others} == {(("site-1",), 2), ((), 3)}
+    assert [each.owing for each in others] == sorted((each.owing for each in others), reverse=True)
+
+
+def test_who_owes_is_logged_when_it_begins_and_when_it_ends(
+    clock: Day, said: pytest.LogCaptureFixture
+) -> None:
+    deployed(Watched(clock, {"site-1": ((0.7, 12.7), (14.0, 26.0))}), rounds=15)
+    logged = [text for text in dict.fromkeys(said.messages) if "site-1" in text]
+    numbers = [re.findall(r"^round (\d+) (begins without|asks) site-1", text) for text in logged]
+    assert [kind for ((_, kind),) in numbers] == ["begins without", "asks"] * 2
+
+
+def test_clients_that_do_not_train_are_not_said_to_owe(clock: Day) -> None:
+    grid = Nodes(clock, {"site-1": ((0.7, 12.7),)})
+    options: dict[str, Any] = {"training_clients": ("site-0", "site-2"), "fraction_evaluate": 1.0}
+    first, second, *_ = deployed(grid, rounds=3, **options)
+    assert list(first.evaluations) == ["site-0", "site-2"]  # site-1 owes its evaluation
+    assert list(second.evaluations) == ["site-0", "site-2"]
+    assert second.owing == ()
+
+
 class Late(MemoryGrid):
     """What was held back arrives once the round is over."""
 

@@ -430,7 +430,11 @@ class Slow(Clock):
     def reply(kind: str, message_id: str = "") -> SimpleNamespace:
         """Replies of nodes 7, 8 and 9 are errors."""
         about = SimpleNamespace(reply_to_message_id=message_id or kind)
-        return SimpleNamespace(metadata=about, has_content=lambda: kind not in {"7", "8", "9"})
+        return SimpleNamespace(
+            metadata=about,
+            has_content=lambda: kind not in {"7", "8", "9"},
+            error=Error(ErrorCode.NODE_UNAVAILABLE, "it is an error"),
+        )
 
 
 @pytest.fixture
@@ -752,6 +756,54 @@ def test_expired_messages_are_sent_again_for_the_time_left(
     assert len(lives) == 2
     assert [node for node, _ in lives[1]] == again
     assert all(left - 2.0 < life <= left for _, life in lives[1])
+
+
+class Strict(Slow):
+    """Reports a message as expired as soon as its time is over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.until = dict[str, float]()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str | None]:
+        messages = list(messages)
+        for message in messages:
+            expiry = message.metadata.created_at + message.metadata.ttl
+            self.until[str(message.metadata.dst_node_id)] = expiry
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Any]:
+        message_ids = list(message_ids)
+        dead = [each for each in message_ids if self.until[each] <= self.time()]
+        error = Error(ErrorCode.MESSAGE_UNAVAILABLE, "its time is over")
+        expired = [self.reply("9", each) for each in dead]
+        for each in expired:
+            each.error = error
+        return [*expired, *super().pull_messages(set(message_ids).difference(dead))]
+
+
+# The fewest clients, the nodes; those with a reply, those whose messages expired, and the end.
+EXPIRING: list[tuple[int, tuple[int, ...], list[str], list[str], float]] = [
+    (2, (1, 25), ["1", "25"], [], 25.0),  # too few answered: a minute more
+    (2, (1, 2000), ["1"], ["2000"], 20.0 + MINUTE),  # the minute was in vain
+    (1, (1, 25), ["1"], ["25"], 20.0),
+    (2, (1, 2, 25), ["1", "2"], ["25"], 20.0),
+]
+
+
+@pytest.mark.parametrize(("fewest", "nodes", "came", "expired", "ends"), EXPIRING)
+def test_the_last_minute_outlives_messages_that_expire(
+    monkeypatch: pytest.MonkeyPatch,
+    fewest: int,
+    nodes: tuple[int, ...],
+    came: list[str],
+    expired: list[str],
+    ends: float,
+) -> None:
+    strict = Strict()
+    found = with_quorum(strict, monkeypatch, fewest, 3600.0, *nodes, timeout=20.0)
+    assert sorted(found) == sorted(came + expired)
+    assert ends <= strict.now < ends + 2.0
 
 
 def test_a_run_whose_patience_ends_in_a_round_ends(

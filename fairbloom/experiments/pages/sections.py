@@ -295,7 +295,7 @@ def rounds_charts_of_run(run: Run) -> Charts:
 
 
 def absences_section(lines: Iterable[Line]) -> Section | None:
-    """Return who was refused, missing or offline, and why replies were refused."""
+    """Return how often clients were absent in each way, and why replies were refused."""
     rows = list[list[Cell]]()
     reasons = list[list[Cell]]()
     for line in lines:
@@ -336,7 +336,8 @@ def absences_section(lines: Iterable[Line]) -> Section | None:
                 [[row[i] for i in there] for row in rows[:ABSENCES_SHOWN]],
                 text_if(more, f"{more} more are in the runs' {ROUNDS.name}. ")
                 + "Refused: a reply that could not be used. Missing: no reply in time. Offline:"
-                " known, and not connected. Excluded: a privacy account that is spent or halted.",
+                " known, and not connected. Owing: online, and not asked while it owes an earlier"
+                " reply. Excluded: a privacy account that is spent or halted.",
                 keys=2,
             )
         )

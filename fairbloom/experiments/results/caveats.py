@@ -7,9 +7,11 @@ from typing import Any
 
 from fairbloom.errors import MAX_LISTED
 from fairbloom.protocol.names import DRAW, SPLIT
+from fairbloom.protocol.parameters import split_names
 from fairbloom.protocol.private import SIMULATED_NOISE
 from fairbloom.protocol.scores import Score
 from fairbloom.rounds.screening import LARGEST_COUNT
+from fairbloom.server.run_folder.attendance import describe_rare
 from fairbloom.server.run_folder.csv_rows import SHARE_OF_LARGER_CLASS
 from fairbloom.server.run_folder.files import EXAMPLES, ROWS, SCHEMA
 from fairbloom.tables.schema import parse_schema
@@ -105,6 +107,7 @@ def caveats_of_run(run: Run) -> list[str]:
             run.stopped,
             f"The run stopped after round {run.rounds_done} of {run.num_rounds}: {run.stopped}.",
         ),
+        *describe_rare_clients(run),
         *describe_other_rows(run),
         _single([run], "the method had nothing"),
         *describe_small_tests(run.test_examples(), run.score, named=True),
@@ -133,6 +136,7 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
             f"Runs stopped early ({', '.join(spans)} rounds), so methods are compared after"
             " different numbers of rounds.",
         ),
+        *(f"{run.folder.name}: {each}" for run in every for each in describe_rare_clients(run)),
         *(f"{run.folder.name}: {each}" for run in every for each in describe_other_rows(run)),
         _rare_classes(every[0]),
         text_if(any(run.noise() for run in every), NOISE),
@@ -142,6 +146,12 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
         *caveats_of_data(next(iter(runs.values()))),
     ]
     return [*filter(None, found)]
+
+
+def describe_rare_clients(run: Run) -> list[str]:
+    """Return a sentence for each client that took part in far fewer rounds than the others."""
+    training = split_names(str(run.settings.get("training-clients", "")))
+    return [f"{each}." for each in describe_rare(run.folder, training)]
 
 
 def describe_other_rows(run: Run) -> list[str]:

@@ -517,14 +517,14 @@ class Run(Shown):
         return earlier
 
     def absences(self) -> dict[str, list[tuple[str, int]]]:
-        """Return refused, missing and offline clients, most frequent first, with their rounds."""
+        """Return the clients that were absent in each way, most frequent first, with rounds."""
         return {
             kind: Counter(names).most_common() for kind, names in self._absent(self.rounds).items()
         }
 
     @staticmethod
     def _absent(rounds: "pandas.DataFrame") -> dict[str, list[str]]:
-        """Return refused, missing and offline clients of some rounds, once for each round."""
+        """Return the clients that were absent in each way, once for each of some rounds."""
         return {
             kind: [
                 name for cell in rounds.get(kind, ()) for name in parse_absent({kind: cell}, kind)

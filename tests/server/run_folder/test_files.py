@@ -436,8 +436,8 @@ def test_a_config_that_is_cut_off_is_named(there: Path, subtests: pytest.Subtest
     assert run_at("data", 2).rounds_done == 2
 
 
-def test_a_run_folder_is_laid_out_as_format_9(tmp_path: Path) -> None:
-    assert RUN_FOLDER_FORMAT == 11
+def test_a_run_folder_is_laid_out_as_its_format_says(tmp_path: Path) -> None:
+    assert RUN_FOLDER_FORMAT == 12
     config = {"task": "digits", "clients": 2, "method": "ditto", "num-rounds": 2, "device": "cpu"}
     simulate(Settings.of({**config, "out": str(tmp_path)}))
     with safe_open(tmp_path / "checkpoint" / "2.safetensors", framework="numpy") as file:

@@ -1,4 +1,4 @@
-"""Who was asked, answered and counted.
+"""Who was asked, answered and counted, and who took part far less than the others.
 
 A user's app chooses its best model, and stops early, by a metric of validation examples.
 """
@@ -18,11 +18,19 @@ from safetensors.numpy import load_file
 import fairbloom
 from fairbloom import RunFolder, Score, load
 from fairbloom.errors import FairbloomError
+from fairbloom.experiments.results.caveats import caveats_of_comparison, caveats_of_run
 from fairbloom.experiments.results.run import Run
 from fairbloom.rounds.round import Round
-from fairbloom.server.run_folder.files import BEST
+from fairbloom.server.run_folder.attendance import (
+    Attendance,
+    describe_rare,
+    find_rare,
+    read_attendance,
+)
+from fairbloom.server.run_folder.files import BEST, COEFFICIENTS, MODEL, ROUNDS
 from fairbloom.server.run_folder.participation import COLUMNS, Participations
 from fairbloom.server.run_folder.recorder import RunRecorder
+from fairbloom.server.run_folder.tables import format_csv
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import simulate
@@ -58,6 +66,116 @@ def test_rounds_are_counted() -> None:
     found.add(round_of(2, missing=("b",), used="a"))
     assert COLUMNS == ("rounds_asked", "rounds_answered", "rounds_counted")
     assert rows(found) == {"a": [2, 2, 2], "b": [2, 1, 1], "c": [2, 2, 0], "d": [0, 0, 0]}
+
+
+# Far fewer rounds than the others -----------------------------------------------------------------
+
+
+def attended(used: int, **absent: int) -> Attendance:
+    name = "x" if absent else "y"
+    return Attendance(name, 60, used, absent)
+
+
+# The clients of a run of 60 rounds, and how many are rare. Where used and absent rounds are fewer
+# than 60, the client was not drawn in the others.
+RARE: list[tuple[str, list[Attendance], int]] = [
+    ("it hung, and owed a reply", [attended(7, missing=1, owing=52), attended(60)], 1),
+    ("a third, which is above half of itself only", [attended(20, offline=40), attended(60)], 1),
+    ("half of the rounds", [attended(30, offline=30), attended(60)], 0),
+    ("all others are as rare", [attended(7, offline=53), attended(8, owing=52)], 0),
+    ("it is alone", [attended(7, offline=53)], 0),
+    ("always refused", [attended(0, refused=60), attended(60), attended(60)], 1),
+    ("drawn in a tenth, and always refused", [attended(0, refused=6), attended(6)], 1),
+    ("drawn seldom, and away seldom", [attended(2, offline=7), attended(6), attended(6)], 0),
+    ("drawn seldom, and never absent", [attended(1), attended(6), attended(6)], 0),
+    ("drawn as often, its evaluations refused", [attended(6, refused=54), attended(6)], 0),
+    ("never there", [attended(0, offline=60), attended(6), attended(6)], 1),
+]
+
+
+@pytest.mark.parametrize(
+    ("clients", "count"), [row[1:] for row in RARE], ids=[row[0] for row in RARE]
+)
+def test_a_rare_client_is_one_that_its_absences_made_rare(
+    clients: list[Attendance], count: int
+) -> None:
+    assert find_rare(clients) == clients[:count]
+
+
+def write_rounds(
+    folder: Path, rows: list[dict[str, Any]], used: dict[str, list[int]], *, finished: bool = True
+) -> None:
+    columns = ("round", "refused", "missing", "offline", "owing", "excluded")
+    numbered = [{"round": number, **row} for number, row in enumerate(rows, start=1)]
+    ROUNDS.path_in(folder).write_text(format_csv(columns, numbered))
+    weights = [
+        {"round": number, "client": name, "coefficient": 1.0}
+        for name, numbers in used.items()
+        for number in numbers
+    ]
+    COEFFICIENTS.path_in(folder).write_text(format_csv(COEFFICIENTS.needed, weights))
+    if finished:
+        MODEL.path_in(folder).touch()
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_attendance_is_read_from_the_tables(tmp_path: Path, finished: bool) -> None:
+    """A round counts once, by one kind; a refused evaluation takes no update away."""
+    rows = [
+        {"missing": "a", "refused": "b: evaluation: its loss is too large"},
+        {"owing": "a"},
+        {"offline": "a 'the third'", "excluded": "a"},
+        {"refused": "a: too long"},
+    ]
+    write_rounds(tmp_path, rows, {"b": [1, 2, 3, 4], "the third": [2, 4]}, finished=finished)
+    found = {each.client: each for each in read_attendance(tmp_path)}
+    assert found == {
+        "a": Attendance("a", 4, 0, {"missing": 1, "owing": 1, "offline": 1, "refused": 1}),
+        "b": Attendance("b", 4, 4, {}),
+        "the third": Attendance("the third", 4, 2, {"offline": 1}),
+    }
+    assert str(found["a"]) == (
+        "a took part in 0 of 4 rounds (refused in 1, missing in 1, offline in 1, owing in 1)"
+    )
+    assert [each.client for each in read_attendance(tmp_path, ["b"])] == ["b"]
+    assert describe_rare(tmp_path, ()) == [str(found["a"])]
+    assert describe_rare(tmp_path, ["b", "the third"]) == []
+
+
+def test_without_absences_no_attendance_is_read(tmp_path: Path) -> None:
+    write_rounds(tmp_path, [{}, {}], {"b": [1, 2]})
+    assert read_attendance(tmp_path) == []
+    write_rounds(tmp_path, [{"offline": "a"}], {"b": [1]})
+    COEFFICIENTS.path_in(tmp_path).unlink()
+    assert read_attendance(tmp_path) == []
+
+
+def test_of_many_rare_clients_three_are_named(tmp_path: Path) -> None:
+    away = " ".join(f"away-{number}" for number in range(5))
+    there = {f"there-{number}": [1, 2] for number in range(6)}
+    write_rounds(tmp_path, [{"offline": away}] * 2, there)
+    *named, last = describe_rare(tmp_path, ())
+    assert [words.split()[0] for words in named] == ["away-0", "away-1", "away-2"]
+    assert last == "2 more clients took part in so few rounds (rounds.csv says why)"
+
+
+def test_a_runs_end_and_its_page_name_who_took_part_rarely(
+    tmp_path: Path, said: pytest.LogCaptureFixture
+) -> None:
+    chosen = Settings.of({"clients": 2, "num-rounds": 3})
+    folder = RunRecorder(tmp_path, chosen.run_config(), chosen.strategy())
+    folder.resume()
+    for number in (1, 2, 3):
+        folder.method.enter(folder.method.run_state.stopped(number))
+        folder.record(replace(round_of(number, used="ab"), owing=("c",)), 0.1)
+    assert not [text for text in said.messages if "took part" in text]
+    folder.finish({"w": np.zeros(3)})
+    sentence = "c took part in 0 of 3 rounds (owing in 3)"
+    assert sentence in said.messages
+    run = load(tmp_path)
+    assert run.absences()["owing"] == [("c", 3)]
+    assert f"{sentence}." in caveats_of_run(run)
+    assert f"{tmp_path.name}: {sentence}." in caveats_of_comparison({"FedAvg": [run]})
 
 
 def test_a_round_that_nobody_answers_was_asked_for() -> None:
