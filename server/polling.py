@@ -164,7 +164,7 @@ class PollingGrid(Grid):
         return self._retry(lambda: self._grid.pull_messages(message_ids))
 
     def find_owed(self, message_ids: Iterable[str]) -> Iterable[str]:
-        """Return those of these messages that clients owe a reply to.
+        """Return the messages among these that clients owe a reply to.
 
         All of them, if the grid does not know what its clients work on.
         """
@@ -182,11 +182,11 @@ class PollingGrid(Grid):
         """
         messages = list(messages)
         kinds = {message.metadata.message_type for message in messages}
-        training = kinds == {MessageType.TRAIN}
         working = MessageType.QUERY not in kinds
         pending = self._send(messages)
         expired: dict[str, Message] = {}
-        fewest = self._min_replies if training and self._min_replies else math.inf
+        ends_early = self._min_replies and kinds == {MessageType.TRAIN}
+        fewest = self._min_replies if ends_early else math.inf
         wanted = fewest
         deadline = Deadline.after(timeout, self._clock.monotonic)
         longest = deadline.seconds + GRACE_SECONDS
@@ -196,8 +196,7 @@ class PollingGrid(Grid):
         replies: list[Message] = []
         while pending:
             online = set(self.get_node_ids())
-            revoked = self._quorum.forget(nodes_of(pending) - online, self._enrolled)
-            replies += give_up(pending, revoked, "the operator has revoked this client")
+            replies += self._give_up_revoked(pending, online)
             if working and not self._quorum.is_met(self._quorum.named(online)):
                 # The seconds since the last look do not count.
                 deadline = replace(deadline, since=deadline.now() - elapsed)
@@ -207,8 +206,7 @@ class PollingGrid(Grid):
                     self._send_again(pending, deadline.left)
                 sent = dict(pending)
                 came = self._collect(pending, online, absences, deadline.elapsed)
-                ids = [each.metadata.reply_to_message_id for each in came if is_expired(each)]
-                expired |= {each: sent[each] for each in ids}
+                expired |= expired_of(came, sent)
                 replies += came
                 wanted = fewest - sum(reply.has_content() for reply in replies)
                 if wanted <= 0:
@@ -217,14 +215,13 @@ class PollingGrid(Grid):
                 if any(reply.has_content() for reply in came):
                     absences.patience = max(GRACE_SECONDS, elapsed)
                 if deadline.is_over or not pending:
-                    extended = deadline.seconds == longest
                     silent = nodes_of(pending | expired)
-                    if extended or not working or self._is_enough(online - silent):
+                    is_extended = deadline.seconds == longest
+                    if is_extended or not working or self._is_enough(online - silent):
                         break
                     deadline = replace(deadline, seconds=longest)
                     replies = [each for each in replies if not is_expired(each)]
                     pending |= expired
-                    expired = {}
                     may_expire = True
             if pending:
                 self._wait(
@@ -233,6 +230,11 @@ class PollingGrid(Grid):
                     min(deadline.left, LONGEST_SECONDS, max(SHORTEST_SECONDS, elapsed / 20)),
                 )
         return replies
+
+    def _give_up_revoked(self, pending: dict[str, Message], online: set[int]) -> list[Message]:
+        """Give up messages to clients that were revoked; return errors as the replies."""
+        revoked = self._quorum.forget(nodes_of(pending) - online, self._enrolled)
+        return give_up(pending, revoked, "the operator has revoked this client")
 
     def _is_enough(self, nodes: set[int]) -> bool:
         """Return whether these nodes are as many as the quorum needs."""
@@ -327,6 +329,12 @@ class PollingGrid(Grid):
 def nodes_of(pending: Mapping[str, Message]) -> set[int]:
     """Return the nodes that owe replies to these messages."""
     return {message.metadata.dst_node_id for message in pending.values()}
+
+
+def expired_of(replies: Iterable[Message], sent: Mapping[str, Message]) -> dict[str, Message]:
+    """Return the sent messages, by id, that these replies report as expired."""
+    ids = [reply.metadata.reply_to_message_id for reply in replies if is_expired(reply)]
+    return {each: sent[each] for each in ids}
 
 
 def give_up(pending: dict[str, Message], nodes: set[int], reason: str) -> list[Message]:

@@ -134,7 +134,7 @@ class RunGrid(OwnGrid):
         self._call("wait", list(message_ids), number, seconds)
 
     def find_owed(self, message_ids: Iterable[str]) -> list[str]:
-        """Return those of these messages that a device works on, or may still begin."""
+        """Return the messages among these that a device works on, or may still begin."""
         owed: list[str] = self._call("owed", list(message_ids))[0]
         return owed
 

@@ -145,7 +145,7 @@ class Mailbox:
         self.on_message(devices)
 
     def owed(self, ids: Iterable[str]) -> list[str]:
-        """Return those of these messages that their device works on, or may still begin."""
+        """Return the messages among these that their device works on, or may begin."""
         at_work = {*self._at_work.values()}
         return [id for id in ids if id in at_work or not self.is_answered(id)]
 

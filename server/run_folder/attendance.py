@@ -11,8 +11,7 @@ from fairbloom.errors import MAX_LISTED
 from .csv_rows import ABSENT, parse_absent
 from .files import COEFFICIENTS, ROUNDS
 
-# The kinds of absence of a client that was asked, and was not used. The other kinds are those of
-# clients that were not asked.
+# The kinds of absence of a client that was asked, and was not used; by the others it was not asked.
 UNUSED = ("refused", "missing")
 
 # A client is rare if its absences cost it more than this share of its rounds, and if it took part

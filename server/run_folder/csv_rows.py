@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Self
@@ -28,6 +28,10 @@ REFUSED = re.compile(
 
 # The columns of rounds.csv that name clients without a used reply.
 ABSENT = ("refused", "missing", "offline", "owing", "excluded")
+
+# The columns of rounds.csv that only some runs need: of clients in other processes, with privacy
+# accounts, and of devices with tables that may change.
+OPTIONAL = ("owing", "excluded", "other_rows")
 
 # The columns of the tables that hold text, even if it looks like a number.
 WORDS = (
@@ -226,22 +230,16 @@ def round_columns(
     method: Method,
     score: Score = ACCURACY,
     validation: Validation | None = None,
-    *,
-    accounts: bool = False,
-    devices: bool = False,
-    remote: bool = False,
+    also: Collection[str] = (),
 ) -> tuple[str, ...]:
     """Return the columns of rounds.csv, by the models, examples and method of the run.
 
-    With `accounts`, a client has a privacy account; with `devices`, rows may become others; with
-    `remote`, clients in other processes may owe a reply.
+    `also` names those of OPTIONAL that the run has.
     """
     models = ("global", "personal") if method.terms(1).has_personal_models else ("global",)
     columns = (
         *("round", "participants", "replies_used", "refused", "missing", "offline"),
-        text_if(remote, "owing"),
-        text_if(accounts, "excluded"),
-        text_if(devices, "other_rows"),
+        *(name for name in OPTIONAL if name in also),
         text_if(method.keeps_states, "lost_states"),
         *("clients", "clients_scored", IMPROVED),
         *(f"{score.column(model)}_{measure}" for model in models for measure in MEASURES),

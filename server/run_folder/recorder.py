@@ -146,16 +146,14 @@ class RunRecorder:
         self.in_process = in_process
         self._about = about
         self._keep = keep
+        possible = {
+            "owing": not in_process,
+            "excluded": accounts,
+            "other_rows": not (in_process or app_metrics),
+        }
+        also = [name for name, is_possible in possible.items() if is_possible]
         self._rounds = TableWriter(
-            ROUNDS.path_in(path),
-            round_columns(
-                method,
-                self.score,
-                validation,
-                accounts=accounts,
-                devices=not (in_process or app_metrics),
-                remote=not in_process,
-            ),
+            ROUNDS.path_in(path), round_columns(method, self.score, validation, also)
         )
         self._grouped = grouped
         self._groups = TableWriter(GROUPS.path_in(path), grouped.columns) if grouped else None

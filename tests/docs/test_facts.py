@@ -36,7 +36,7 @@ from fairbloom.experiments.arms import parse_arms
 from fairbloom.experiments.recipe import load_recipe
 from fairbloom.protocol.settings import SETTINGS
 from fairbloom.rounds.options import OPTIONS
-from fairbloom.server.run_folder.csv_rows import ClientRows, round_columns
+from fairbloom.server.run_folder.csv_rows import OPTIONAL, ClientRows, round_columns
 from fairbloom.server.run_folder.files import ENTRIES
 from fairbloom.strategies import METHODS, SCAFFOLD, VRed
 from tests.checkout import BESIDE, INSIDE
@@ -130,7 +130,7 @@ def test_the_page_names_every_column() -> None:
         validated=True, personal=True, disparity=True, accounts=True, simulated=True
     ).columns
     of_rounds = (
-        *round_columns(VRed(), accounts=True, devices=True, remote=True),
+        *round_columns(VRed(), also=OPTIONAL),
         *round_columns(SCAFFOLD()),
     )
     assert {*of_clients, *(each for each in of_rounds if not each.startswith("test_"))} <= {
