@@ -234,7 +234,7 @@ def round_columns(
 ) -> tuple[str, ...]:
     """Return the columns of rounds.csv, by the models, examples and method of the run.
 
-    `also` names those of OPTIONAL that the run has.
+    `also` names the columns of OPTIONAL that the run has.
     """
     models = ("global", "personal") if method.terms(1).has_personal_models else ("global",)
     columns = (
