@@ -33,6 +33,7 @@ ELSEWHERE = {
     "docs/deployment.md#Hospitals whose data never meet": (
         "deploy/test_profiles.py::test_the_way_by_commands"
     ),
+    "docs/comparing.md#On a cluster": "docs/test_cluster.py::test_runs_on_ray_are_compared",
     "docs/comparing.md#Larger spaces": (
         "docs/test_real_data.py::test_optuna_asks_for_the_points_of_a_search"
     ),
