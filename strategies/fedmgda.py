@@ -1,5 +1,6 @@
 """Multi-objective descent: common descent directions of all participants."""
 
+import math
 from typing import ClassVar, Unpack
 
 import numpy as np
@@ -11,6 +12,10 @@ from .descent import COMMON_DESCENT
 from .fedavgn import DECAYS, STEPS, StepOptions, Stepped, moving
 from .simplex import min_norm_weights
 from .strategy import Tries
+
+# The distance of a model from Pareto-stationarity, Definition 1 of Hu et al.: a metric of methods
+# with any weights, which have the shortest combination of the updates.
+STATIONARITY = "stationarity"
 
 # Wang et al. (FedFV), Table 1; Hu et al. have 1, and tune the step.
 EPSILONS = (0.01, 0.05, 0.1, 0.5, 1.0)
@@ -62,11 +67,30 @@ class FedMGDA(Stepped):
                 f"prior = {self.prior!r} has no effect with epsilon = {epsilon:g}, which"
                 " allows any weight: leave prior out, or lower epsilon, as in 0.1"
             )
+        if epsilon >= 1.0:  # below, weights near the prior may not reach the shortest combination
+            self.reports = (*self.reports, STATIONARITY)
 
     def weigh(self, cohort: Cohort) -> FloatArray:
         """Return the weights of the shortest combination, times the step size."""
         weights = min_norm_weights(cohort.gram, cohort.prior, self.epsilon)
         return self.step_size(cohort.round, cohort.num_rounds) * weights
+
+    def own_metrics(self, cohort: Cohort, coefficients: FloatArray) -> dict[str, float]:
+        """Return the norm of the shortest combination, over the mean norm of what is combined.
+
+        It is 0 at a Pareto-stationary model. Without a non-zero update there is none.
+        """
+        found = super().own_metrics(cohort, coefficients)
+        mean_norm = self.mean_norm(cohort)
+        if STATIONARITY in self.reports and mean_norm > 0.0:
+            weights = coefficients / self.step_size(cohort.round, cohort.num_rounds)
+            square = float(weights @ cohort.gram @ weights)
+            found[STATIONARITY] = math.sqrt(max(0.0, square)) / mean_norm  # rounding may be below 0
+        return found
+
+    def mean_norm(self, cohort: Cohort) -> float:
+        """Return the mean norm of the vectors that are combined."""
+        return float(np.sqrt(np.diag(cohort.gram)).mean())
 
 
 class FedMGDAPlus(FedMGDA):
@@ -114,6 +138,10 @@ class FedMGDAPlus(FedMGDA):
                 unit_gram[np.ix_(moved, moved)], prior[moved], self.epsilon
             )
         return self.step_size(cohort.round, cohort.num_rounds) * weights * inverse
+
+    def mean_norm(self, cohort: Cohort) -> float:
+        """Return 1, the norm of the unit updates, or 0 without any."""
+        return float(cohort.squared_norms.any())
 
 
 class MGDAProx(FedMGDAPlus):

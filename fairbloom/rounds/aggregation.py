@@ -19,7 +19,7 @@ from .clients import Metrics, Replies, TrainReplies
 from .cohort import Cohort, Decision, Kept, MethodError, Needed, Probed
 from .compatibility import EXACT_GRAM, GRAM, GRAM_BY_ARRAY
 from .layout import Layout
-from .method import Method
+from .method import CONFLICTS, Method
 from .run_state import RunState
 from .screening import NormBounds, check_step, out_of_proportion
 from .server_optimizer import Moments
@@ -314,10 +314,23 @@ def aggregate(
     history = method.run_state.norms.plus(cohort.round, norms / norm_bounds.allowances, step_norm)
     of_clients = average_over_arrays(cohort, coefficients)[: cohort.size]
     step = Step(
-        metrics=method.own_metrics(cohort, coefficients),
+        metrics=measure_conflicts(method, cohort) | method.own_metrics(cohort, coefficients),
         coefficients=dict(zip(cohort.names, of_clients.tolist(), strict=True)),
     )
     return model, step, method.run_state.stepped(cohort.round, memory, kept, moments, history)
+
+
+def measure_conflicts(method: Method, cohort: Cohort) -> dict[str, float]:
+    """Return CONFLICTS for a method that reports it.
+
+    It is {} for fewer than two updates, or without inner products that the method has read.
+    """
+    gram = cohort.known_gram
+    m = cohort.size
+    if CONFLICTS not in method.all_reports or gram is None or m < 2:
+        return {}
+    pairs = m * (m - 1)  # each pair is twice in the matrix, and squared norms are not negative
+    return {CONFLICTS: float(np.count_nonzero(gram[:m, :m] < 0.0) / pairs)}
 
 
 def remember(

@@ -16,6 +16,9 @@ GRAM_BY_ARRAY = "gram by array"
 EXACT_GRAM = "exact gram"
 ROSTER = "roster"
 
+# Each of these has the inner products of the updates, so that conflicts can be counted.
+INNER_PRODUCTS = frozenset({GRAM, GRAM_BY_ARRAY, EXACT_GRAM})
+
 # Needs that concern the steps of clients and server, and the updates: see `NEEDS`.
 PLAIN_SGD = "plain sgd"
 ONE_MOMENTUM = "one momentum"

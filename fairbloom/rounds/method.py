@@ -57,6 +57,9 @@ HEAD_FIRST = "head-first"
 # The number of negative coefficients: a metric of methods that declare it in `reports`.
 NEGATIVE_WEIGHTS = "negative-weights"
 
+# The share of pairs of updates with a negative inner product, from 0 to 1: Definition 1 of Wang et
+# al. (FedFV). It is a metric of methods that require inner products.
+CONFLICTS = "conflicts"
 
 # The key of the server optimizer's name in a state.
 SERVER_OPTIMIZER = "server-optimizer"
@@ -102,7 +105,7 @@ class Method(CommonOptions):
     step."""
     serves: ClassVar[str] = "global"
     """The model that clients use: "global", or "personal" if the global one is not trained."""
-    reports: ClassVar[tuple[str, ...]] = ()
+    reports: tuple[str, ...] = ()
     """The names of the metrics that the method itself reports."""
     requires: frozenset[str] = frozenset()
     """The method's needs of a round, from `compatibility.REQUIREMENTS`."""
@@ -275,6 +278,13 @@ class Method(CommonOptions):
         return self.requires | {
             name for name, need in compatibility.NEEDS.items() if need.applies_to(self)
         }
+
+    @property
+    def all_reports(self) -> tuple[str, ...]:
+        """The metrics in `reports`, and CONFLICTS if the method requires inner products."""
+        if self.requires.isdisjoint(compatibility.INNER_PRODUCTS):
+            return self.reports
+        return tuple(dict.fromkeys((*self.reports, CONFLICTS)))
 
     @property
     def corrects_clients(self) -> bool:

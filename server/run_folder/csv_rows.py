@@ -244,7 +244,7 @@ def round_columns(
         *("clients", "clients_scored", IMPROVED),
         *(f"{score.column(model)}_{measure}" for model in models for measure in MEASURES),
         getattr(validation, "column", ""),
-        *(report.replace("-", "_") for report in method.reports),
+        *(report.replace("-", "_") for report in method.all_reports),
         *("bytes_sent", "bytes_received", "seconds"),
     )
     return tuple(filter(None, columns))

@@ -317,7 +317,9 @@ class RunRecorder:
                 for name in self._losses.keys() & finished.train_metrics.keys()
             }
             finished = replace(finished, train_metrics={**finished.train_metrics, **before})
-        cells = format_round(finished, seconds, self.method.reports, self.score, self._validation)
+        cells = format_round(
+            finished, seconds, self.method.all_reports, self.score, self._validation
+        )
         row = {name: cells[name] for name in self._rounds.columns if name in cells}
         with explain_write_errors(f"round {finished.number}", self.path):
             if "other_rows" in self._rounds.columns:

@@ -279,7 +279,7 @@ def test_own_aggregation_is_not_called_without_usable_replies() -> None:
     )
     result, _ = run(own, rounds=1)
     # what the method reports stays
-    assert {"mine", *FedMGDA.reports} <= set(result.train_metrics_clientapp[1])
+    assert {"mine", *FedMGDA().all_reports} <= set(result.train_metrics_clientapp[1])
 
 
 # Flower's log lines -------------------------------------------------------------------------------

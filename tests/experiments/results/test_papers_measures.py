@@ -155,6 +155,13 @@ def test_shares_of_suffering_clients_are_counted_by_hand(compared_measures: Comp
     assert found["suffering_share"]["better"] == ""
 
 
+def test_rounds_csv_has_conflicts_and_stationarity(compared_measures: Comparison) -> None:
+    fedavg, fedmgda = (runs[0].rounds for runs in compared_measures.runs.values())
+    assert not {"conflicts", "stationarity"} & {*fedavg}
+    assert fedmgda["conflicts"].between(0.0, 1.0).all()
+    assert fedmgda["stationarity"].between(0.0, 1.0).all()
+
+
 @pytest.mark.parametrize("lower", [False, True])
 def test_changes_against_a_baseline_by_hand(lower: bool) -> None:
     sign = -1.0 if lower else 1.0
