@@ -156,8 +156,8 @@ def bars(rows: Sequence[Row], series: Sequence[Series], names: Sequence[str], ax
     tooltip = _tooltip(
         ("name", "row"), ("method", ""), ("value", axis), ("low", "from"), ("high", "to")
     )
-    x = {**_quantity("value", axis), **END}
-    spans = {"x": {**_quantity("low", axis), **END}, "x2": {"field": "high"}, **common}
+    x = {**_quantity("value", axis), "scale": {"zero": True, "nice": True}, "stack": None, **END}
+    spans = {"x": {**x, "field": "low"}, "x2": {"field": "high"}, **common}
     layers = [
         _layer("bar", {"x": x, **common, **_method(series), "tooltip": tooltip}),
         _layer("rule", spans, color=colour("ink"), strokeWidth=1.2),

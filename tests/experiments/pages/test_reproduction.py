@@ -44,7 +44,7 @@ evaluated = "personal"
 """
 
 PRINTED = """
-measures = ["mean", "std"]
+measures = ["mean", "mean_change"]
 [settings]
 clients = 5
 num-rounds = 1
@@ -147,7 +147,7 @@ def test_the_training_loss_is_drawn_on_both_axes(lines: Reproduction) -> None:
     ]
     plain, logarithmic = (drawn(lines)[f"rounds-train-loss{end}"] for end in ("", "-log"))
     assert values_of(plain, "FedAvg") == values_of(logarithmic, "FedAvg") == expected(by_run)
-    assert axis_of(logarithmic)["scale"]["type"] == "log"
+    assert axis_of(logarithmic)["scale"] == {"type": "log", "nice": False}
     assert "type" not in axis_of(plain)["scale"]
 
 
@@ -208,6 +208,19 @@ def test_an_unfinished_reproduction_draws_what_there_is(
     assert not out.exists()
 
 
+@pytest.mark.parametrize("column", ["test_accuracy_of_global_model", "train_loss_of_global_model"])
+def test_a_round_without_a_number_has_no_point(lines: Reproduction, column: str) -> None:
+    """Where no client has the score, the round has no measure at all."""
+    first = lines.outcomes[0]
+    run = replace(first.runs[0])
+    vars(run)["clients"] = run.clients.copy()
+    run.clients.loc[run.clients["round"] == 2, column] = math.nan
+    done = drawn(replace(lines, outcomes=[replace(first, runs={0: run})]))
+    assert [*values_of(done["rounds-train-loss"], "FedAvg")] == [4, 6]
+    has_score = column == "train_loss_of_global_model"
+    assert [*values_of(done["rounds-mean"], "FedAvg")] == ([2, 4, 6] if has_score else [4, 6])
+
+
 def test_a_round_that_a_run_lacks_has_no_point() -> None:
     by_run = [{1: 1.0, 2: 2.0, 3: math.nan}, {1: 3.0, 3: 1.0, 4: 1e300}]
     assert curve("A", by_run) == [
@@ -222,9 +235,8 @@ def test_a_logarithmic_axis_leaves_zeros_out(lines: Reproduction) -> None:
     """All clients have the same accuracy after round 2, a deviation of 0."""
     first = lines.outcomes[0]
     run = replace(first.runs[0])
-    table = run.clients.copy()
-    table.loc[table["round"] == 2, "test_accuracy_of_global_model"] = 50.0
-    vars(run)["clients"] = table
+    vars(run)["clients"] = run.clients.copy()
+    run.clients.loc[run.clients["round"] == 2, "test_accuracy_of_global_model"] = 50.0
     recipe = lines.recipe.model_copy(update={"measures": ["std"], "logarithmic": ["std"]})
     done = replace(lines, recipe=recipe, outcomes=[replace(first, runs={0: run})])
     plain, logarithmic = drawn(done).values()
@@ -271,7 +283,8 @@ def test_an_axis_says_its_unit(measure: str, title: str) -> None:
 
 
 def test_a_recipe_of_rows_draws_bars(bars: Reproduction) -> None:
-    mean, std = drawn(bars).values()
+    """Also measures against the first row, which have no line over rounds."""
+    mean, change = drawn(bars).values()
     measured, spread = bars.outcomes[0].measured["mean"]
     printed, ours, *others = mean.spec["data"]["values"]
     assert printed == {
@@ -285,10 +298,11 @@ def test_a_recipe_of_rows_draws_bars(bars: Reproduction) -> None:
     ends = [measured, measured - spread, measured + spread]
     assert [ours["value"], ours["low"], ours["high"]] == pytest.approx(ends, rel=1e-4)
     assert [row["method"] for row in others] == ["measured"]
-    assert {row["method"] for row in std.spec["data"]["values"]} == {"measured"}
+    assert {row["method"] for row in change.spec["data"]["values"]} == {"measured"}
     bar, span = mean.spec["layer"]
     assert (bar["mark"]["type"], span["mark"]["type"]) == ("bar", "rule")
-    assert bar["encoding"]["x"]["title"] == "mean, test accuracy, %"
+    across = bar["encoding"]["x"]
+    assert (across["title"], across["scale"]["zero"]) == ("mean, test accuracy, %", True)
     svg = draw_svg(bars.chart()).decode()
     assert all(words in svg for words in ("FedAvg", "Equal weights", "printed", "measured"))
 
@@ -303,9 +317,9 @@ def test_a_study_without_printed_numbers_has_one_bar_a_row(bars: Reproduction) -
 
 def test_a_measure_without_a_number_is_not_drawn(bars: Reproduction) -> None:
     first, second = bars.outcomes
-    lacking = replace(first, by_seed={0: {"mean": math.nan, "std": 1.0}})
-    assert [*drawn(replace(bars, outcomes=[lacking, second]))] == ["bars-mean", "bars-std"]
-    assert [*drawn(replace(bars, outcomes=[lacking]))] == ["bars-std"]
+    lacking = replace(first, by_seed={0: {"mean": math.nan, "mean_change": 1.0}})
+    assert [*drawn(replace(bars, outcomes=[lacking, second]))] == ["bars-mean", "bars-mean-change"]
+    assert [*drawn(replace(bars, outcomes=[lacking]))] == ["bars-mean-change"]
     empty = replace(bars, outcomes=[replace(first, by_seed={}), replace(second, by_seed={})])
     with pytest.raises(FairbloomError, match="there is nothing to draw"):
         empty.chart()

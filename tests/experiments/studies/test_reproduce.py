@@ -24,6 +24,7 @@ from fairbloom import Reproduction, reproduce
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.arms import Arm
 from fairbloom.experiments.recipe import Printed, Recipe, load_recipe, names
+from fairbloom.experiments.results.presentation import page_of
 from fairbloom.experiments.results.reproduction import agree, measures_of
 from fairbloom.experiments.results.run import REPORT, Run, load
 from fairbloom.experiments.studies.reproduce import choose_rows, study_of
@@ -408,6 +409,7 @@ def test_a_setting_that_no_run_takes_is_refused(tmp_path: Path, settings: dict[s
 
 GROUPED = """
 seeds = 1
+x = "round"
 measures = ["group-gap:selection-rate", "group-gap:selection-rate:porto", "client:porto"]
 [settings]
 task = "csv"
@@ -432,7 +434,7 @@ def clinics(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_gaps_between_groups_are_measures(clinics: Path, tmp_path: Path) -> None:
-    """They are those of the first grouping, which `Run.gaps` has too."""
+    """They are those of the first grouping, which `Run.gaps` has too, after each round."""
     done = reproduce(
         str(clinics / "mine.toml"),
         data_dir=clinics,
@@ -448,6 +450,12 @@ def test_gaps_between_groups_are_measures(clinics: Path, tmp_path: Path) -> None
         "client:porto": (run.final()["porto"], 0.0),
     }
     assert (gaps > 0.0).any()
+    charts = {
+        chart.title: chart.spec["data"]["values"] for chart in page_of(done).make_figure().charts
+    }
+    drawn = [row["value"] for row in charts["Selection rate gap, porto"]]
+    assert len({*drawn}) == 3
+    assert drawn[-1] == pytest.approx(gaps["porto", "selection-rate"], rel=1e-4)
 
 
 def test_a_measure_that_is_not_there_is_found_at_once(
