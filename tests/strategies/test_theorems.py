@@ -8,9 +8,25 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
+from torch import nn
+from torch.nn.functional import cross_entropy
 
+from fairbloom.client.training import train
 from fairbloom.rounds.arrays import FloatArray
-from fairbloom.strategies import FedFV, FedMGDA, FedMGDAPlus, GiFair, QFedAvg, SemiVRed, VRed
+from fairbloom.strategies import (
+    FairStrategy,
+    FedAvg,
+    FedFV,
+    FedMGDA,
+    FedMGDAPlus,
+    FedProx,
+    GiFair,
+    QFedAvg,
+    SemiVRed,
+    VRed,
+)
+from fairbloom.tasks import Examples
+from tests.client.helpers import noise, run_config, task_of, work_of
 from tests.federation import Bowl, descend
 
 from .helpers import cohort_of, step_of as step
@@ -431,6 +447,57 @@ def test_fedmgda_theorem_2_the_distance_vanishes(method: Callable[..., FedMGDA],
     }
     assert ends["inverse"] <= 0.2 * ends["constant"]
     assert ends["inverse"] <= 0.2 * ends["frozen"]
+
+
+# FedProx ------------------------------------------------------------------------------------------
+
+
+class Inexact(NamedTuple):
+    """γ of a client's model after its local steps, and a bound of it."""
+
+    gamma: float
+    bound: float
+
+
+def inexactness(method: FairStrategy, steps: int, mu: float) -> Inexact:
+    """Return ‖∇h(x)‖ / ‖∇h(w)‖, h(x) = F(x) + μ/2 ‖x − w‖², after full-batch steps from w to x.
+
+    h is μ-strongly convex, since F is the cross-entropy of a linear model. A step at a rate η of at
+    most 1/(L + μ) then shortens the gradient of h by 1 − ημ at least.
+    """
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).double()
+    inputs, targets = noise(40)[:]
+    examples = Examples(inputs.double(), targets)
+    rows = torch.cat([examples[:][0].flatten(1), torch.ones(40, 1)], dim=1)
+    curvature = 0.5 * float(torch.linalg.matrix_norm(rows.T @ rows / 40, 2))
+    rate = 1.0 / (curvature + mu)
+    received = nn.utils.parameters_to_vector(model.parameters()).detach()
+
+    def gradient() -> torch.Tensor:
+        loss = cross_entropy(model(examples[:][0]), targets)
+        slope = nn.utils.parameters_to_vector(torch.autograd.grad(loss, [*model.parameters()]))
+        moved = nn.utils.parameters_to_vector(model.parameters()).detach() - received
+        return slope + mu * moved
+
+    first = gradient().norm()
+    config = run_config(batch_size=0, local_epochs=steps, learning_rate=rate)
+    train(model, task_of(model), examples, work_of(config, "a", method.terms(1).to_config()))
+    return Inexact(float(gradient().norm() / first), (1.0 - rate * mu) ** steps)
+
+
+@pytest.mark.parametrize("mu", [0.1, 0.3, 3.0])
+def test_fedprox_definition_1_inexactness_falls_with_steps(mu: float) -> None:
+    found = [inexactness(FedProx(mu=mu), steps, mu) for steps in (1, 5, 20)]
+    assert all(0.0 < each.gamma <= each.bound for each in found)
+    assert found[2].gamma < 0.2 * found[1].gamma < 0.1 * found[0].gamma
+
+
+def test_fedprox_definition_1_fails_without_the_term() -> None:
+    """Steps down the plain loss solve another problem: their γ rises in the end."""
+    few, many = (inexactness(FedAvg(), steps, mu=0.3).gamma for steps in (5, 20))
+    assert few < 0.5
+    assert many > 0.9
 
 
 # q-FFL --------------------------------------------------------------------------------------------
