@@ -63,6 +63,9 @@ class Study:
     # added since; else 0.
     extended_from: int = 0
 
+    # Of a comparison: whether devices of a federation carry out its runs.
+    deployed: bool = False
+
     # Of a comparison of runs that exist: their folders by those that they would have within the
     # study's, and sentences on what is left out.
     places: Mapping[str, str] = field(default_factory=dict)

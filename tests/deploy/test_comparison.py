@@ -71,4 +71,5 @@ def test_devices_compare_methods_on_their_tables(tmp_path: Path) -> None:
     assert {CONFIG.read(path).settings["score"] for path in folders} == {"accuracy"}
     assert {row["method"] for row in table(out / "comparison.csv")} == {"FedAvg", "FedFV"}
     assert "2 methods compared" in shown
+    assert "fairbloom deploy submit --refit" in shown
     assert (out / REPORT).exists()

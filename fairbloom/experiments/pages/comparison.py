@@ -1,5 +1,6 @@
 """The page of a comparison: who gains, who loses, and how sure that is."""
 
+import shlex
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from ..render.theme import Series
 from ..results.compared_scores import SHOWN, personal_label
 from ..results.comparison import Comparison
 from ..results.differences import CLAIMED, FEWEST_SEEDS, MEAN, WORST, mean_by_client
-from ..results.joining import describe_clients, describe_mean
+from ..results.joining import LOSES, describe_clients, describe_mean, outcome_of
 from ..results.measures import find_measure
 from ..results.presentation import page_of
 from ..results.subject import Subject
@@ -30,7 +31,6 @@ from .sections import (
     absences_section,
     files_of,
     named_charts,
-    next_section,
     notes_section,
     ordered_charts,
     present,
@@ -156,9 +156,35 @@ def brief_sections(comparison: Comparison) -> list[Section]:
             clients,
             Section("gaps", "Gaps between groups", "", gaps) if gaps and gaps[0].rows else None,
             notes_section("caveats", LIMITS, [*filter(None, limits)]),
-            *map(next_section, comparison.runs.get(comparison.baseline, ())[:1]),
+            _next_section(comparison),
         ]
     )
+
+
+def _next_section(comparison: Comparison) -> Section | None:
+    """Return the command for a model to use, or that clients train alone; None for apps' runs.
+
+    Runs under privacy accounts cannot be trained again either.
+    """
+    runs = comparison.runs.get(comparison.baseline, ())
+    if not runs or runs[0].of_app or runs[0].privacy:
+        return None
+    if comparison.joining and all(
+        outcome_of(joined.mean) == LOSES for joined in comparison.joining
+    ):
+        said = f"Train alone ({comparison.joining[0].alone}): no common model is better."
+        return notes_section("next", "What next", [said])
+    better = comparison.verdict.improving
+    chosen = _arm_of(better[0] if better else comparison.baseline, comparison)
+    command = "fairbloom deploy submit --refit" if comparison.deployed else "fairbloom refit"
+    folder, method = (shlex.quote(word) for word in (str(comparison.folder), chosen))
+    said = f"For a model to use, train a method on all rows: {command} {folder} --method {method}"
+    return notes_section("next", "What next", [said])
+
+
+def _arm_of(label: str, comparison: Comparison) -> str:
+    """Return the label of the runs behind a method that is compared, of personal models too."""
+    return next(arm for arm in comparison.runs if label in (arm, personal_label(arm)))
 
 
 def _left_out(comparison: Comparison) -> str:

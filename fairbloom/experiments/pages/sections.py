@@ -437,17 +437,6 @@ def notes_section(name: str, title: str, sentences: Sequence[str]) -> Section | 
     return Section(name, title, "", [Note(sentences)]) if sentences else None
 
 
-def next_section(run: Run) -> Section | None:
-    """Return how a method of a run's comparison gets a model to use, if it can be trained again."""
-    if run.of_app or run.privacy:
-        return None
-    return notes_section(
-        "next",
-        "What next",
-        ["For a model to use, train a method on all rows: fairbloom refit FOLDER --method METHOD."],
-    )
-
-
 # Cells --------------------------------------------------------------------------------------------
 
 

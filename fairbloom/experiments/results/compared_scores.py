@@ -73,6 +73,7 @@ class ComparedScores:
     failed: Mapping[str, str] = field(default_factory=dict)
     runs: Mapping[str, Sequence[Run]] = field(default_factory=dict)
     extended_from: int = 0
+    deployed: bool = False
 
     @property
     def score(self) -> Score:

@@ -82,6 +82,7 @@ def read_comparison(folder: Path, study: Study, score: str = "") -> "Comparison"
         failed | lacking,
         compared,
         study.extended_from,
+        study.deployed,
     )
     for seed in comparison.seeds:
         if comparison.score_by_client.loc[seed].dropna().empty:
@@ -181,6 +182,8 @@ class Comparison(ComparedScores, Shown):
     extended_from
         The number of seeds that the comparison had when it was first finished, if seeds were added
         since; else 0.
+    deployed
+        Whether devices of a federation carried out its runs.
     """
 
     @cached_property

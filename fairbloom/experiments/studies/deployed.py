@@ -31,7 +31,7 @@ def compare_deployed(
     settings = {key: value for key, value in given.items() if key != "out"}
     out = Path(str(given["out"])).absolute()
     arms = parse_arms(methods, settings)
-    study = Study("compare", arms, seeds, baseline_of(baseline, arms), settings)
+    study = Study("compare", arms, seeds, baseline_of(baseline, arms), settings, deployed=True)
     study = replace(prepare(study, out, deployed=True), extended_from=seeds_before(study, out))
     with study_folder(study, out):
         failed = dict[str, str]()

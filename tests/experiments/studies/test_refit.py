@@ -3,6 +3,7 @@
 import re
 import shlex
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from shutil import copy
 from typing import Any
@@ -14,6 +15,9 @@ import fairbloom
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.api import compare, load, refit, run, search
 from fairbloom.experiments.render.html import render
+from fairbloom.experiments.results.comparison import Comparison
+from fairbloom.experiments.results.differences import Difference
+from fairbloom.experiments.results.joining import Joined
 from fairbloom.experiments.results.presentation import page_of
 from fairbloom.experiments.studies.compare import settings_of_refit
 from fairbloom.experiments.study import STUDY
@@ -248,9 +252,44 @@ def test_predict_names_the_command(
 def test_the_report_of_a_comparison_names_the_command(
     compared: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    named = "fairbloom refit FOLDER --method METHOD"
-    assert render(page_of(load(compared))).count(named) == 1
-    assert named in " ".join(captured(capsys, "show", compared).out.split())
+    """It names folder and method, and can be pasted."""
+    comparison = load(compared)
+    assert isinstance(comparison, Comparison)
+    better = (*comparison.verdict.improving, "FedAvg")[0].removesuffix(" (personal)")
+    named = f"fairbloom refit {compared} --method {better}"
+    assert render(page_of(comparison)).count(named) == 1
+    shown = "".join(captured(capsys, "show", compared).out.split())
+    assert named.replace(" ", "") in shown
+    on_devices = replace(comparison, deployed=True)
+    named = f"fairbloom deploy submit --refit {compared} --method {better}"
+    assert named in render(page_of(on_devices))
+
+
+def test_the_next_step_is_the_better_methods(compared: Path) -> None:
+    comparison = load(compared)
+    assert isinstance(comparison, Comparison)
+    for better, arm in (("QFedAvg (q=1)", "'QFedAvg (q=1)'"), ("Ditto (personal)", "Ditto")):
+        found = replace(comparison)
+        found.__dict__["verdict"] = replace(comparison.verdict, improving=(better, "FedAvg"))
+        assert f"refit {compared} --method {arm}" in unescape(render(page_of(found)))
+
+
+@pytest.mark.parametrize(
+    ("gains", "said"), [((-3.0, -1.0), "Train alone (Local)"), ((-3.0, 1.0), "fairbloom refit")]
+)
+def test_who_loses_by_joining_trains_alone(
+    compared: Path, gains: tuple[float, float], said: str
+) -> None:
+    comparison = load(compared)
+    assert isinstance(comparison, Comparison)
+    low, high = gains
+    mean = Difference(
+        mean=-2.0, error=1.0, low=low, high=high, better=0, worse=5, seeds=5, p_value=0.04
+    )
+    comparison.__dict__["joining"] = [Joined("FedAvg", "Local", mean, {}, {})]
+    page = render(page_of(comparison))
+    assert said in page
+    assert ("Train alone" in page) == (high < 0.0)
 
 
 # Without test examples ----------------------------------------------------------------------------
