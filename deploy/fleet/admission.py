@@ -9,7 +9,7 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from time import monotonic
+from time import monotonic, time
 from typing import Any, NoReturn
 
 import grpc.aio
@@ -148,9 +148,11 @@ class Admission:
         self._callers: dict[str, Caller] = {}
         # The caller to which each connection belongs: addresses are used again.
         self._owners: dict[str, Caller] = {}
-        # How many calls and replies were refused, by kind, and the last reason by client.
+        # How many calls and replies were refused, by kind.
         self.refused = Counter({"reply": 0})
+        # The last reason and its moment, by client.
         self.reasons: dict[str, str] = {}
+        self.reasons_at: dict[str, float] = {}
         # The connections to close when calls are next checked.
         self._unwelcome: set[str] = set()
         self._faults = Faults(clock)
@@ -273,11 +275,16 @@ class Admission:
             "this client calls too often: the server takes the call later",
         )
 
+    def note_reason(self, name: str, reason: str) -> None:
+        """Note why a client's call or reply was refused, or what it failed with."""
+        self.reasons[name] = reason
+        self.reasons_at[name] = time()
+
     async def _abort(
         self, context: Any, certificate: bytes, code: grpc.StatusCode, reason: str
     ) -> NoReturn:
         """Refuse a call for this reason."""
         self.refused[code.name.replace("_", " ").lower()] += 1
-        self.reasons[identity_in(certificate).name] = reason
+        self.note_reason(identity_in(certificate).name, reason)
         await context.abort(code, reason)
         raise AssertionError("abort raises")

@@ -167,6 +167,7 @@ class Daemon:
             "seen": self._seen,
             "versions": {name: device.version for name, device in self._port.devices.items()},
             "reasons": self._port.admission.reasons,
+            "reasons_at": self._port.admission.reasons_at,
             "connections": self._port.connections,
             "refused": self._port.admission.refused,
             "days": self._days,

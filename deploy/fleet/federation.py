@@ -238,7 +238,7 @@ class Now:
     `free` the share of each folder's disk that is free. `online`
     maps each client that is online to how often another process with its key was refused, `seen`
     each client to the time at which it was last seen, `versions` to its version of Fairbloom, and
-    `reasons` to its last error or why it was refused. `connections` has the number of the port's,
+    `reasons` to its last error or why it was refused, and `reasons_at` to when. `connections` has the number of the port's,
     `open`, and its `limit`; `refused` has the number of refused calls and replies by kind, and
     `days` how long the certificates in each file are valid.
     """
@@ -253,6 +253,7 @@ class Now:
     seen: Mapping[str, float] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
+    reasons_at: Mapping[str, float] = field(default_factory=dict)
     connections: Mapping[str, int] = field(default_factory=dict)
     refused: Mapping[str, int] = field(default_factory=dict)
     days: Mapping[str, float] = field(default_factory=dict)
@@ -264,7 +265,8 @@ def read_now(federation: Federation) -> Now:
         now = Now(**json.loads((federation.state / NOW).read_text()))
     except (OSError, ValueError, TypeError, RecursionError):
         return Now()
-    of_numbers = (now.online, now.seen, now.connections, now.refused, now.days, now.free)
+    of_clients = (now.online, now.seen, now.reasons_at)
+    of_numbers = (*of_clients, now.connections, now.refused, now.days, now.free)
     if not all(isinstance(table, dict) for table in (*of_numbers, now.versions, now.reasons)):
         return Now()
     numbers = [now.at, *(each for table in of_numbers for each in table.values())]

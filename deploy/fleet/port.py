@@ -270,7 +270,7 @@ class Port:
         if message is None or status.answer != Taken.TAKEN:
             return status
         if head.code:
-            self.admission.reasons[name] = head.reason[:LONGEST_SHOWN]
+            self.admission.note_reason(name, head.reason[:LONGEST_SHOWN])
             self._mailbox.answer(message, Reply(None, head.code, head.reason[:LONGEST_REASON]))
             return status
         limit = max(self._max_reply, REPLY_TIMES * message.content.size + REPLY_BYTES)
@@ -397,7 +397,7 @@ class Port:
         """Take an error in place of a refused reply."""
         self._mailbox.answer(message, Reply(None, REFUSED_REPLY, reason))
         self.admission.refused["reply"] += 1
-        self.admission.reasons[message.envelope.device] = reason
+        self.admission.note_reason(message.envelope.device, reason)
         log.warning("the reply of client %s is refused: %s", message.envelope.device, reason)
         return Taken(answer=Taken.TAKEN, reason=reason)
 

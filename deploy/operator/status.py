@@ -57,6 +57,7 @@ def survey(federation: Federation) -> dict[str, Any]:
             "refused-with-same-key": online.get(name, 0),
             "version": now.versions.get(name),
             "last-reason": now.reasons.get(name),
+            "last-reason-at": _format_time(now.reasons_at.get(name)),
             "revoked": member.revoked or None,
             **describe_told(federation.path, name),
         }
@@ -167,7 +168,11 @@ def show(status: Mapping[str, Any]) -> None:
     if clients:
         parts.append(_client_table(clients, status["version"]))
         parts += [
-            _line(f"  last error of {name}", client["last-reason"], warn=True)
+            _line(
+                f"  last error of {name}, {(client['last-reason-at'] or '')[:10]}",
+                client["last-reason"],
+                warn=True,
+            )
             for name, client in clients.items()
             if client["last-reason"]
         ]

@@ -901,6 +901,7 @@ def test_a_fault_in_one_step_of_a_second_stops_no_other(
         '{"days": {"ca.crt": -1}}',
         '{"waiting": 5}',
         '{"reasons": 5}',
+        '{"reasons_at": {"a": "now"}}',
         '{"versions": {"a": 5}}',
         '{"run": [1]}',
         "[" * 100_000,

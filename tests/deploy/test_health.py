@@ -68,7 +68,8 @@ def test_each_second_has_numbers_in_prometheus_format(tmp_path: Path) -> None:
     pki.make_authority(federation.authority[0], tmp_path / "key", days=-2.0)
     daemon = Daemon(federation, 1024)
     daemon._port.devices["a"] = PortDevice(seen=time.monotonic(), version="1.0")
-    daemon._port.admission.reasons["a"] = "it is slow"
+    before = time.time()
+    daemon._port.admission.note_reason("a", "it is slow")
     daemon._mailbox.store(Content(b"model"))
     daemon._port.admission.refused.update({"reply": 3, 'a"b\\c\nd': 1})
     daemon._runs.last_round = (7, time.time() + 3600.0)  # the clock was set back
@@ -108,6 +109,7 @@ def test_each_second_has_numbers_in_prometheus_format(tmp_path: Path) -> None:
         {"a": "1.0"},
         {"a": "it is slow"},
     )
+    assert before <= now.reasons_at["a"] <= time.time()
     for place in (federation.path, federation.state):
         label = f'{{folder="{place}"}}'
         free, size = (numbers[f"fairbloom_disk_{name}_bytes", label] for name in ("free", "size"))

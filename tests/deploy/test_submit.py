@@ -807,6 +807,7 @@ def test_status_says_what_is_refused_and_awaited(
         "online": {"a": 0},
         "versions": {"a": "1.0", "b": "1.0"},
         "reasons": {"b": reason},
+        "reasons_at": {"b": 86400.0},
         "connections": {"open": 1, "limit": 768},
         "refused": {"permission denied": 7, "already exists": 0, "reply": 2},
     }
@@ -834,7 +835,7 @@ def test_status_says_what_is_refused_and_awaited(
         f"server: up since {began}, version 2.0",
         "refused: 7 permission denied, 2 reply",
         "  waits: awaited: b",
-        f"  last error of b: {reason}",
+        f"  last error of b, 1970-01-02: {reason}",
     } <= {*said.splitlines()}
     assert said.count("version 1.0") == 1  # only of clients that are online
     assert re.search(rf"revoked +│ {re.escape(found['clients']['c']['revoked'])} ", said)
