@@ -272,7 +272,8 @@ def federate(
     check_folder(path, wanted)
     check_same_data(path, data)
     if is_finished(path) and not find_grown(CONFIG.read(path).settings, wanted):
-        log_finished(path)
+        if not settings.release:  # else there is something to do: its model goes out
+            log_finished(path)
         return path
     method = settings.strategy()
     clients = clients_of(method)

@@ -18,6 +18,9 @@ MAX_REASON = 1_000
 
 Entry = dict[str, Any]
 
+# The number in entries of what leaves outside of runs: profiles, tables, answers on a schema.
+NO_RUN = 0
+
 
 def shorten(value: Any, most: int = MAX_VALUE) -> Any:
     """Return a value, or the digest and the size of one with more than `most` characters.
@@ -82,12 +85,15 @@ def describe_entries(entries: Iterable[Entry]) -> Iterator[str]:
         run.rows[row] = run.rows.get(row, 0) + 1
         left += 1
         ends = [*ends[:1], entry]
+        if entry["run"] == NO_RUN:
+            continue
         numbers, settings = seen.setdefault(entry.get("schema", ""), (set(), set()))
         numbers.add(entry["run"])
         settings.add(entry.get("settings-digest", ""))
     lines = [_describe_ends(left, ends), *(_describe_seen(*item) for item in seen.items())]
     for number, run in runs.items():
-        lines.append(f"run {number}, task {run.task}, {run.first} to {run.last}{run.left}")
+        what = "outside of runs" if number == NO_RUN else f"run {number}, task {run.task}"
+        lines.append(f"{what}, {run.first} to {run.last}{run.left}")
         for row, times in run.rows.items():
             least = text_if("refused: " in row, "at least ")
             lines.append(plural(times, f"  {row}", f"  {row} ({least}{times} times)"))
@@ -99,10 +105,14 @@ def _describe_ends(left: int, ends: list[Entry]) -> str:
     if not ends:
         return "nothing has left this device"
     first, last = (
-        f"{entry['time']}, run {entry['run']}, {describe_entry(entry)}"
+        f"{entry['time']}, {_name_run(entry)}, {describe_entry(entry)}"
         for entry in (ends[0], ends[-1])
     )
     return f"{left} {plural(left, 'reply', 'replies')} left; the first: {first}; the last: {last}"
+
+
+def _name_run(entry: Entry) -> str:
+    return "outside of runs" if entry["run"] == NO_RUN else f"run {entry['run']}"
 
 
 def _describe_seen(schema: str, seen: tuple[set[object], set[str]]) -> str:

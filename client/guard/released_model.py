@@ -5,7 +5,6 @@ Once there is one, the device predicts by it, and no later run replaces it. In t
 for the owner, or that the owner has put back.
 """
 
-import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.codec import digest_arrays
-from fairbloom.protocol.names import ASK, TAKE
+from fairbloom.protocol.names import ASK, METRICS, TAKE
 from fairbloom.system.sealed import Arrays, DamagedFileError, load_model, read_about
 
 from ..local import LocalClient
@@ -107,13 +106,12 @@ def describe_models(state_dir: Path) -> Iterator[str]:
             yield f"{words} {describe_kept(place)}"
 
 
-def describe_scores(state_dir: Path) -> Iterator[str]:
-    """Yield what this device has reported, round by round, of the run whose model it uses."""
+def read_scores(state_dir: Path) -> Iterator[tuple[int, Mapping[str, float]]]:
+    """Yield the rounds of the run whose model is used, with the metrics that were reported."""
     about = read_about(find_model(state_dir) / MODEL)
     for entry in read_entries(state_dir):
         digest = entry.get("settings-digest")
         if entry["asked"] == "evaluate" and digest == about["settings"] and "terms" in entry:
-            yield (
-                f"round {json.dumps(dict(entry['terms']).get('server-round'))}:"
-                f" {json.dumps(entry.get('sent'))}"
-            )
+            sent = dict((entry.get("sent") or {}).get(METRICS, {}))
+            numbers = {name: each for name, each in sent.items() if isinstance(each, int | float)}
+            yield int(dict(entry["terms"])["server-round"]), numbers

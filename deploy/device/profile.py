@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from fairbloom.client.guard.accepted_schemas import SHOWN, counting_keys, digest_of
 from fairbloom.client.guard.limits import Limits
+from fairbloom.client.guard.log_entries import NO_RUN
 from fairbloom.client.guard.log_files import open_log
 from fairbloom.client.private.account import Known
 from fairbloom.system.files import make_folder, write_private
@@ -185,7 +186,7 @@ def send(client: ClientSettings, chosen: SentLetter, out: Path | None) -> None:
     )
     open_log(Path(client.state_dir)).note(
         {
-            "run": 0,
+            "run": NO_RUN,
             "asked": "profile",
             "sent": {"profile": f"{len(chosen.letter.columns)} columns, {out or client.server}"},
         },
@@ -205,7 +206,7 @@ def send_answer(client: ClientSettings, accepts: bool) -> None:
     number = _count_sent(client, by_wire=True)
     write_private(_folder_of(client) / f"{number:04}.answer", b"")
     open_log(Path(client.state_dir)).note(
-        {"run": 0, "asked": "answer", "sent": {"accepts": str(accepts)}}, {}
+        {"run": NO_RUN, "asked": "answer", "sent": {"accepts": str(accepts)}}, {}
     )
     tell(client, Told(accepts=accepts))
 
@@ -300,7 +301,7 @@ def send_table(client: ClientSettings, chosen: SentTable) -> None:
         secret_of(Path(client.state_dir)),
     )
     open_log(Path(client.state_dir)).note(
-        {"run": 0, "asked": "table", "sent": {"table": chosen.table.schema[:SHOWN]}}, {}
+        {"run": NO_RUN, "asked": "table", "sent": {"table": chosen.table.schema[:SHOWN]}}, {}
     )
     tell(client, Told(table=content))
 

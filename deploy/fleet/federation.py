@@ -238,9 +238,9 @@ class Now:
     `free` the share of each folder's disk that is free. `online`
     maps each client that is online to how often another process with its key was refused, `seen`
     each client to the time at which it was last seen, `versions` to its version of Fairbloom, and
-    `reasons` to its last error or why it was refused, and `reasons_at` to when. `connections` has the number of the port's,
-    `open`, and its `limit`; `refused` has the number of refused calls and replies by kind, and
-    `days` how long the certificates in each file are valid.
+    `reasons` to its last error or why it was refused, and `reasons_at` to when. `connections` has
+    the number of the port's, `open`, and its `limit`; `refused` has the number of refused calls and
+    replies by kind, and `days` how long the certificates in each file are valid.
     """
 
     at: float = 0.0

@@ -99,6 +99,14 @@ def find_step(head: Head) -> tuple[str, Point | None]:
     return group[1], step
 
 
+def name_round(head: Head) -> str:
+    """Return the run, and the round if the server says it, of a message in words."""
+    group = GROUP.fullmatch(head.round)
+    if group is None:
+        return f"run {head.run}"
+    return f"run {head.run}, round {group[2]}"
+
+
 class KeptReply:
     """The last reply, head and content, which a restart of this device finds again.
 
@@ -180,7 +188,7 @@ class Session:
                     self._worker.end()
                 continue
             head = message.head
-            name = f"message {head.id[:8]} of run {head.run}"
+            name = f"message {head.id[:8]} of {name_round(head)}"
             if not message.refused:
                 name = f"{head.type} {name}"
                 self._settings = head.settings or self._settings

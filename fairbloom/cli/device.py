@@ -248,10 +248,19 @@ def release(
 @client.command(epilog="Example: fairbloom client report client.toml")
 def report(place: StatePlace) -> None:
     """Show what this device has reported of the run of the model in use."""
-    from fairbloom.client.guard.released_model import describe_models, describe_scores
+    from fairbloom.client.guard.released_model import describe_models, read_scores
 
     folder = find_state_dir(place)
-    print("\n".join([*describe_models(folder), *describe_scores(folder)]))
+    print("\n".join(describe_models(folder)))
+    scores = dict(read_scores(folder))
+    names = dict.fromkeys(name for metrics in scores.values() for name in metrics)
+    table = Table("round")
+    for name in names:
+        table.add_column(Text(escape_unprintable(name)))
+    for number, metrics in scores.items():
+        cells = [f"{metrics[name]:.4g}" if name in metrics else "–" for name in names]
+        table.add_row(str(number), *cells)
+    Terminal().print(table)
 
 
 ClientToml = Annotated[

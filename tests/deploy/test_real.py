@@ -183,7 +183,7 @@ def test_what_was_answered_before_a_kill_is_not_computed_again(
     for name in (CLIENTS[0], *CLIENTS[2:]):
         with subtests.test(name=name):
             said = there.log(there.clients[name])[before[name] :]
-            ids = re.findall(r"received train message (\w+) of run \d+$", said, re.M)
+            ids = re.findall(r"received train message (\w+) of run \d+, round \d+$", said, re.M)
             assert len(ids) == len({*ids})
 
 

@@ -17,7 +17,7 @@ from hypothesis import example, given, strategies as st
 from fairbloom.client.app import app
 from fairbloom.client.guard import log_files
 from fairbloom.client.guard.accepted_settings import SettingRefusedError
-from fairbloom.client.guard.log_entries import describe_entries, shorten
+from fairbloom.client.guard.log_entries import NO_RUN, describe_entries, shorten
 from fairbloom.client.guard.log_files import AuditLog, open_log, read_entries
 from fairbloom.client.messages import log_exchange
 from fairbloom.deploy.device.accepted import Installed, RunDescription
@@ -68,6 +68,17 @@ def test_the_log_says_what_was_asked_sent_and_held_back(
     assert sent["sent"]["metrics"]["num-examples"] == 6
     assert "a class has fewer than 5" in sent["held-back"][0]
     assert "at least 5 training rows" in refused["refused"]
+
+
+def test_what_leaves_outside_of_runs_is_no_run(tmp_path: Path) -> None:
+    open_log(tmp_path).note(
+        {"run": NO_RUN, "asked": "profile", "sent": {"profile": "3 columns"}}, {}
+    )
+    first = say(tmp_path)
+    assert not any("run 0" in line or "unknown" in line or "1 run" in line for line in first)
+    assert any(line.startswith("outside of runs, ") for line in first)
+    open_log(tmp_path).note({**entry(7), "sent": {"arrays": "x"}}, {})
+    assert any(line.startswith("schema s: 1 run.") for line in say(tmp_path))
 
 
 def test_the_log_is_read_run_by_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,13 +165,15 @@ def test_long_values_are_a_digest_and_a_size() -> None:
 
 def test_what_left_is_counted_by_run_and_kind(tmp_path: Path, log: AuditLog) -> None:
     for number in range(100):
-        log.note(entry(number // 10, sent=SENT, terms={"round": number}, message=str(number)), {})
+        log.note(
+            entry(1 + number // 10, sent=SENT, terms={"round": number}, message=str(number)), {}
+        )
     assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())
     said = say(tmp_path)
     assert said[0].startswith("100 replies left; the first: 20")
-    assert ", run 0, asked: train; sent: arrays: weight" in said[0]
+    assert ", run 1, asked: train; sent: arrays: weight" in said[0]
     assert "; the last: 20" in said[0]
-    assert ", run 9, asked: train" in said[0].partition("; the last: ")[2]
+    assert ", run 10, asked: train" in said[0].partition("; the last: ")[2]
     assert said[1].startswith("schema s: 10 runs with 2 different settings.")
     assert [line for line in said if line.startswith("  ")] == [
         "  asked: train; sent: arrays: weight; metrics: num-examples (10 times)"
