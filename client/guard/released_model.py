@@ -107,7 +107,7 @@ def describe_models(state_dir: Path) -> Iterator[str]:
 
 
 def read_scores(state_dir: Path) -> Iterator[tuple[int, Mapping[str, float]]]:
-    """Yield the rounds of the run whose model is used, with the metrics that were reported."""
+    """Yield the rounds of the run of the model in use, with the metrics that were reported."""
     about = read_about(find_model(state_dir) / MODEL)
     for entry in read_entries(state_dir):
         digest = entry.get("settings-digest")

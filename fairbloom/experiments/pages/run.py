@@ -127,7 +127,7 @@ def page_of_run(run: Run) -> Page:
 
 
 def _describe_attack(run: Run) -> str | None:
-    """Return who reports falsely in an experiment, and how; None without an attack."""
+    """Return which clients report falsely in an experiment, and how; None without an attack."""
     if not run.settings.get("attack") or run.clients.empty:
         return None
     clients = [*run.clients["client"].unique()]
