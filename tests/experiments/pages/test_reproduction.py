@@ -55,6 +55,7 @@ published = ["50 ± 3", ""]
 [[rows]]
 label = "Equal weights"
 settings = { weighting = "uniform" }
+published = ["", "1.5"]
 """
 
 
@@ -298,7 +299,9 @@ def test_a_recipe_of_rows_draws_bars(bars: Reproduction) -> None:
     ends = [measured, measured - spread, measured + spread]
     assert [ours["value"], ours["low"], ours["high"]] == pytest.approx(ends, rel=1e-4)
     assert [row["method"] for row in others] == ["measured"]
-    assert {row["method"] for row in change.spec["data"]["values"]} == {"measured"}
+    values = change.spec["data"]["values"]
+    assert [row["method"] for row in values] == ["measured", "printed", "measured"]
+    assert [values[1][key] for key in ("value", "low", "high")] == [1.5] * 3, "without a ±"
     bar, span = mean.spec["layer"]
     assert (bar["mark"]["type"], span["mark"]["type"]) == ("bar", "rule")
     across = bar["encoding"]["x"]
