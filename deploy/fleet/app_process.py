@@ -27,17 +27,15 @@ from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.protocol.names import RELEASE
 from fairbloom.recorddict import deserialize, serialize, serialize_in_pieces
 from fairbloom.system.parents import end_with_parent
-from fairbloom.system.retry import deadline
+from fairbloom.system.retry import deadline, retrying_writes
 from fairbloom.text import text_if
 
 from ..device.accepted import Installed, RunDescription
 from ..processes import free_cycles
 from .content import write
+from .messages import seconds_left
 from .passing import ANSWER_FILE, Answer, PassedTask, receive, send
 from .wire_pb2 import Head
-
-# Longest time to live of a message: ten years.
-LONGEST_SECONDS = 3.2e8
 
 # Flower's errors for a message that an app has no handler for. They pass through `reason_of`
 # unchanged: a server that sends a QUERY recognises them.
@@ -65,7 +63,7 @@ def call_app(installed: Installed, node_config: Mapping[str, Any], task: PassedT
     # Flower takes a message's sender from this: the server, node 1, until the message is made, and
     # this node afterwards, for the reply.
     identify(run_id=head.run, node_id=1, task_id=0)
-    seconds = min(max(1.0, head.seconds), LONGEST_SECONDS)  # in this order NaN becomes 1
+    seconds = seconds_left(head)
     message = Message(
         deserialize(task.content.map()),
         task.node,
@@ -92,7 +90,8 @@ def call_app(installed: Installed, node_config: Mapping[str, Any], task: PassedT
         context,
     )
     try:
-        reply = address(log_exchange(message, context, app), message)
+        with retrying_writes(deadline(seconds)):
+            reply = address(log_exchange(message, context, app), message)
     except SystemExit as end:  # must not end this process: the server gets an error instead
         raise ReportableError(f"SystemExit: {end}", reportable(end)) from end
     state = serialize(context.state)

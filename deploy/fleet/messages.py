@@ -28,6 +28,15 @@ HELD_SECONDS = 50.0
 BEAT_SECONDS = 10.0
 
 
+# Longest time to live of a message: ten years.
+LONGEST_SECONDS = 3.2e8
+
+
+def seconds_left(head: Head) -> float:
+    """Return how long a message is of use, from one second to ten years."""
+    return min(max(1.0, head.seconds), LONGEST_SECONDS)  # in this order NaN becomes 1
+
+
 def slices(data: Buffer) -> Iterator[memoryview]:
     """Return content in pieces of at most CHUNK_BYTES, which are not copied."""
     view = memoryview(data)

@@ -7,6 +7,7 @@ import secrets
 import shutil
 import threading
 import time
+from functools import partial
 from io import FileIO
 from pathlib import Path
 
@@ -16,11 +17,12 @@ from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.protocol.names import WORK_OF_ROUND
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.system.files import write_private
+from fairbloom.system.retry import deadline, retrying_writes, write_until
 from fairbloom.system.versions import FIRST, Point, Versions, read_sealed, write_sealed
 
 from .calls import Calls, Received
 from .content import Content
-from .messages import BEAT_SECONDS, node_id_of
+from .messages import BEAT_SECONDS, node_id_of, seconds_left
 from .passing import ANSWER_FILE, Answer, PassedTask
 from .wire_pb2 import Head, Taken
 from .worker import CrashedError, DroppedError, Worker
@@ -55,13 +57,13 @@ class Contexts:
     """
 
     def __init__(self, state_dir: str) -> None:
-        self._folder = Path(state_dir, "contexts")
+        self.folder = Path(state_dir, "contexts")
         self._run = 0
 
     def load(self, head: Head) -> bytes:
         """Return the state with which the work on a message begins, or b""."""
         key, step = find_step(head)
-        versions = Versions(self._folder / key)
+        versions = Versions(self.folder / key)
         found = versions.last(STATE) if step is None else versions.rewind(STATE, step)
         if found is None:
             return b""
@@ -74,12 +76,12 @@ class Contexts:
     def save(self, head: Head, state: bytes) -> None:
         """Write the state after the work on a message, and delete those of the oldest runs."""
         key, step = find_step(head)
-        versions = Versions(self._folder / key)
+        versions = Versions(self.folder / key)
         if step is None:
             last = versions.last(STATE)
             step = FIRST if last is None else last[0]
         versions.save(STATE, step, state)
-        folders = filter(Path.is_dir, self._folder.iterdir())
+        folders = filter(Path.is_dir, self.folder.iterdir())
         for folder in sorted(folders, key=lambda each: each.stat().st_mtime)[:-KEPT_RUNS]:
             shutil.rmtree(folder)
 
@@ -209,8 +211,16 @@ class Session:
         done = threading.Event()
         beats = threading.Thread(target=self._beat, args=(message.head, done), daemon=True)
         beats.start()
+        until = deadline(seconds_left(message.head))
         try:
-            answer = self._work(message)
+            with retrying_writes(until):
+                answer = self._work(message, until)
+        except OSError as error:
+            answer = Answer.failed(
+                ErrorCode.CLIENT_APP_RAISED_EXCEPTION,
+                f"the state-dir of this client cannot be written ({error.strerror}): free space on"
+                " its disk",
+            )
         finally:
             done.set()
         beats.join()
@@ -219,7 +229,8 @@ class Session:
             answer.content,
         )
 
-    def _work(self, message: Received) -> Answer:
+    def _work(self, message: Received, until: float) -> Answer:
+        """Return the worker's answer; raise OSError if the disk refuses a write up to `until`."""
         head = message.head
         if message.refused:
             self._audit_log.note(
@@ -249,7 +260,8 @@ class Session:
         except CrashedError as error:
             return Answer.failed(ErrorCode.CLIENT_APP_CRASHED, str(error))
         if answer.state is not None:
-            self._contexts.save(head, answer.state)
+            save = partial(self._contexts.save, head, answer.state)
+            write_until(save, until, self._contexts.folder)
         return answer
 
     def _beat(self, head: Head, done: threading.Event) -> None:

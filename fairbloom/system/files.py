@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from .lock import open_locked
+from .retry import UNTIL, write_until
 
 # Byte order marks that a text may begin with, and their encodings.
 MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
@@ -53,8 +54,12 @@ def whole_file(path: Path, mode: int | None = None, *, durable: bool = True) -> 
 
 def write_whole(path: Path, content: bytes, mode: int | None = None) -> None:
     """Write a file atomically and durably: it has the old or the new content."""
-    with whole_file(path, mode) as file:
-        file.write(content)
+
+    def write() -> None:
+        with whole_file(path, mode) as file:
+            file.write(content)
+
+    write_until(write, UNTIL.get(), path.parent)
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -69,29 +74,36 @@ def write_public(path: Path, content: bytes) -> None:
 
 def append_line(path: Path, line: bytes) -> None:
     """Append a line durably; begin a new one if a full disk or a crash has cut off the last."""
-    with open(
-        path,
-        "a+b",
-        buffering=0,
-        opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600),
-    ) as file:
-        if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
-            line = b"\n" + line
-        rest = line + b"\n"
-        while rest:  # the system may write only a part of it
-            rest = rest[os.write(file.fileno(), rest) :]
-        os.fsync(file.fileno())
+
+    def append() -> None:
+        with open(
+            path,
+            "a+b",
+            buffering=0,
+            opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600),
+        ) as file:
+            is_torn = file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n"
+            rest = (b"\n" if is_torn else b"") + line + b"\n"
+            while rest:  # the system may write only a part of it
+                rest = rest[os.write(file.fileno(), rest) :]
+            os.fsync(file.fileno())
+
+    write_until(append, UNTIL.get(), path.parent)
 
 
 def make_folder(folder: Path) -> None:
     """Make a folder, and its missing parents, for their owner only, durably."""
-    missing = [place for place in folder.parents if not place.exists()]
-    # one by one: mkdir(parents=True) would give the parents the umask's mode
-    for place in (*reversed(missing), folder):
-        is_new = not place.exists()
-        place.mkdir(mode=0o700, exist_ok=True)
-        if is_new:
-            sync_folder(place.parent)
+
+    def make() -> None:
+        missing = [place for place in folder.parents if not place.exists()]
+        # one by one: mkdir(parents=True) would give the parents the umask's mode
+        for place in (*reversed(missing), folder):
+            is_new = not place.exists()
+            place.mkdir(mode=0o700, exist_ok=True)
+            if is_new:
+                sync_folder(place.parent)
+
+    write_until(make, UNTIL.get(), folder)
 
 
 def sync_folder(folder: Path) -> None:

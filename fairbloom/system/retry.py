@@ -1,7 +1,10 @@
 """Writes that are tried again while there is time."""
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from fairbloom.logs import log
@@ -9,10 +12,26 @@ from fairbloom.logs import log
 # Seconds until a write that the disk has refused is tried again.
 RETRY_SECONDS = 1.0
 
+# Until when the writes of this thread are tried again; by default, not at all.
+UNTIL: ContextVar[float] = ContextVar("until", default=-math.inf)
+
 
 def deadline(seconds: float) -> float:
     """Return the moment after these seconds, by a clock that no one sets."""
     return time.monotonic() + seconds
+
+
+@contextmanager
+def retrying_writes(until: float) -> Iterator[None]:
+    """Try writes of files again in this block, up to the moment `until`; see `write_until`.
+
+    It is ambient so that no write below a device's state folder can be without it.
+    """
+    token = UNTIL.set(until)
+    try:
+        yield
+    finally:
+        UNTIL.reset(token)
 
 
 def write_until(write: Callable[[], object], until: float, folder: Path) -> None:

@@ -11,6 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 from secrets import token_bytes
 from typing import NamedTuple
@@ -141,13 +142,14 @@ class Versions:
         for draft in self.folder.glob(".*.draft"):  # of a process that was killed
             draft.unlink(missing_ok=True)
         if 2 * used.total() < sum(self._counts.values()):
-            self.write(
-                VersionEntry(key, step, content)
-                for key in self._places
-                for step in self.steps(key)
-                if (content := self.read(key, step)) is not None
-            )
-            self.tidy()
+            with suppress(OSError):  # the versions stay in their files: a full disk loses none
+                self.write(
+                    VersionEntry(key, step, content)
+                    for key in self._places
+                    for step in self.steps(key)
+                    if (content := self.read(key, step)) is not None
+                )
+                self.tidy()
 
     def rewind(self, key: str, step: Point) -> tuple[Point, bytes] | None:
         """Remove the versions from a step on; return the last one before it, or None."""

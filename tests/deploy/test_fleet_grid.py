@@ -11,6 +11,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from io import FileIO
 from multiprocessing import Pipe
@@ -50,6 +51,7 @@ from fairbloom.protocol.version import PROTOCOL
 from fairbloom.recorddict import serialize
 from fairbloom.server import polling
 from fairbloom.simulation.grid import InProcessGrid
+from fairbloom.system import retry
 from fairbloom.system.versions import Point, Versions, write_sealed
 
 NODE = node_id_of("a")
@@ -311,6 +313,52 @@ def test_a_restarted_device_gives_its_last_reply_again(tmp_path: Path) -> None:
     (tmp_path / "reply").write_bytes(b"damaged")
     assert serve(tmp_path, worker, received("2", b"other")).replies == [("2", b"rehto", 0)]
     assert len(worker.asked) == 3
+
+
+def test_a_full_disk_delays_an_answer_and_ends_no_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is written: the app's state, and the log of a refused message."""
+    monkeypatch.setattr(retry, "RETRY_SECONDS", 0.01)
+    worker = FakeWorker(lambda task: Answer(content=Content(b"reply"), state=b"state"))
+    refused = Received(received("2").head, Content(), "it is too large")
+    for times in range(1, 9):
+        place = tmp_path / str(times)
+        place.mkdir()
+        with full_disk(place, times):
+            calls = serve(place, worker, with_seconds("1", 60.0), refused)
+        (_, _, code), _ = calls.replies
+        assert code == 0, times
+        assert [*Contexts(str(place)).load(received("9").head)] == [*b"state"]
+    place = tmp_path / "for long"
+    place.mkdir()
+    with full_disk(place, 10**9):
+        calls = serve(place, worker, with_seconds("1", 1.0), refused)
+    assert [code != 0 for _, _, code in calls.replies] == [True, True]
+
+
+def with_seconds(id: str, seconds: float) -> Received:
+    message = received(id)
+    message.head.seconds = seconds
+    return message
+
+
+@contextmanager
+def full_disk(folder: Path, times: int) -> Iterator[None]:
+    """Refuse the next writes of whole files and lines below a folder, each of them for a while."""
+    left = times
+    sync = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        nonlocal left
+        if left and Path(f"/proc/self/fd/{descriptor}").resolve().is_relative_to(folder):
+            left -= 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(descriptor)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        yield
 
 
 def test_a_large_reply_keeps_the_file_that_the_worker_wrote(

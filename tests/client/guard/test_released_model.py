@@ -20,7 +20,7 @@ from fairbloom.client.guard.released_model import (
     WAITING,
     choose,
     describe_models,
-    describe_scores,
+    read_scores,
 )
 from fairbloom.errors import FairbloomError
 from fairbloom.prediction.predictor import load_predictor
@@ -186,9 +186,8 @@ def test_the_owner_sees_the_scores_of_the_used_model(device: Device) -> None:
     reported = device.evaluate()
     release(device, "a", 0.0)
     device.evaluate(seed=6)
-    (line,) = describe_scores(device.state)
-    assert line.startswith("round 1: ")
-    assert str(reported["accuracy"]) in line
+    ((number, scores),) = read_scores(device.state)
+    assert (number, scores["accuracy"]) == (1, reported["accuracy"])
 
 
 # Weights that a run may begin with ----------------------------------------------------------------
