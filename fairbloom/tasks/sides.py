@@ -16,6 +16,7 @@ import numpy as np
 from blake3 import blake3
 
 from fairbloom.errors import ReportableError
+from fairbloom.logs import log
 from fairbloom.system.versions import FOLDER, read_kept, secret_of, write_kept
 
 from .partition import Parts, split
@@ -28,6 +29,8 @@ LOSS = (
     "without it training rows might become test rows. Bring the state-dir back from a copy, or"
     " begin a run with another seed"
 )
+
+COUNT_LOSS = "it only has the number of rows: delete it"
 
 
 class DeviceSetup(Setup):
@@ -98,9 +101,25 @@ def split_by_sides(
     parts, rows = assign(kept.rows, digests, first, setup)
     table = _digest(sorted(digests))
     sides = Sides(rows, [*dict.fromkeys([*kept.tables, table])])
-    if setup.writes and sides != kept:
-        write_kept(path, sides.encode(), secret)
+    if setup.writes:
+        if sides != kept:
+            write_kept(path, sides.encode(), secret)
+        _note_count(folder / FOLDER / f"count-{_digest(of_all)}", count, secret)
     return parts, sides.tables.index(table) + 1
+
+
+def _note_count(path: Path, count: int, secret: bytes) -> None:
+    """Note the number of a table's rows, or units; warn if it had more before, by any split."""
+    before = int(read_kept(path, secret, COUNT_LOSS) or 0)
+    if count < before:
+        log.warning(
+            "the data have %d rows, or units, and had %d before: if a file was cut off or a table"
+            " is missing, put it back",
+            count,
+            before,
+        )
+    if count != before:
+        write_kept(path, str(count).encode(), secret)
 
 
 def assign(

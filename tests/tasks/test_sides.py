@@ -315,3 +315,20 @@ def test_a_split_that_moves_no_row_stands(tmp_path: Path) -> None:
     assert assign(more, digests, first, setup_in(tmp_path)) == (first, more)
     moved, _ = assign({**rows, "c": "0", "d": "1"}, digests, first, setup_in(tmp_path))
     assert [part.tolist() for part in moved] == [[0, 2, 4, 5], [3], [1]]
+
+
+def test_fewer_rows_than_before_are_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By any seed: a file that was cut off between two lines looks like any other."""
+    for seed in (1, 2):
+        deal(tmp_path, range(40), seed=seed)
+    assert not caplog.records
+    deal(tmp_path, range(30), seed=3, writes=False)
+    assert not caplog.records
+    for seed in (3, 4):
+        deal(tmp_path, range(30), seed=seed)
+    (said,) = caplog.messages
+    assert "have 30 rows, or units, and had 40 before" in said
+    deal(tmp_path, range(50), seed=5)
+    assert len(caplog.records) == 1
