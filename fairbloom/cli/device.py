@@ -348,7 +348,12 @@ def data(config: ClientToml, schema: SchemaOption = None) -> None:
         read = settings_of_rows(settings.node(), settings.data_dir, text)
         described = describe_data(read, every=False)
     for name, rows in described.items():
+        # A run's seed and share decide which rows test, and the device keeps their sides.
+        of_runs = ("train", "test") if name == "clients" else ()
         headings = [*dict.fromkeys(heading for row in rows for heading in row)]
+        headings = [heading for heading in headings if heading not in of_runs]
+        if name == "clients" and len(rows) == 1:  # else it is called as its file
+            rows = [{**rows[0], "client": settings.name}]
         table = Table(*headings, title=name, title_justify="left")
         for row in rows:
             table.add_row(*(Text(str(row.get(heading, ""))) for heading in headings))

@@ -754,6 +754,10 @@ def test_an_owner_sees_the_data_in_the_devices_own_dialect(
     )
     shown = captured(capsys, "client", "data", config, "--schema", schema).out
     assert re.search(r"age +│ number +│ 40.5 to 59.5, median 50 +│ 0", shown)
+    heads = shown[shown.index("clients") :].splitlines()
+    assert not {"train", "test"} & {*re.findall(r"\w+", heads[2])}
+    assert "│ 2026 " not in shown  # the file's name
+    assert re.search(rf"│ {owner.client.name} +│", shown)
     assert re.search(r"sex +│ category +│ [mf]: 0, [mf]: 0 +│ 0", shown)  # the schema fills it
     captured(capsys, "client", "accept", config, "--schema", schema, "--yes")
     assert captured(capsys, "client", "data", config).out == shown

@@ -126,14 +126,17 @@ def facts_of(subject: Subject, runs: Sequence[Run]) -> dict[str, str]:
     unit = subject.schema.unit
     tested = runs[0].test_examples()
     counts = subject.counts.values()
-    rows = text_if(counts, f"{sum(each['examples'] for each in counts)}, of which for testing: ")
+    rows = f"{sum(tested.values())} for testing"  # a deployed run knows no others
+    if counts:
+        all_rows = sum(each["examples"] for each in counts)
+        rows = f"{all_rows}, of which for testing: {sum(tested.values())}"
     environments = [ENVIRONMENT.read(run.folder) for run in runs]
     dates = sorted({str(about["date"]) for about in environments if "date" in about})
     facts = {
         "predicted": subject.predicted,
         "data": text_if(subject.has_tables, subject.folder) or getattr(runs[0].task, "summary", ""),
         "clients": f"{len(subject.counts or tested)}",
-        "rows": f"{rows}{sum(tested.values())}",
+        "rows": rows,
         "unit": text_if(unit, f"{unit}: all its rows are for training, or all for testing"),
         "date": join_ends(dates),
         "schema": text_if(schema, digest_of(schema)[:SHOWN]),
