@@ -7,14 +7,15 @@ from statistics import median
 from typing import Any
 
 from fairbloom.logs import log
-from fairbloom.protocol.names import ORDER_FOLDER
+from fairbloom.protocol.names import ORDER_FOLDER, PLACE_FOLDER
 from fairbloom.system.files import write_whole
 
 from .run_folder.csv_rows import parse_refusals
 from .run_folder.errors import RunFolderError
 from .run_folder.files import CONFIG, PRIVACY, ROUNDS, state_of
 
-# File in the folder of a deployed run's order with the path of the run folder.
+# File in the folder of a deployed run's order with the path of the run folder; a relative path
+# starts at the folder of the order.
 ANNOUNCED = "folder"
 
 
@@ -26,8 +27,11 @@ def announce(folder: Path) -> None:
     place = os.environ.get(ORDER_FOLDER)
     if not place:
         return
+    # relative, if both are moved together
+    is_near = folder.is_relative_to(os.environ.get(PLACE_FOLDER, place))
     try:
-        write_whole(Path(place, ANNOUNCED), os.fsencode(folder))
+        announced = os.path.relpath(folder, place) if is_near else folder
+        write_whole(Path(place, ANNOUNCED), os.fsencode(announced))
     except OSError as error:
         log.warning(
             "deploy status will not show the rounds of this run: %s cannot be written: %s",
@@ -39,9 +43,10 @@ def announce(folder: Path) -> None:
 def find_announced(place: Path) -> Path | None:
     """Return the run folder that a run has announced in the folder of its order, or None."""
     try:
-        return Path(os.fsdecode((place / ANNOUNCED).read_bytes()))
+        announced = os.fsdecode((place / ANNOUNCED).read_bytes())
     except OSError:
         return None
+    return Path(os.path.normpath(place.absolute() / announced))
 
 
 def describe_progress(folder: Path) -> dict[str, Any]:

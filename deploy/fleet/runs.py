@@ -15,7 +15,7 @@ import sys
 import tomllib
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,7 +26,7 @@ from typing import Any, Self
 import tomli_w
 
 from fairbloom.logs import log
-from fairbloom.protocol.names import CLIENTS_FOLDER, ORDER_FOLDER
+from fairbloom.protocol.names import CLIENTS_FOLDER, ORDER_FOLDER, PLACE_FOLDER
 from fairbloom.protocol.parameters import Value
 from fairbloom.system.files import make_folder, read_small, write_whole
 from fairbloom.system.supervise import exit_reason
@@ -80,7 +80,8 @@ OWN_ERRORS = (
 class Order:
     """A submitted run: the ServerApp's import string, the app's distribution, and the settings.
 
-    `folder` is the folder of an app that is not installed, "" for an installed one.
+    `folder` is the folder of an app that is not installed, "" for an installed one. `place` is the
+    folder that held the federation's folder when the run was submitted, "" before that.
     """
 
     app: str
@@ -88,16 +89,42 @@ class Order:
     version: str
     settings: Mapping[str, Value]
     folder: str = ""
+    place: str = field(default="", compare=False)
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """Read a run.toml; raise OSError, ValueError or KeyError if it is invalid."""
+        """Read a run.toml; raise OSError, ValueError or KeyError if it is invalid.
+
+        If the federation was moved since, paths below its place are below its new place.
+        """
         try:
-            return decode_as(cls, tomllib.loads(read_small(file)), finite=False)
+            order = decode_as(cls, tomllib.loads(read_small(file)), finite=False)
         except RecursionError as error:
             raise ValueError("it is nested too deeply") from error
         except TypeError as error:  # JSON has no dates
             raise ValueError(f"it is neither numbers, texts, true nor false: {error}") from error
+        return order.moved_to(place_of(file.parent))
+
+    def moved_to(self, place: Path) -> Self:
+        """Return the order for a federation that now lies in `place`."""
+        if self.place in ("", str(place)):
+            return self
+
+        def move(path: Value) -> Value:
+            is_below = isinstance(path, str) and Path(path).is_relative_to(self.place)
+            return str(place / Path(str(path)).relative_to(self.place)) if is_below else path
+
+        out = {"out": move(self.settings["out"])} if "out" in self.settings else {}
+        settings = {**self.settings, **out}
+        return replace(self, settings=settings, folder=str(move(self.folder)))
+
+
+def place_of(folder: Path) -> Path:
+    """Return the folder that holds the federation of a run's folder, DIR/state/runs/NUMBER.
+
+    Runs are written below it.
+    """
+    return Path(os.path.normpath(folder.absolute() / "../../../.."))
 
 
 class RunFiles:
@@ -213,7 +240,8 @@ def submit(folder: Path, order: Order) -> RunFiles:
             with contextlib.suppress(FileExistsError):
                 place.mkdir(mode=0o700)
                 write_whole(last, f"{number}\n".encode(), 0o600)
-                write_whole(place / "run.toml", tomli_w.dumps(asdict(order)).encode(), 0o600)
+                placed = replace(order, place=str(place_of(place)))
+                write_whole(place / "run.toml", tomli_w.dumps(asdict(placed)).encode(), 0o600)
                 return RunFiles(place)
     except OSError as error:
         raise DeployError(f"submit: {error.filename}: {error.strerror}") from error
@@ -327,6 +355,11 @@ class Runs:
         except (ValueError, KeyError) as error:
             run.say(f"{run.order} cannot be used: {error}")
             return 2
+        if order.place not in ("", str(place_of(run.folder))):
+            run.say(
+                f"the federation was moved since this run was submitted: paths below {order.place}"
+                f" are below {place_of(run.folder)} now"
+            )
         text = json.dumps(
             {
                 "distribution": order.distribution,
@@ -368,6 +401,7 @@ class Runs:
                     **os.environ,
                     CLIENTS_FOLDER: str(self._members.folder.absolute()),
                     ORDER_FOLDER: str(run.folder.absolute()),
+                    PLACE_FOLDER: str(place_of(run.folder)),
                 },
                 start_new_session=True,
             )

@@ -200,10 +200,11 @@ SPLIT = "split"  # it splits the data of the same clients
 DRAW = "draw"  # it gives other clients
 SEEDS = (SPLIT, DRAW)
 
-# Environment variables by which `fairbloom server` names two folders to a run: that with a file for
-# each client ever enrolled, and that of the run's order and log.
+# Environment variables by which `fairbloom server` names folders to a run: that with a file for
+# each client ever enrolled, that of the run's order and log, and that which holds the federation's.
 CLIENTS_FOLDER = "FAIRBLOOM_CLIENTS"
 ORDER_FOLDER = "FAIRBLOOM_RUN"
+PLACE_FOLDER = "FAIRBLOOM_PLACE"
 
 # Key in the config of every message of our server: the number of its protocol, see version.py.
 PROTOCOL = "fairbloom-protocol"

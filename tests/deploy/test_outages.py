@@ -301,3 +301,28 @@ def test_a_run_goes_on_from_a_copy_made_while_it_ran(
     assert {row["replies_used"] for row in rounds(out)} == {"3"}
     assert "fault" not in losing.fairbloom("deploy", "doctor", check=False).stdout
     assert losing.online() == {*LOST}
+
+
+def test_a_run_goes_on_where_its_federation_was_moved(losing: Deployment, tmp_path: Path) -> None:
+    """With its run folder beside it; the server of the old place is gone."""
+    old = losing.home / "runs" / "moved"
+    settings = {**RECOVERED, "num-rounds": 30}
+    submitted = losing.submitting({**settings, "out": str(old)})
+    wait_for_rounds(old, 3)
+    losing.kill(losing.server)
+    place = tmp_path / "place"
+    place.mkdir()
+    for name in ("fed", "runs"):
+        (losing.home / name).rename(place / name)
+    losing.folder = place / "fed"
+    losing.environment["FAIRBLOOM_FEDERATION"] = str(losing.folder)
+    losing.start_server()
+    out = place / "runs" / "moved"
+    wait_until(lambda: losing.status()["runs"][0]["state"] == "completed", seconds=300)
+    assert submitted.wait(60)  # it followed the run at the old place
+    assert not old.exists()
+    assert [int(row["round"]) for row in rounds(out)] == [*range(1, 31)]
+    assert losing.status()["runs"][0]["folder"] == str(out)
+    assert_same_model(
+        out, simulate(Settings.of({**settings, "out": str(tmp_path / "undisturbed")}))
+    )

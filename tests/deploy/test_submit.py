@@ -400,6 +400,39 @@ def test_a_users_app_runs_with_its_own_settings(
     ]
 
 
+@pytest.mark.parametrize(
+    ("out", "folder", "moved"),
+    [
+        ("{old}/runs/a", "{old}/app", ("{new}/runs/a", "{new}/app")),
+        ("{old}/fed/runs/a", "", ("{new}/fed/runs/a", "")),
+        ("runs/a", "{old}-other/app", ("runs/a", "{old}-other/app")),
+        ("/mnt/runs/a", "{old}/app", ("/mnt/runs/a", "{new}/app")),
+        (5, "{old}", (5, "{new}")),
+    ],
+)
+def test_an_order_moves_with_its_federation(
+    tmp_path: Path, out: Value, folder: str, moved: tuple[Value, str]
+) -> None:
+    old = tmp_path / "old"
+    new = tmp_path / "new"
+
+    def placed(path: Value) -> Value:
+        return path.format(old=old, new=new) if isinstance(path, str) else path
+
+    order = Order("app", "mine", "1", {"out": placed(out), "n": 1}, str(placed(folder)))
+    run = submit(old / "fed" / "state" / "runs", order)
+    assert Order.read(run.order) == order
+    old.rename(new)
+    found = Order.read(new / run.order.relative_to(old))
+    assert (found.settings, found.folder, found.place) == (
+        {"out": placed(moved[0]), "n": 1},
+        placed(moved[1]),
+        str(old),
+    )
+    without = submit(new / "fed" / "state" / "runs", Order("app", "mine", "1", {}))
+    assert Order.read(without.order).settings == {}
+
+
 IN_HERS = "[tool.flwr.app.config] in hers/pyproject.toml"
 
 

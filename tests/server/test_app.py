@@ -21,7 +21,7 @@ import fairbloom
 from fairbloom.client.app import app
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.accounts import AccountStatus
-from fairbloom.protocol.names import ORDER_FOLDER
+from fairbloom.protocol.names import ORDER_FOLDER, PLACE_FOLDER
 from fairbloom.protocol.settings import Mark, SettingsError, marked
 from fairbloom.rounds.compatibility import PLAIN_SGD
 from fairbloom.rounds.quorum import QuorumError
@@ -374,6 +374,27 @@ def test_a_run_announces_its_folder_to_the_server(
     assert find_announced(tmp_path) is None
     announce(tmp_path / "run é")
     assert find_announced(tmp_path) == tmp_path / "run é"
+
+
+def test_an_announced_folder_is_found_after_both_were_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / "old"
+    order = old / "fed" / "state" / "runs" / "1"
+    order.mkdir(parents=True)
+    monkeypatch.setenv(ORDER_FOLDER, str(order))
+    monkeypatch.setenv(PLACE_FOLDER, str(old))
+    announce(old / "runs" / "a")
+    assert find_announced(order) == old / "runs" / "a"
+    new = old.rename(tmp_path / "new")
+    moved = new / "fed" / "state" / "runs" / "1"
+    assert find_announced(moved) == new / "runs" / "a"
+    monkeypatch.setenv(ORDER_FOLDER, str(moved))
+    monkeypatch.setenv(PLACE_FOLDER, str(new))
+    announce(tmp_path / "elsewhere")
+    new.rename(tmp_path / "third")
+    third = tmp_path / "third" / "fed" / "state" / "runs" / "1"
+    assert find_announced(third) == tmp_path / "elsewhere"
 
 
 SMALL: dict[str, Any] = {"clients": 4, "num-rounds": 3, "device": "cpu"}
