@@ -114,21 +114,38 @@ def ask_sizes(clients: FlowerClients, quorum: Quorum) -> Mapping[str, float]:
     """Return the examples that clients online report before a run begins, by name.
 
     Wait for those that refuse the run, until their owners or the operator have mended that; after
-    the quorum's patience the run begins without them.
+    the quorum's patience the run begins without them. Raise QuorumError if it would begin without
+    any client that trains, as all refuse it or have data that they cannot use.
     """
     wait = Wait(quorum.wait.patience, quorum.wait.on_wait, quorum.clock)
     while True:
-        sizes = clients.sizes(clients.online(0))
-        if not clients.refusing:
-            break
-        refusals = join_alike(clients.refusing).items()
-        words = "; ".join(f"{join_names(names)}: {reason}" for reason, names in refusals)
-        if not wait.should_continue(f"the run waits for clients that refuse it: {words}"):
-            log.warning("the run begins without clients that refuse it: %s", words)
+        online = clients.online(0)
+        sizes = clients.sizes(online)
+        is_over = not clients.refusing or not wait.should_continue(
+            f"the run waits for clients that refuse it: {describe_reasons(clients.refusing)}"
+        )
+        if is_over:
             break
         quorum.clock.sleep(ASK_SECONDS)
     wait.on_wait("")
+    training = quorum.counted(online)
+    if training and clients.unable.keys() >= {*training}:
+        raise QuorumError(
+            "this run does not begin, as no client can take part:"
+            f" {describe_reasons(clients.unable)}. Once that is mended, the same command begins it"
+        )
+    if clients.refusing:
+        log.warning(
+            "the run begins without clients that refuse it: %s",
+            describe_reasons(clients.refusing),
+        )
     return sizes
+
+
+def describe_reasons(reasons: Mapping[str, str]) -> str:
+    """Return clients' reasons as text, each with the clients that give it."""
+    joined = join_alike(reasons).items()
+    return "; ".join(f"{join_names(names)}: {reason}" for reason, names in joined)
 
 
 def check_sizes(sizes: Mapping[str, float], enrolled: Collection[str]) -> None:

@@ -284,7 +284,7 @@ class FlowerClients:
         exchange.answered = set(map(str, replies))
         self._note_pending(exchange)
         for node_id, reply in replies.items():
-            node = replace(self._roster.nodes[node_id], examples=0, refusal="")
+            node = replace(self._roster.nodes[node_id], examples=0, refusal="", fault="")
             if reply.has_content():
                 node = replace(
                     node,
@@ -296,6 +296,8 @@ class FlowerClients:
                 node = replace(node, terms=frozenset())
             elif reply.error.code == ErrorCode.INVALID_FAB:
                 node = replace(node, examples=None, refusal=one_line(str(reply.error.reason)))
+            else:
+                node = replace(node, fault=one_line(str(reply.error.reason)))
             self._roster.nodes[node_id] = node
         return replies
 
@@ -328,6 +330,15 @@ class FlowerClients:
             name: reason
             for name, node_id in self._roster.online.items()
             if (reason := self._roster.nodes[node_id].refusal)
+        }
+
+    @property
+    def unable(self) -> Mapping[str, str]:
+        """Why clients online cannot take part: they refuse the run, or could not answer."""
+        return {
+            name: reason
+            for name, node_id in self._roster.online.items()
+            if (reason := self._roster.nodes[node_id].refusal or self._roster.nodes[node_id].fault)
         }
 
     def _read_contents(

@@ -20,7 +20,7 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
 from fairbloom.client.app import app
 from fairbloom.errors import FairbloomError
-from fairbloom.flower import SimulationError
+from fairbloom.flower import SimulationError, node_info
 from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.quorum import Quorum, QuorumError
@@ -824,6 +824,50 @@ def test_waits_grow_with_the_round_and_end_at_a_second(
     assert waits[0] == polling.SHORTEST_SECONDS
     assert waits == sorted(waits)
     assert waits[-1] == polling.LONGEST_SECONDS
+
+
+class Unable(InProcessGrid):
+    """Some of its clients, with registered names, answer the first question with an error."""
+
+    code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+    unable = 4
+
+    def get_nodes(self) -> list[Any]:
+        return [node_info(node, f"client-{i}") for i, node in enumerate(self.contexts)]
+
+    def _answer(self, message: Message) -> Message:
+        number = [*self.contexts].index(message.metadata.dst_node_id)
+        if message.metadata.message_type != "query" or number >= self.unable:
+            return super()._answer(message)
+        return Message(Error(self.code, "it has columns that are not named"), reply_to=message)
+
+
+@pytest.mark.parametrize("code", [ErrorCode.CLIENT_APP_RAISED_EXCEPTION, ErrorCode.INVALID_FAB])
+@pytest.mark.parametrize(("unable", "training"), [(4, ""), (1, "client-0")])
+def test_a_run_that_no_client_can_join_does_not_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, unable: int, training: str
+) -> None:
+    enroll(tmp_path, monkeypatch, {})
+    out = tmp_path / "run"
+    settings = {"wait-for-clients": 0.0, "training-clients": training, "min-clients": 1}
+    grid = type("Unable", (Unable,), {"code": code, "unable": unable})
+    words = "no client can take part: .*client-0.*: it has columns that are not named. Once"
+    with pytest.raises(QuorumError, match=words):
+        submitted(out, grid, **settings)
+    assert not out.exists()
+    mended = type("Mended", (Unable,), {"unable": 0})
+    assert len(submitted(out, mended, **settings)) == 2
+
+
+@pytest.mark.parametrize("code", [ErrorCode.CLIENT_APP_RAISED_EXCEPTION, ErrorCode.INVALID_FAB])
+@pytest.mark.parametrize(("unable", "training"), [(3, ""), (3, "client-0,client-3"), (0, "")])
+def test_a_run_that_one_client_can_join_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, unable: int, training: str
+) -> None:
+    enroll(tmp_path, monkeypatch, {})
+    settings = {"wait-for-clients": 0.0, "training-clients": training, "min-clients": 1}
+    grid = type("Unable", (Unable,), {"code": code, "unable": unable})
+    assert len(submitted(tmp_path / "run", grid, **settings)) == 2
 
 
 @pytest.mark.parametrize("second", [40.0, NEVER])
