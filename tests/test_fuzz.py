@@ -364,6 +364,7 @@ STUDY = {
     "settings": {"clients": 4, "average-models": True},
     "failed": {"runs/ditto-lam=0.1-seed2": "it diverged"},
     "criterion": "worst_10",
+    "mean_within": 1.5,
     "found": {"best": ["FedAvg"], "fresh": [1001]},
     "recipe": "",
     "quick": False,

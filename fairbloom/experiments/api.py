@@ -1,5 +1,6 @@
 """The functions for users and the command line: run, compare, refit, search, load, evaluate."""
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -311,6 +312,7 @@ def search(
     methods: Named | Sequence[Named] = METHODS,
     grid: Mapping[str, Sequence[Value]] | Sequence[str] = (),
     criterion: str = "worst-10",
+    mean_within: float | None = None,
     baseline: Named = "fedavg",
     seeds: int = 3,
     test_seeds: int | None = None,
@@ -341,6 +343,9 @@ def search(
     criterion
         The measure to choose by: mean, worst, worst-10, client:NAME, group-gap:SCORE, 3*mean+worst
         or another measure of recipes.
+    mean_within
+        By how much an arm's mean over the clients may be worse than that of any other arm, in
+        points on validation examples. By default no arm is left out for its mean.
     baseline
         The method that the others are compared with, by its best arm.
     seeds
@@ -368,6 +373,10 @@ def search(
         raise SettingsError(f"seeds = {seeds}: a search takes at least one")
     if test_seeds is not None and test_seeds < 1:
         raise SettingsError(f"test-seeds = {test_seeds}: a search takes at least one")
+    if mean_within is not None and not 0.0 <= mean_within < math.inf:
+        raise SettingsError(
+            f"mean-within = {mean_within:g}: give a number of points, at least 0, or leave it out"
+        )
     if not isinstance(grid, Mapping):
         grid = parse_grid(grid)
     config = {"validation-share": VALIDATION_SHARE, **choose_task(config)}
@@ -380,6 +389,7 @@ def search(
         base.method,
         config,
         criterion=find_measure(criterion).name,
+        mean_within=mean_within,
         tests=test_seeds or 0,
     )
     with study_progress("searching", shown=progress) as bar:

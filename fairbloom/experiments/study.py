@@ -71,9 +71,11 @@ class Study:
     places: Mapping[str, str] = field(default_factory=dict)
     left_out: Sequence[str] = ()
 
-    # Of a search: the measure that judges arms, the number of fresh seeds (0: as many as `seeds`),
-    # and the outcome, empty until the search ends.
+    # Of a search: the measure that judges arms, by how much a mean over the clients may be worse
+    # than the best one, the number of fresh seeds (0: as many as `seeds`), and the outcome, empty
+    # until the search ends.
     criterion: str = ""
+    mean_within: float | None = None
     tests: int = 0
     found: SearchOutcome = field(default_factory=SearchOutcome)
 

@@ -1,5 +1,6 @@
 """The page of a search: the arms that were tried, and the comparison of the chosen ones."""
 
+import statistics
 from dataclasses import replace
 
 from fairbloom.protocol.settings import SETTINGS
@@ -55,6 +56,10 @@ def arms_table(search: Search) -> Table:
         value = search.measure.better(0.0, judged.mean, search.score) if judged.values else 0.0
         return not judged.values, value
 
+    near = {judged.arm.label for judged in search.near}
+    headings = ["arm", f"{search.title}, validation", "standard error", "state"]
+    if search.bound:
+        headings.insert(1, "mean, validation")
     cells = []
     for judged in sorted(search.judged, key=order):
         label = judged.arm.label
@@ -62,15 +67,17 @@ def arms_table(search: Search) -> Table:
             text_if(label in search.study.found.best, "chosen")
             or judged.fault
             or text_if(not judged.values, "unfinished")
+            or text_if(label not in near, "mean too far from the best")
         )
-        cells.append(
-            [
-                Cell(label),
-                digits.cell(judged.mean if judged.values else None),
-                digits.cell(judged.error),
-                Cell(state, tone="worse" if judged.fault else ""),
-            ]
-        )
+        row = [
+            Cell(label),
+            digits.cell(judged.mean if judged.values else None),
+            digits.cell(judged.error),
+            Cell(state, tone="worse" if judged.fault else ""),
+        ]
+        if search.bound:
+            row.insert(1, digits.cell(statistics.fmean(judged.means) if judged.means else None))
+        cells.append(row)
     seeds = len(search.study.seeds)
     note = (
         f"Mean over {seeds} seed{plural(seeds, '', 's')} on validation examples."
@@ -79,7 +86,7 @@ def arms_table(search: Search) -> Table:
     return Table(
         "arms",
         f"Arms by the {search.title} of {search.score.title}",
-        ["arm", f"{search.title}, validation", "standard error", "state"],
+        headings,
         cells,
         note,
         folded=len(cells) > 12,

@@ -10,6 +10,7 @@ from typing import Any
 from fairbloom.errors import FairbloomError, join_names
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.server.run_folder.files import CLIENTS, ROUNDS
+from fairbloom.strategies.named import title
 from fairbloom.text import text_if
 
 from ..arms import Arm
@@ -32,6 +33,7 @@ class ArmScore:
 
     arm: Arm
     values: Sequence[float] = ()  # the measure by seed; empty if it cannot be chosen
+    means: Sequence[float] = ()  # the mean over the clients by seed
     # why it cannot be chosen although its runs are finished, or which run failed
     fault: str = ""
 
@@ -67,11 +69,13 @@ def judge_arms(
         set[str]().union(*(scores.values for scores in of_seed))
         for of_seed in zip(*(of_arm for of_arm, _ in served if of_arm), strict=True)
     ]
+    compute_mean = find_measure("mean").of
     judged = []
     for arm, (mine, fault) in zip(arms, served, strict=True):
         values = [measure.of(scores) for scores in mine]
         fault = fault or _find_fault(measure, values, mine, wanted)
-        judged.append(ArmScore(arm, () if fault else values, fault))
+        means = [compute_mean(scores) for scores in mine]
+        judged.append(ArmScore(arm, fault=fault) if fault else ArmScore(arm, values, means))
     return judged
 
 
@@ -129,6 +133,26 @@ def choose(measure: Measure, score: Score, among: Sequence[ArmScore]) -> ArmScor
     )
 
 
+def near_best_mean(
+    score: Score, judged: Sequence[ArmScore], within: float | None
+) -> list[ArmScore]:
+    """Return the arms that can be chosen, without those with a mean too far from the best one.
+
+    `within` is by how much an arm's mean over the clients may be worse than that of any other arm,
+    in the score's unit; None: by any number.
+    """
+    arms = [arm_score for arm_score in judged if arm_score.values]
+    if within is None or not arms:
+        return arms
+    means = [statistics.fmean(arm_score.means) for arm_score in arms]
+    best = max(means) if score.higher_is_better else min(means)
+    return [
+        arm_score
+        for arm_score, mean in zip(arms, means, strict=True)
+        if score.better(best, mean) <= within
+    ]
+
+
 # The outcome --------------------------------------------------------------------------------------
 
 
@@ -166,6 +190,30 @@ class Search(Shown):
         return find_measure(self.study.criterion)
 
     @property
+    def near(self) -> list[ArmScore]:
+        """The arms with a mean that `mean_within` allows."""
+        return near_best_mean(self.score, self.judged, self.study.mean_within)
+
+    @property
+    def bound(self) -> str:
+        """The words for `mean_within`, "" without it."""
+        if self.study.mean_within is None:
+            return ""
+        return f"a mean within {self.study.mean_within:g} {self.score.unit} of the best"
+
+    @property
+    def too_far(self) -> tuple[str, ...]:
+        """In a sentence the methods without an arm that `mean_within` allows."""
+        judged = {arm_score.arm.method for arm_score in self.judged if arm_score.values}
+        methods = judged.difference(arm_score.arm.method for arm_score in self.near)
+        if not methods:
+            return ()
+        names = join_names(sorted(map(title, methods)))
+        base = self.study.baseline
+        still = text_if(base in methods, f"; {title(base)} is tested as the baseline")
+        return (f"No arm of {names} has {self.bound}{still}.",)
+
+    @property
     def title(self) -> str:
         """The words for the criterion."""
         return self.measure.title(self.comparison.client_count if self.comparison else 0)
@@ -192,14 +240,16 @@ class Search(Shown):
         """Which arm is best, what the comparison on test examples found, and the notes."""
         if not self.best:
             return ("Nothing is chosen yet: the same command continues.", *self.notes)
-        sentence = f"{self.best} is best by the {self.title} on validation examples"
+        among = text_if(self.bound, f", of the arms with {self.bound}")
+        sentence = f"{self.best} is best by the {self.title} on validation examples{among}"
         if self.comparison is None:
-            return (f"{sentence}: it is not tested yet.", *self.notes)
+            return (f"{sentence}: it is not tested yet.", *self.too_far, *self.notes)
         return (
             f"{sentence}.",
             f"On the test examples of {len(self.study.found.fresh)} fresh seeds:"
             f" {self.comparison.verdict.headline}",
             *self.comparison.verdict.sentences,
+            *self.too_far,
             *self.notes,
         )
 
@@ -208,6 +258,7 @@ class Search(Shown):
         """The output of --json, with each arm's validation value and the comparison."""
         return {
             "criterion": self.study.criterion,
+            "mean_within": self.study.mean_within,
             "best": self.best,
             "baseline": self.baseline,
             "fresh": list(self.study.found.fresh),
@@ -218,6 +269,7 @@ class Search(Shown):
                     "method": judged.arm.method,
                     "settings": dict(judged.arm.settings),
                     "validation": judged.mean if judged.values else None,
+                    "mean": statistics.fmean(judged.means) if judged.means else None,
                     "error": judged.error,
                     "chosen": judged.arm.label in self.study.found.best,
                     "fault": judged.fault,

@@ -219,7 +219,7 @@ def search_arms(study: Study, out: Path, jobs: int, bar: StudyBar) -> Search:
     with carry_out(study, out, jobs, bar) as work:
         work.run(study.runs(out), some=True)
         study = replace(study, failed=work.failed)
-        best = _choose(read_search(out, study))
+        best = choose_arms(read_search(out, study))
         fresh = [study.seeds[0] + FRESH_FROM + k for k in range(study.tests or len(study.seeds))]
         study = replace(study, found=SearchOutcome(best, fresh))
         study.write(out)
@@ -252,15 +252,26 @@ def _prepare_search(study: Study, out: Path) -> Study:
     return study
 
 
-def _choose(search: Search) -> list[str]:
-    """Return the labels of each method's best arm, also the baseline's, best of all first."""
+def choose_arms(search: Search) -> list[str]:
+    """Return the labels of each method's best arm, also the baseline's, best of all first.
+
+    Methods without an arm that `mean_within` allows are left out, but for the baseline, which then
+    comes last.
+    """
     measure = search.measure
     score = search.score
-    methods: dict[str, list[ArmScore]] = {}
-    for arm_score in search.judged:
+    near = search.near
+    methods: dict[str, list[ArmScore]] = {search.study.baseline: []}
+    for arm_score in near:
         methods.setdefault(arm_score.arm.method, []).append(arm_score)
-    candidates = methods.pop(search.study.baseline)
-    base = choose(measure, score, candidates)
+    base = choose(measure, score, methods.pop(search.study.baseline))
+    if base is None:
+        candidates = [
+            arm_score
+            for arm_score in search.judged
+            if arm_score.arm.method == search.study.baseline
+        ]
+        base = choose(measure, score, candidates)
     if base is None:
         faults = [f": {arm_score.fault}" for arm_score in candidates if arm_score.fault]
         raise FairbloomError(
@@ -268,5 +279,10 @@ def _choose(search: Search) -> list[str]:
         )
     others = [choose(measure, score, among) for among in methods.values()]
     best = [base, *(other for other in others if other is not None and other is not base)]
-    best.sort(key=lambda arm_score: measure.better(0.0, arm_score.mean, score))
+    best.sort(
+        key=lambda arm_score: (
+            arm_score not in near,
+            measure.better(0.0, arm_score.mean, score),
+        )
+    )
     return [arm_score.arm.label for arm_score in best]

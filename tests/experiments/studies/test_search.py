@@ -17,9 +17,9 @@ from fairbloom.experiments.arms import Arm
 from fairbloom.experiments.results.measures import REGISTRY, ClientScores, find_measure
 from fairbloom.experiments.results.presentation import page_of
 from fairbloom.experiments.results.run import REPORT, load
-from fairbloom.experiments.results.search import ArmScore, choose, read_scores
-from fairbloom.experiments.studies.search import arms_of, parse_grid
-from fairbloom.experiments.study import SearchOutcome
+from fairbloom.experiments.results.search import ArmScore, choose, near_best_mean, read_scores
+from fairbloom.experiments.studies.search import arms_of, choose_arms, parse_grid
+from fairbloom.experiments.study import SearchOutcome, Study
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.protocol.settings import Value
 from fairbloom.strategies import METHODS
@@ -135,6 +135,9 @@ def test_a_grid_is_written_as_key_and_values(text: str) -> None:
     ("options", "words"),
     [
         ({"seeds": 0}, "seeds = 0"),
+        ({"mean_within": -0.1}, r"mean-within = -0\.1.*at least 0"),
+        ({"mean_within": math.nan}, "mean-within = nan"),
+        ({"mean_within": math.inf}, "mean-within = inf"),
         ({"criterion": "wurst"}, "'wurst'.*worst"),
         ({"criterion": "suffering_share"}, "compares with the baseline.*take another measure"),
         ({"criterion": "client:nobody"}, "nobody is not a client"),
@@ -282,6 +285,89 @@ def test_the_best_arm_is_chosen_by_the_score() -> None:
 
 
 UNJUDGED = ArmScore(Arm("c", "c"))
+
+
+def judged_arm(label: str, method: str, worst: float, *means: float) -> ArmScore:
+    return ArmScore(Arm(label, method), [worst] * len(means), means)
+
+
+@pytest.mark.parametrize(
+    ("within", "best_high", "best_low"),
+    [
+        (None, "abc", "abc"),
+        (0.0, "a", "c"),
+        (1.0, "ab", "c"),
+        (2.0, "ab", "bc"),
+        (3.0, "abc", "abc"),
+    ],
+)
+def test_arms_far_from_the_best_mean_are_left_out(
+    within: float | None, best_high: str, best_low: str
+) -> None:
+    """Means are over the seeds; of an error, the lowest is best."""
+    arms = [
+        judged_arm("a", "one", 1.0, 89.0, 91.0),
+        judged_arm("b", "one", 2.0, 89.0, 89.0),
+        judged_arm("c", "two", 3.0, 87.0, 87.0),
+        UNJUDGED,
+    ]
+    error = Score("mae", higher_is_better=False)
+    for score, left in ((ACCURACY, best_high), (error, best_low)):
+        found = near_best_mean(score, arms, within)
+        assert "".join(arm_score.arm.label for arm_score in found) == left
+    assert near_best_mean(ACCURACY, [UNJUDGED], within) == []
+
+
+def search_within(within: float | None, *judged: ArmScore) -> api.Search:
+    """Return a search of these arms, by the worst tenth, before its choice."""
+    arms = [arm_score.arm for arm_score in judged]
+    study = Study("search", arms, [0], "fedavg", criterion="worst_10", mean_within=within)
+    return api.Search(study, judged, ACCURACY)
+
+
+FAIR = judged_arm("FedFV (alpha=0)", "fedfv", 70.0, 80.0)
+EVEN = judged_arm("FedFV (alpha=1)", "fedfv", 60.0, 89.0)
+UNFAIR = judged_arm("FedAvg", "fedavg", 50.0, 90.0)
+SLOW = judged_arm("FedAvg (learning-rate=0.01)", "fedavg", 75.0, 79.0)
+
+
+@pytest.mark.parametrize(
+    ("within", "judged", "best", "sentence"),
+    [
+        (None, [FAIR, EVEN, UNFAIR, SLOW], [SLOW, FAIR], ""),
+        (1.0, [FAIR, EVEN, UNFAIR, SLOW], [EVEN, UNFAIR], ""),
+        (0.5, [FAIR, EVEN, UNFAIR, SLOW], [UNFAIR], "No arm of FedFV has a mean within 0.5 points"),
+        (0.5, [EVEN, SLOW], [EVEN, SLOW], "; FedAvg is tested as the baseline."),
+    ],
+)
+def test_the_goal_decides_among_arms_with_a_near_mean(
+    within: float | None, judged: list[ArmScore], best: list[ArmScore], sentence: str
+) -> None:
+    """A baseline without such an arm is not the best one."""
+    search = search_within(within, *judged)
+    labels = choose_arms(search)
+    assert labels == [arm_score.arm.label for arm_score in best]
+    chosen = replace(search, study=replace(search.study, found=SearchOutcome(labels)))
+    assert ("of the arms with a mean within" in chosen.sentences[0]) == (within is not None)
+    assert sentence in " ".join(chosen.sentences[1:])
+    assert (len(chosen.sentences) == 1) == (sentence == "")
+
+
+def test_a_search_is_asked_again_with_a_bound(found: api.Search, tmp_path: Path) -> None:
+    """Only tests of another choice are run, and the page has the means that decide."""
+    shutil.copytree(found.folder, tmp_path / "out")
+    again = api.search(out=tmp_path / "out", mean_within=0.0, **WORDS)
+    best = max(again.judged, key=lambda arm_score: statistics.fmean(arm_score.means))
+    assert again.best == best.arm.label
+    page = Parsed.of((again.folder / REPORT).read_text(encoding="utf-8"))
+    rows = {row["arm"]: row for row in page.rows("arms")}
+    for arm in again.as_json["arms"]:
+        assert rows[arm["arm"]]["mean, validation"] == f"{arm['mean']:.1f}"
+        is_near = arm["mean"] == statistics.fmean(best.means)
+        assert (rows[arm["arm"]]["state"] == "mean too far from the best") == (
+            not is_near and not arm["chosen"]
+        )
+    assert api.load(again.folder).study.mean_within == 0.0
 
 
 # The registry of measures -------------------------------------------------------------------------
