@@ -227,6 +227,8 @@ class Settings(RunSettings):
             ),
             f"attack = {self.attack!r}: clients attack in one process only: leave it out with"
             " deployed clients, or use fairbloom run": self.attack,
+            f"threads = {self.threads}: it is for one process: leave it out with deployed clients,"
+            " and set OMP_NUM_THREADS on each device, or use fairbloom run": self.threads > 1,
             f"held-out-clients = {self.held_out_clients:g}: every deployed client is in training:"
             " leave it out, or name those that train by training-clients, or use fairbloom run": (
                 self.held_out_clients

@@ -539,6 +539,12 @@ class RunSettings(Setup):
         "float32",
         description="Numbers that clients compute with; tf32 and bfloat16 are faster on a GPU",
     )
+    threads: Annotated[int, Range("[1, inf)"), Mark.ROUNDING] = Field(
+        1,
+        description=(
+            "Threads with which one process computes all clients; the last bits depend on it"
+        ),
+    )
     memory: Annotated[float, Range("[0, inf)"), Mark.FREE] = Field(
         0.0,
         description=(

@@ -13,7 +13,7 @@ from fairbloom.client.capture import NO_CAPTURE
 from fairbloom.client.device import choose_device, computing_in
 from fairbloom.logs import log
 from fairbloom.protocol.scores import LOSS_SCORE
-from fairbloom.protocol.settings import RunSettings
+from fairbloom.protocol.settings import RunSettings, SettingsError
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.arrays import Model
 from fairbloom.rounds.clients import ClientPool
@@ -43,8 +43,8 @@ def simulate(
 ) -> Path:
     """Run or continue the settings' run with all clients on this machine; return the run folder.
 
-    Each process computes with one thread: small models gain nothing from more, and the sums are
-    then equal on any number of cores.
+    The process computes with `threads` threads, by default one: small models gain nothing from
+    more, and with one the sums are equal on any number of cores.
 
     Parameters
     ----------
@@ -55,6 +55,11 @@ def simulate(
         client's first error ends the run with its traceback.
     """
     device = choose_device(settings.device)
+    if settings.threads > 1 and device.type != "cpu":
+        raise SettingsError(
+            f"threads = {settings.threads} has no effect on the device {device}: leave it out, or"
+            " set device=cpu"
+        )
     folder = choose_run_folder(settings)
     check_place(folder)
     check_data(settings)
@@ -62,7 +67,11 @@ def simulate(
     state_dir = settings.state_dir or str(PERSONAL.path_in(folder))
     with_states = keep_schema(settings, folder).model_copy(update={"state_dir": state_dir})
     watched: list[tuple[LocalClients, Choice]] = []
-    with one_thread(), computing_in(settings.precision, device), ExitStack() as ending:
+    with (
+        computing_with(settings.threads),
+        computing_in(settings.precision, device),
+        ExitStack() as ending,
+    ):
 
         def engine(method: Method) -> tuple[ClientPool, Mapping[str, object]]:
             of_method = with_states.model_copy(update={"fraction": method.fraction_train})
@@ -137,11 +146,11 @@ def _note_end_of_recording(folder: Path, choice: Choice, clients: LocalClients) 
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Make PyTorch compute with one thread in this process."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def computing_with(threads: int) -> Iterator[None]:
+    """Let PyTorch compute with this many threads in this process."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)

@@ -494,7 +494,7 @@ def test_settings_of_devices_have_no_effect_in_one_process(key: str) -> None:
         (Mark.LIMIT, {"max-growth", "loss-limit", "update-limit"}),
         (Mark.PLACE, {"data-dir", "state-dir", "device"}),
         (Mark.DEVICE, {"data-dir", "state-dir"}),
-        (Mark.ROUNDING, {"engine", "device"}),
+        (Mark.ROUNDING, {"engine", "device", "threads"}),
     ],
 )
 def test_marks_decide_which_settings_a_continued_run_may_change(mark: Mark, keys: set[str]) -> None:

@@ -18,7 +18,7 @@ from fairbloom.rounds.method import Method
 from fairbloom.server.app import federate
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
-from fairbloom.simulation.run import one_thread
+from fairbloom.simulation.run import computing_with
 
 # The starts of reasons for refusals that are not about the reply of a round's training.
 NOT_OF_THE_ROUND = (
@@ -100,7 +100,7 @@ def trained_again(
     """Train in this process what a run folder's records describe; return the new run folder."""
     chosen = Settings.of({**settings, "evaluate-every": 0, "out": str(to)})
     parts = parts_of(folder, names)
-    with one_thread():
+    with computing_with(1):
         return federate(
             chosen,
             lambda method: FlowerClients(

@@ -21,6 +21,7 @@ from fairbloom.imports import check_seen
 from fairbloom.protocol.settings import SettingsError
 from fairbloom.server.run_folder.checks import check_folder, check_same_data
 from fairbloom.server.settings import Settings
+from fairbloom.system.machine import processors_here
 from fairbloom.system.supervise import finish_first, hold_signals, release_signals
 from fairbloom.tasks import check_data, digests
 
@@ -44,6 +45,22 @@ def check_runs(runs: Runs) -> None:
         if place not in read:
             read[place] = digests(run)
         check_same_data(Path(run.out), read[place])
+
+
+def check_threads(runs: Runs, jobs: int) -> None:
+    """Raise SettingsError if several runs at a time have more threads than there are processors.
+
+    A single run may have more: it continues with as many as it has begun with.
+    """
+    threads = max(run.threads for run in runs.values())
+    at_a_time = min(jobs, len(runs))
+    processors = processors_here()
+    if threads > 1 and at_a_time > 1 and at_a_time * threads > processors:
+        raise SettingsError(
+            f"threads = {threads}: {at_a_time} runs at a time would have {at_a_time * threads}"
+            f" threads, and {processors} processors are here: set --jobs"
+            f" {max(1, processors // threads)}, or leave threads out: runs side by side are faster"
+        )
 
 
 # Called with the name of a run that has ended, and with its error if it failed.

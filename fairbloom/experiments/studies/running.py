@@ -26,7 +26,7 @@ from fairbloom.tasks import check_data, load_task
 from ..results.measures import CLIENT, GAP, parse_gap
 from ..results.run import Run, load
 from ..study import STUDY, Runs, Study, find_study, is_done
-from .pool import check_runs, run_in_processes
+from .pool import check_runs, check_threads, run_in_processes
 from .progress import StudyBar
 
 # The lowest level of log lines that are printed of searches and reproductions: the warnings of
@@ -89,7 +89,9 @@ def carry_out(
     on_run: OnRun = ignore_run,
 ) -> Iterator[StudyRunner]:
     """Check and lock the folder of a study, write study.json, and yield the runner of its runs."""
-    check_runs(study.runs(out))
+    runs = study.runs(out)
+    check_runs(runs)
+    check_threads(runs, jobs)
     log_level = logging.WARNING if study.kind == "compare" else QUIET
     with study_folder(study, out):
         yield StudyRunner(out, jobs, bar, log_level, on_run)
