@@ -1,6 +1,8 @@
 """Commands on the content of a folder: `fairbloom show` and `report`."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +10,13 @@ from rich.markup import escape
 
 from fairbloom.experiments import api
 from fairbloom.experiments.render.figures import check_figure
-from fairbloom.experiments.render.terminal import console
+from fairbloom.experiments.render.page import Cell, Table
+from fairbloom.experiments.render.terminal import console, show_table
+from fairbloom.experiments.results.listing import ListedRun, list_runs
 from fairbloom.experiments.results.presentation import write_figure, write_report
 from fairbloom.experiments.results.run import REPORT, Run, scores_of
+from fairbloom.experiments.study import find_study
+from fairbloom.server.run_folder.files import is_run_folder
 
 from .settings_command import command
 
@@ -24,12 +30,13 @@ def show(
     trust: bool = False,
     as_json: bool = False,
 ) -> None:
-    """Show the results, progress and settings of a run or a study.
+    """Show the results, progress and settings of a run or a study, or list the runs of a folder.
 
     Parameters
     ----------
     folder
-        The folder of a run or a study.
+        The folder of a run or a study. Of an unfinished comparison, and of another folder, the runs
+        are listed.
     figure
         Also draw a figure into this file: PDF with embedded fonts, SVG or PNG by its ending.
     score
@@ -37,11 +44,38 @@ def show(
     """
     if figure is not None:
         check_figure(figure)
+    unfinished = ""
+    study = find_study(folder)
+    if study is not None and study.kind == "compare":
+        unfinished = study.explain_unfinished(folder)
+    is_no_result = study is None and not is_run_folder(folder)
+    if figure is None and not score and (unfinished or is_no_result):
+        listed = list_runs(folder)
+        if listed:
+            show_runs(listed, unfinished, as_json)
+            return
     found = api.load(folder, score=score, trust=trust)
     show_result(found, as_json)
     if figure is not None:
         write_figure(found, figure)
         say(f"figure: {figure}", as_json)
+
+
+def show_runs(listed: Sequence[ListedRun], note: str, as_json: bool) -> None:
+    """Print a line for each run and a note, or JSON."""
+    if as_json:
+        print(json.dumps([asdict(run) for run in listed], indent=2))
+        return
+    cells = [
+        [
+            Cell(run.name),
+            Cell(run.method),
+            Cell(run.fault or f"{run.rounds_done} of {run.num_rounds}"),
+            Cell(run.mean),
+        ]
+        for run in listed
+    ]
+    show_table(Table("runs", "", ("run", "method", "rounds", "mean"), cells, note))
 
 
 def show_result(result: Any, as_json: bool) -> None:

@@ -156,6 +156,16 @@ class Study:
             if (folder := self.folder(arm, seed)) in self.failed
         }
 
+    def explain_unfinished(self, folder: Path) -> str:
+        """Return how many of its runs are there, and what continues it; "" if all are."""
+        missing = len(self.unfinished(folder))
+        whole = len(self.arms) * len(self.seeds)
+        return text_if(
+            missing,
+            f"{folder} has {whole - missing} of {whole} runs: the command that began it continues"
+            " it",
+        )
+
     def unfinished(self, out: Path) -> list[Path]:
         """Return the folders of runs that are neither finished nor failed."""
         return [

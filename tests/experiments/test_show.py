@@ -108,7 +108,8 @@ def test_a_comparison_that_is_under_way_says_how_far_it_is(
 ) -> None:
     (there / "runs" / "cmp" / "runs" / "fedavg-seed0" / "model.safetensors").unlink()
     said = "cmp has 1 of 2 runs: the command that began it continues it"
-    assert said in refusal(capsys, "show", "runs/cmp")
+    assert said in captured(capsys, "show", "runs/cmp").out
+    assert said in refusal(capsys, "show", "runs/cmp", "--figure", "figure.svg")
 
 
 @pytest.mark.parametrize(
@@ -133,7 +134,6 @@ def test_a_figure_is_called_as_asked_and_nothing_else_is_written(
     ("words", "message"),
     [
         (("no-where",), "no-where: name the folder of a run or a study"),
-        (("runs",), "runs is not a run folder: it has no config.toml; name that of a run"),
         (("runs/cmp", "--score", "los"), "score = 'los': did you mean loss?"),
         (("runs/a", "--figure", "drawn.jpg"), "end the name in .pdf, .svg, .png"),
     ],
@@ -198,3 +198,55 @@ def test_a_damaged_run_is_refused_with_its_fault(
                 assert as_json(capsys, "show", "runs/a")["state"] == "interrupted"
                 continue
             assert words in refusal(capsys, "show", "runs/a")
+
+
+# The runs of a folder -----------------------------------------------------------------------------
+
+
+def test_the_runs_of_a_folder_are_listed(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of studies too; a damaged one is named, and hides no other."""
+    (there / "runs" / "a" / "config.toml").write_text("nonsense")
+    listed = {run["name"]: run for run in as_json(capsys, "show", "runs")}
+    assert [*listed] == [
+        "a",
+        "cmp/runs/fedavg-seed0",
+        "cmp/runs/qfedavg-q=1-seed0",
+    ]
+    assert "config.toml" in listed["a"]["fault"]
+    fedavg = listed["cmp/runs/fedavg-seed0"]
+    mean = table(there / "runs/cmp/runs/fedavg-seed0/rounds.csv")[-1][
+        "test_accuracy_of_global_model_mean"
+    ]
+    assert fedavg == {
+        "name": "cmp/runs/fedavg-seed0",
+        "method": "FedAvg",
+        "rounds_done": 2,
+        "num_rounds": 2,
+        "mean": f"accuracy {float(mean):.1f} %",
+        "fault": "",
+    }
+    shown = captured(capsys, "show", "runs").out
+    assert "QFedAvg (q=1)" in shown
+    assert "2 of 2" in shown
+
+
+def test_an_unfinished_comparison_lists_its_runs(
+    there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A chart of it is refused, as before."""
+    cmp = there / "runs" / "cmp"
+    assert "runs" not in {*captured(capsys, "show", cmp).out.splitlines()[0].split()}
+    (cmp / "runs" / "qfedavg-q=1-seed0" / "model.safetensors").unlink()
+    assert [run["name"] for run in as_json(capsys, "show", cmp)] == [
+        "runs/fedavg-seed0",
+        "runs/qfedavg-q=1-seed0",
+    ]
+    assert "the command that began it continues it" in refusal(
+        capsys, "show", cmp, "--figure", "figure.svg"
+    )
+
+
+def test_a_folder_without_runs_is_an_error(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "empty").mkdir()
+    assert "is not a run folder" in refusal(capsys, "show", "empty")
+    assert "no folder" in refusal(capsys, "show", "missing")

@@ -34,12 +34,8 @@ def read_comparison(folder: Path, study: Study, score: str = "") -> "Comparison"
     They are compared by `score`, by default by the study's own.
     Methods with a failed run are left out, and so are methods that miss a score which others have.
     """
-    if unfinished := study.unfinished(folder):
-        whole = len(study.arms) * len(study.seeds)
-        raise RunFolderError(
-            f"{folder} has {whole - len(unfinished)} of {whole} runs: the command that began it"
-            " continues it"
-        )
+    if reason := study.explain_unfinished(folder):
+        raise RunFolderError(reason)
     plan = study.finished
     runs = {
         arm.label: [load(folder / plan.folder(arm, seed), score) for seed in plan.seeds]
