@@ -20,6 +20,21 @@ def text_if(condition: object, text: str) -> str:
     return text if condition else ""
 
 
+def quote(value: object) -> str:
+    """Return a value as a message shows it: a text, number or truth value, or else its type.
+
+    What is passed by mistake may be a table, and its repr has the values of patients.
+    """
+    return repr(value) if isinstance(value, str | int | float | None) else kind_of(value)
+
+
+def kind_of(value: object) -> str:
+    """Return a value's type as text: "a pandas.DataFrame"."""
+    kind = type(value)
+    module = text_if(kind.__module__ != "builtins", f"{kind.__module__}.")
+    return f"a {module}{kind.__qualname__}"
+
+
 def three_digits(value: float, sign: str = "") -> str:
     """Return a number with three digits: "0.512", "19,600"; powers of ten if tiny or huge."""
     if 999.5 <= abs(value) < HUGE:

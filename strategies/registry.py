@@ -10,6 +10,7 @@ from fairbloom.rounds.arrays import FloatArray
 from fairbloom.rounds.cohort import Cohort, Kept
 from fairbloom.rounds.options import Options
 from fairbloom.rounds.round import Round
+from fairbloom.text import quote
 
 from .aaggff import AAggFF
 from .adafed import AdaFed
@@ -153,8 +154,8 @@ def name_of(method: str | type[FairStrategy]) -> str:
         return method
     if not (isinstance(method, type) and issubclass(method, FairStrategy)):
         raise FairbloomError(
-            f"method = {method!r}: give a name or a class, such as FedFV and not FedFV(alpha=0.2);"
-            " its parameters are settings, as in {'fedfv.alpha': 0.2}"
+            f"method = {quote(method)}: give a name or a class, such as FedFV and not"
+            " FedFV(alpha=0.2); its parameters are settings, as in {'fedfv.alpha': 0.2}"
         )
     if method is FromTorchJD:
         raise FairbloomError(

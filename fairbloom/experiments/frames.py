@@ -10,6 +10,7 @@ from fairbloom.protocol.settings import SettingsError, Value
 from fairbloom.server.run_folder.errors import check_place, explain_write_errors
 from fairbloom.server.run_folder.files import FRAMES
 from fairbloom.system.files import write_whole
+from fairbloom.tables.frames import check_frame
 
 from .options import merge_settings
 
@@ -36,7 +37,8 @@ def settings_of_frames(
     FairbloomError
         When the folder has other frames, a frame is not a table, or another setting names the data.
     """
-    given: dict[str, Value] = {"csv.target": target} if target else {}
+    named = merge_settings({"csv.target": target}, {})
+    given = {key: value for key, value in named.items() if value}
     if data is None:
         return merge_settings(given, config)
     if not isinstance(data, Mapping):
@@ -95,18 +97,19 @@ def _table_of(name: str, frame: "pandas.DataFrame") -> "pyarrow.Table":
 
     if not name or name != Path(name).name or name.startswith("."):
         raise FairbloomError(f"data[{name!r}]: a client's name must be that of a file")
-    hint = ""
-    try:
-        for column in frame.columns:
-            hint = f": make texts of column {column!r} by .astype(str), or drop it"
-            kind = pyarrow.Table.from_pandas(frame[[column]], preserve_index=False).schema.types[0]
-            if "extension<" in str(kind):  # intervals and periods
-                raise TypeError(f"a file cannot hold {kind}")
-        table = pyarrow.Table.from_pandas(frame, preserve_index=False)
-    except (AttributeError, TypeError, ValueError, NotImplementedError) as error:
+    check_frame(f"data[{name!r}]", frame)
+    if twice := [*frame.columns[frame.columns.duplicated()]]:
         raise FairbloomError(
-            f"data[{name!r}] is not a data frame with one type in each column: {error}{hint}"
-        ) from error
+            f"data[{name!r}] has two columns {twice[0]!r}: rename or drop one of them"
+        )
+    for column in frame.columns:
+        if not _fits_file(frame[[column]]):
+            raise FairbloomError(
+                f"data[{name!r}], column {column!r}: a file cannot hold values of"
+                f" {_kinds_in(frame[column])} in one column: make texts of them by .astype(str), or"
+                " drop it"
+            )
+    table = pyarrow.Table.from_pandas(frame, preserve_index=False)
     index = [str(level) for level in frame.index.names if level is not None]
     if index:
         raise FairbloomError(
@@ -115,6 +118,23 @@ def _table_of(name: str, frame: "pandas.DataFrame") -> "pyarrow.Table":
         )
     # As read from the file: without categories and other types of pandas.
     return parquet.read_table(pyarrow.BufferReader(_encode(table)))
+
+
+def _fits_file(column: "pandas.DataFrame") -> bool:
+    """Return whether a Parquet file can hold a frame of one column."""
+    import pyarrow
+
+    try:
+        kind = pyarrow.Table.from_pandas(column, preserve_index=False).schema.types[0]
+    # Their texts are not shown: they quote cells.
+    except (AttributeError, TypeError, ValueError, NotImplementedError, OverflowError):
+        return False
+    return "extension<" not in str(kind)  # as of intervals and periods
+
+
+def _kinds_in(column: "pandas.Series") -> str:
+    """Return the types of a column's values as text: "int, str"."""
+    return join_names(sorted({type(value).__name__ for value in column}))
 
 
 def _encode(table: "pyarrow.Table") -> bytes:

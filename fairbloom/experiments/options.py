@@ -7,6 +7,7 @@ from functools import wraps
 from typing import Any, TypedDict, TypeVar, get_type_hints
 
 from fairbloom.protocol.settings import SETTINGS, SettingsError, Value, key_of
+from fairbloom.text import quote
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -73,6 +74,11 @@ def merge_settings(
     Settings may be written with underscores, as Python writes names.
     """
     config = {key: value for key, value in options.items() if value is not None}
+    for written, value in (*config.items(), *settings.items()):
+        if not isinstance(value, Value):  # a table has no truth value, nor is it compared below
+            raise SettingsError(
+                f"{written} = {quote(value)}: a setting is a text, a number, True or False"
+            )
     for written, value in settings.items():
         key = key_of(written) if key_of(written) in SETTINGS else written
         if key != written and key in settings:

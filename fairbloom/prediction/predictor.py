@@ -45,6 +45,7 @@ from fairbloom.server.run_folder.files import (
 from fairbloom.server.run_folder.tables import escape_formula
 from fairbloom.system.files import write_whole
 from fairbloom.system.versions import Versions
+from fairbloom.tables.frames import check_frame
 from fairbloom.tables.preprocessing import (
     MAX_INPUT,
     TABLE,
@@ -157,6 +158,7 @@ class Predictor:
                 f"{self.run} was trained on {preprocessing.form}, and a data frame is a table:"
                 " predict a file, or call Predictor.outputs with a tensor"
             )
+        check_frame("the table", frame)
         own = preprocessing.own
         columns = {
             fold(each) for name in preprocessing.dictionary.inputs for each in own.names_of(name)

@@ -9,7 +9,7 @@ import inspect
 import math
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache, cached_property
@@ -17,6 +17,7 @@ from numbers import Integral, Real
 from typing import Annotated, Any, get_args, get_origin
 
 from fairbloom.errors import FairbloomError, did_you_mean
+from fairbloom.text import quote
 
 # The types of a parameter; Flower's run configs have no others.
 Value = bool | int | float | str
@@ -219,27 +220,31 @@ class Parameter:
         """
         chosen = self._convert(value)
         if chosen is None:
+            advice = self._advise(value)
             raise SettingsError(
-                f"{called or self.key} = {value!r}: {self._advise(value)}allowed is {self.range}"
+                f"{called or self.key} = {quote(value)}: {advice}allowed is {self.range}"
             )
         return chosen
 
     def _advise(self, value: object) -> str:
         """Return the remedy for an impossible value that is a common mistake, else ""."""
-        several = value if isinstance(value, list | tuple) else ()
-        if isinstance(value, str):
-            several = value.split(",")
+        several: Sequence[Any] = ()
+        values = "VALUE,VALUE"  # those of a list may be data, given by mistake
+        if isinstance(value, list | tuple):
+            several = value
+        elif isinstance(value, str):
+            several = [each.strip() for each in value.split(",")]
+            values = ",".join(several)
         read = [parsed(each.strip()) if isinstance(each, str) else each for each in several]
         count = len(read)
         if count > 1 and all(self._convert(each) is not None for each in read):
             if self.key == "seed":
                 command = f"compare --seeds {count} runs {count} of them"
             else:
-                values = ",".join(str(each).strip() for each in several)
                 command = f"search --grid {self.key}={values} tries each"
             return f"a run takes one value; fairbloom {command}; "
-        if isinstance(self.allowed, Choices):
-            return did_you_mean(str(value), self.allowed.words)
+        if isinstance(self.allowed, Choices) and isinstance(value, str):
+            return did_you_mean(value, self.allowed.words)
         if self.kind is bool and isinstance(value, str):
             return "write true or false; "
         if self.allowed is None and self.kind is str and isinstance(value, bool | int | float):

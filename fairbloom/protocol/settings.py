@@ -70,7 +70,12 @@ class Setup(BaseModel):
     the text of the schema that describes the clients' files.
     """
 
-    model_config = ConfigDict(frozen=True, alias_generator=key_of, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True,
+        alias_generator=key_of,
+        protected_namespaces=(),
+        hide_input_in_errors=True,  # a traceback shows them, and the input may be a table
+    )
 
     task: Annotated[str, Mark.SENT_TO_CLIENTS] = Field(
         "digits",

@@ -20,6 +20,7 @@ from fairbloom.protocol.parameters import (
     parsed,
     split_pairs,
 )
+from fairbloom.text import quote
 
 
 def within(interval: str, **named: object) -> float:
@@ -45,7 +46,7 @@ def names_in(**named: object) -> tuple[str, ...]:
         or not isinstance(value, Sequence)
         or not all(name and isinstance(name, str) for name in value)
     ):
-        raise ValueError(f"{name} must be a list or tuple of names, got {value!r}")
+        raise ValueError(f"{name} must be a list or tuple of names, got {quote(value)}")
     return tuple(dict.fromkeys(value))
 
 
@@ -61,7 +62,9 @@ def pairs_in(**named: object) -> dict[str, Any] | None:
         except ValueError as error:
             raise ValueError(f"{name} = {value!r}: {error}") from error
     if not isinstance(value, Mapping | None):
-        raise ValueError(f"{name} must be a mapping of names or the text of one, got {value!r}")
+        raise ValueError(
+            f"{name} must be a mapping of names or the text of one, got {quote(value)}"
+        )
     return None if value is None else dict(value)
 
 

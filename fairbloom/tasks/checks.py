@@ -12,7 +12,7 @@ from fairbloom.errors import FairbloomError, ReportableError, place_of_function,
 from fairbloom.logs import log
 from fairbloom.protocol.names import LONGEST_NAME, SEEDS, is_usable_name
 from fairbloom.tables.preprocessing import Preprocessing
-from fairbloom.text import text_if
+from fairbloom.text import quote, text_if
 
 from .collated import CollatedExamples
 from .inputs import arguments_of, names_of, tensors_of
@@ -27,36 +27,7 @@ def guard_task(
     name: str, task: Task, validation_share: float = 0.0, test_share: float = 0.2
 ) -> Task:
     """Return the task with checks: faulty splits, preprocessing or losses raise FairbloomError."""
-    of_names = {
-        "clients": task.clients,
-        "class_names": task.class_names,
-        **{f"groupings[{by!r}]": groups for by, groups in task.groupings.items()},
-    }
-    wrong: list[object] = [
-        each for each in task.clients if not isinstance(each, str) or not is_usable_name(each)
-    ]
-    faults: dict[str, object] = {
-        **{  # each letter would be a name
-            f"task = {name!r}: {attribute} = {names!r} must be a tuple of names: write ({names!r},)"
-            " if it is one name": isinstance(names, str)
-            for attribute, names in of_names.items()
-        },
-        f"task = {name!r}: it has no clients: name one at least": not task.clients,
-        **{
-            f"task = {name!r}: groupings[{by!r}] = {groups!r}: each group needs a name of its own,"
-            " or None without a value": "" in groups or len({*groups}) < len(groups)
-            for by, groups in task.groupings.items()
-        },
-        **{
-            f"task = {name!r}: its client {client!r} needs a name that no other client has: a text"
-            f" of at most {LONGEST_NAME} printable characters": True
-            for client in wrong or [one for one, other in pairwise(task.ascending) if one == other]
-        },
-        f"task = {name!r}: seeds = {task.seeds!r}: it is {' or '.join(map(repr, SEEDS))}, by what"
-        " the seed does to the data": task.seeds not in ("", *SEEDS),
-    }
-    raise_first(faults)
-
+    _check_names(name, task)
     on_training: list[str] = []
     probabilities: list[bool] = []  # known with the first examples
 
@@ -137,6 +108,48 @@ def guard_task(
         has_probabilities=lambda: probabilities == [True],
         tested_on_training=lambda: on_training,
     )
+
+
+def _check_names(name: str, task: Task) -> None:
+    """Raise FairbloomError if clients, classes, groups or `seeds` are not named as they must be.
+
+    No message shows what stands in place of a name: it may be a table.
+    """
+    of_names = {
+        "clients": task.clients,
+        "class_names": task.class_names,
+        **{f"groupings[{by!r}]": groups for by, groups in task.groupings.items()},
+    }
+    for attribute, names in of_names.items():
+        if isinstance(names, str):  # each letter would be a name
+            raise FairbloomError(
+                f"task = {name!r}: {attribute} = {names!r} must be a tuple of names: write"
+                f" ({names!r},) if it is one name"
+            )
+    if not task.clients:
+        raise FairbloomError(f"task = {name!r}: it has no clients: name one at least")
+    for by, groups in task.groupings.items():
+        different = {*groups}
+        if "" in different or len(different) < len(groups):
+            raise FairbloomError(
+                f"task = {name!r}: groupings[{by!r}] has {len(groups)} names, {len(different)} of"
+                " them different: each group needs a name of its own that is not empty, or None"
+                " for examples without a value"
+            )
+    wrong: list[object] = [
+        each for each in task.clients if not isinstance(each, str) or not is_usable_name(each)
+    ]
+    twice = [] if wrong else [one for one, other in pairwise(task.ascending) if one == other]
+    if faulty := wrong or twice:
+        raise FairbloomError(
+            f"task = {name!r}: its client {quote(faulty[0])} needs a name that no other client has:"
+            f" a text of at most {LONGEST_NAME} printable characters"
+        )
+    if task.seeds not in ("", *SEEDS):
+        raise FairbloomError(
+            f"task = {name!r}: seeds = {quote(task.seeds)}: it is {' or '.join(map(repr, SEEDS))},"
+            " by what the seed does to the data"
+        )
 
 
 def _has_probabilities(task: Task, examples: AnyExamples) -> bool:
@@ -253,13 +266,8 @@ def _find_wrong_rows(examples: AnyExamples, count: int, task: Task) -> Iterator[
     names = task.groupings
     if not len(examples):
         yield "there are none: give the client some, or leave it out"
-    if rows is not None and (
-        rows.dtype != torch.int64 or not 0 <= int(rows.min()) <= int(rows.max()) < count
-    ):
-        yield (
-            f"rows must be torch.int64 from 0 to {count - 1}, got {rows.dtype} from"
-            f" {rows.min().item()} to {rows.max().item()}"
-        )
+    if rows is not None and (fault := _find_wrong_places(rows, count)):
+        yield f"rows must be torch.int64 from 0 to {count - 1}, got {fault}"
     if not names:
         return
     if (
@@ -277,10 +285,20 @@ def _find_wrong_rows(examples: AnyExamples, count: int, task: Task) -> Iterator[
             f" {len(names)}), the place of each example's group, got {got}"
         )
         return
-    yield from (
-        f"groups by {name} must be places from 0 to {len(members) - 1}, got"
-        f" {column.min().item()} to {column.max().item()}: give examples without a group"
-        " one of their own"
-        for column, (name, members) in zip(groups.unbind(1), names.items(), strict=True)
-        if not 0 <= int(column.min()) <= int(column.max()) < len(members)
-    )
+    for column, (name, members) in zip(groups.unbind(1), names.items(), strict=True):
+        if fault := _find_wrong_places(column, len(members)):
+            yield (
+                f"groups by {name} must be places from 0 to {len(members) - 1}, got {fault}: give"
+                " examples without a group one of their own"
+            )
+
+
+def _find_wrong_places(places: Tensor, count: int) -> str:
+    """Return why a tensor, shape (n,), does not hold indices of `count` things; "" if it does.
+
+    Its numbers are not shown: it may be a column of the data, given by mistake.
+    """
+    if places.dtype != torch.int64:
+        return str(places.dtype)
+    outside = int(((places < 0) | (places >= count)).sum())
+    return text_if(outside, f"{outside} of {len(places)} outside")

@@ -337,14 +337,14 @@ def test_functions_that_read_data_take_the_same_words() -> None:
         (
             {"a": pandas.DataFrame({"n": [1], "x": [pandas.DataFrame()]})},
             {},
-            r"data\['a'\] is not a data frame.*texts of column 'x' by \.astype\(str\)",
+            r"data\['a'\], column 'x': .* of DataFrame .*make texts of them by \.astype\(str\)",
         ),
-        ({"a": pandas.DataFrame([[1, 2]], columns=["x", "x"])}, {}, "Duplicate column names"),
+        ({"a": pandas.DataFrame([[1, 2]], columns=["x", "x"])}, {}, "has two columns 'x': rename"),
         *(
             (
                 {"a": sites()["Sion"].assign(odd=values)},
                 {},
-                r"data\['a'\] is not a data frame.*texts of column 'odd' by \.astype\(str\)",
+                r"data\['a'\], column 'odd': .*make texts of them by \.astype\(str\)",
             )
             for values in (
                 [1, "b"] * 20,
@@ -370,7 +370,7 @@ def test_functions_that_read_data_take_the_same_words() -> None:
                 (sites()["Sion"].set_index("age"), "age"),
             )
         ),
-        ({"a": [1, 2]}, {}, r"data\['a'\] is not a data frame"),
+        ({"a": [1, 2]}, {}, r"data\['a'\] is a list, not a data frame"),
         (sites()["Sion"], {}, "give a data frame for each client by name .from one frame"),
         ("sites", {}, "or name a folder of files by data_dir"),
         (sites(), {"out": None}, r"name the folder that keeps them and the run \(out\)"),

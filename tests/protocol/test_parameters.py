@@ -10,6 +10,7 @@ from fairbloom.errors import did_you_mean
 from fairbloom.protocol.parameters import parameters_of, split_pairs
 from fairbloom.protocol.settings import SETTINGS, SettingsError, Value, parse_assignments
 from fairbloom.strategies import METHODS
+from fairbloom.text import quote
 
 ADVICE: list[tuple[str, Any, str, Value | None]] = [
     (
@@ -21,7 +22,7 @@ ADVICE: list[tuple[str, Any, str, Value | None]] = [
     (
         "learning-rate",
         [0.1, 0.01],
-        "fairbloom search --grid learning-rate=0.1,0.01 tries each; allowed is float",
+        "fairbloom search --grid learning-rate=VALUE,VALUE tries each; allowed is float",
         None,
     ),
     (
@@ -62,7 +63,7 @@ def test_a_likely_mistake_is_answered_with_what_to_write(
     key: Any, value: Any, advice: Any, remedy: Any
 ) -> None:
     with pytest.raises(
-        SettingsError, match=rf"^{re.escape(f'{key} = {value!r}: ')}.*{re.escape(advice)}"
+        SettingsError, match=rf"^{re.escape(f'{key} = {quote(value)}: ')}.*{re.escape(advice)}"
     ) as refusal:
         SETTINGS[key].checked(value)
     if remedy is not None:
@@ -89,7 +90,7 @@ def test_names_of_clients_may_be_numbers(value: Any, taken: str) -> None:
 def test_what_may_be_anything_is_answered_with_the_range_alone(
     key: str, value: Any, range: str
 ) -> None:
-    words = rf"^{key} = {re.escape(repr(value))}: allowed is {range}"
+    words = rf"^{key} = {re.escape(quote(value))}: allowed is {range}"
     with pytest.raises(SettingsError, match=words):
         SETTINGS[key].checked(value)
 

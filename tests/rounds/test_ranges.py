@@ -20,6 +20,7 @@ from fairbloom.rounds.round import size_on_the_wire
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.clients import LocalClients
 from fairbloom.strategies import METHODS, FedAvg, FedFa, Options, Round
+from fairbloom.text import quote
 from tests.federation import (
     BUFFERS,
     MemoryGrid,
@@ -108,7 +109,7 @@ def test_values_outside_a_declared_range_are_refused_by_name(name: str, method: 
                     f"{name} takes {argument} ="
                     f" {make(name, {**ARGUMENTS[name][0], argument: value})}"
                 )
-            assert repr(value) in str(refused.value)
+            assert quote(value) in str(refused.value)
             assert parameter.range in str(refused.value)
 
 

@@ -306,8 +306,8 @@ def test_a_users_task_may_give_each_example_a_group() -> None:
         (None, r"shape \(4, 1\).* got NoneType"),
         (torch.zeros(4, 1), "got torch.float32"),
         (torch.zeros(4, dtype=torch.int64), r"of shape \(4,\)"),
-        (torch.tensor([[0], [1], [2], [0]]), "groups by sex .* 0 to 1, got 0 to 2"),
-        (torch.tensor([[0], [1], [-1], [0]]), "got -1 to 1"),
+        (torch.tensor([[0], [1], [2], [0]]), "groups by sex .* 0 to 1, got 1 of 4 outside"),
+        (torch.tensor([[0], [1], [-1], [0]]), "got 1 of 4 outside"),
     ],
 )
 def test_a_users_task_with_impossible_groups_is_an_error(groups: Any, words: str) -> None:

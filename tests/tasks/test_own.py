@@ -151,7 +151,7 @@ BROKEN: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (Splits(GOOD, Examples(X, Y[:5])), ("6 inputs and 5 targets",)),
     (
         Splits(GOOD, Examples(X, Y, torch.tensor([0, 6]))),
-        ("from 0 to 5", "got torch.int64 from 0 to 6"),
+        ("rows must be torch.int64 from 0 to 5", "got 1 of 2 outside"),
     ),
     (
         Splits(GOOD, Examples(X, Y, torch.tensor([True, False]))),
