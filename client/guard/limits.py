@@ -11,6 +11,7 @@ from pydantic import ConfigDict, ValidationError, field_validator
 from pydantic.dataclasses import dataclass
 
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol.accounts import COUNTS, DELTAS, EPSILONS
 from fairbloom.protocol.parameters import Parameter, Range, annotated
 from fairbloom.protocol.settings import flatten_tables
 from fairbloom.tables.schema import shorten_value
@@ -42,10 +43,10 @@ KEYS = {
 PRIVACY: Mapping[str, Parameter] = {
     name: parameter
     for name, allowed in (
-        ("epsilon", Annotated[float, Range("(0, 100]")]),
-        ("delta", Annotated[float, Range("(0, 1)")]),
-        ("steps", Annotated[int, Range("[1, 1000000]")]),
-        ("tests", Annotated[int, Range("[1, 1000000]")]),
+        ("epsilon", Annotated[float, EPSILONS]),
+        ("delta", Annotated[float, DELTAS]),
+        ("steps", Annotated[int, COUNTS]),
+        ("tests", Annotated[int, COUNTS]),
         ("units-a-run", Annotated[int, Range("[0, 10000000]")]),
         ("ledger", str),
     )

@@ -13,8 +13,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
+from fairbloom.errors import FairbloomError
 from fairbloom.protocol.accounts import (
     LOSS_UNITS as LOSS_UNITS,
     STEP_UNITS as STEP_UNITS,
@@ -39,6 +40,9 @@ class Price(NamedTuple):
         step = max(STEP_UNITS, left * STEP_UNITS // (rounds * of_round))
         return cls(step, max(LOSS_UNITS, step // STEP_UNITS))
 
+
+# The largest δ unless one is set.
+DELTA = 1e-5
 
 # The largest and the least μ that are searched; ε of a μ beyond says nothing.
 MU_RANGE = (1e-9, 1e3)
@@ -112,6 +116,33 @@ class Budget:
     def replacement_epsilon(self) -> float:
         """ε if a row is replaced by another: that costs 2μ."""
         return epsilon_of(2.0 * self.mu, self.delta)
+
+
+def check_budget(called: str, given: Mapping[str, Any], rows: int) -> Budget:
+    """Return the budget of an account for rows, on a device or simulated.
+
+    `given` has its epsilon, and perhaps delta, steps and tests, each in its declared range.
+    `called` is what names them in errors: "limits.privacy" or "privacy".
+
+    Raises
+    ------
+    FairbloomError
+        If δ is above 1/(10 n), or no noise can be computed for ε and δ.
+    """
+    most = 1.0 / (10 * rows)
+    delta = float(given.get("delta", min(DELTA, most)))
+    if not delta <= most:
+        raise FairbloomError(
+            f"{called}.delta = {delta:g}: at most 1/(10 n) = {most:.2g} for {rows} rows: lower it,"
+            " or leave it out"
+        )
+    counts = {key: int(given[key]) for key in ("steps", "tests") if key in given}
+    try:
+        budget = Budget(float(given["epsilon"]), delta, **counts)
+        _ = budget.mu
+    except ValueError as error:
+        raise FairbloomError(f"{called} has {error}") from error
+    return budget
 
 
 def log_delta(epsilon: float, mu: float) -> float:

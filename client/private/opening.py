@@ -23,14 +23,11 @@ from fairbloom.text import plural, text_if
 
 from ..guard.log_files import read_entries
 from .account import Account, Known, find_account, folder_of
-from .budget import LOSS_UNITS, REPORTS, STEP_UNITS, UNITS, Budget
+from .budget import LOSS_UNITS, REPORTS, STEP_UNITS, UNITS, check_budget
 from .ledger import FILE as LEDGER, REPLIES, AccountError
 from .mechanism import TEST_SENSITIVITY
 from .rows import split_rows
 from .split import FILE as ROWS, digest_rows, read_rows, reads_alike
-
-# The largest δ unless the owner sets one.
-DELTA = 1e-5
 
 # Rows from which the noise of a step is small next to the steps of other clients, as a rule.
 FEW_ROWS = 300
@@ -57,7 +54,7 @@ def open_account(
     check_schema(schema)
     client, splits = read_rows(node, data_dir, schema)
     train, test = split_rows(splits, seed, test_share)
-    budget = check_budget(limits, len(train) + len(test))
+    budget = check_budget("limits.privacy", limits, len(train) + len(test))
     accounts = accounts_folder(limits)
     try:
         make_folder(accounts)
@@ -103,23 +100,6 @@ def open_account(
         sides = [sorted(digest_rows(each, account.salt)) for each in (train, test)]
         write_account(account, b"".join(chain(*sides)))
         return account
-
-
-def check_budget(limits: Mapping[str, Any], count: int) -> Budget:
-    """Return the budget that an owner sets for rows; raise FairbloomError if it is impossible."""
-    most = 1.0 / (10 * count)
-    delta = float(limits.get("delta", min(DELTA, most)))
-    if not delta <= most:
-        raise FairbloomError(
-            f"limits.privacy.delta = {delta}: at most 1/(10 n) = {most:.2g} for {count} rows"
-        )
-    try:
-        given = {key: int(limits[key]) for key in ("steps", "tests") if key in limits}
-        budget = Budget(float(limits["epsilon"]), delta, **given)
-        _ = budget.mu
-    except ValueError as error:
-        raise FairbloomError(f"limits.privacy has {error}") from error
-    return budget
 
 
 def count_exact(state_dir: Path) -> int:

@@ -1,7 +1,7 @@
 """Accounts in one process: the noise of real ones, from the run's seed, so no row is protected."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -18,10 +18,9 @@ from fairbloom.protocol.terms import Terms
 from ..local import LocalClient, Metrics
 from ..local_round import Update, evaluate_client, train_client
 from ..states import StateDict
-from .budget import REPORTS, UNITS, Budget
+from .budget import REPORTS, UNITS, Budget, check_budget
 from .mechanism import Testing, Training
 from .noise import DEVIATION_BITS, Draw, Naturals, draw_gaussian
-from .opening import DELTA
 from .rows import split_rows
 
 # The names of the states with what a client has spent of its account, in units and in reports, and
@@ -118,12 +117,12 @@ def with_account(client: LocalClient, settings: RunSettings) -> tuple[LocalClien
         return client, NoAccount()
     check_settings(settings)
     splits = split_rows(client.splits, settings.seed, settings.test_share)
-    rows = len(splits.train) + len(splits.test)
-    account = SimulatedAccount(
-        epsilon=epsilon,
-        delta=settings.privacy__delta or min(DELTA, 1.0 / (10 * rows)),
-        steps=settings.privacy__steps,
-        tests=settings.privacy__tests,
-        seed=settings.seed,
-    )
-    return replace(client, splits=splits), account
+    given: dict[str, float] = {
+        "epsilon": epsilon,
+        "steps": settings.privacy__steps,
+        "tests": settings.privacy__tests,
+    }
+    if settings.privacy__delta:
+        given["delta"] = settings.privacy__delta
+    budget = check_budget("privacy", given, len(splits.train) + len(splits.test))
+    return replace(client, splits=splits), SimulatedAccount(**asdict(budget), seed=settings.seed)

@@ -9,6 +9,7 @@ from typing import Any
 
 from fairbloom.errors import ReportableError, join_names
 
+from .accounts import EPSILONS
 from .names import LEARNING_RATE, LOSS_BEFORE, STEP_SUM, UPDATE_NORM
 from .parameters import SettingsError, key_of, split_pairs
 from .settings import SETTINGS, Mark, RunSettings, marked
@@ -21,9 +22,6 @@ SIMULATED = "simulated"
 SIMULATED_NOISE = "simulated, no privacy: the noise follows from the run's seed"
 
 EXAMPLE = "site-a=1 site-b=3"
-
-# The largest ε of an account: beyond, the noise protects nobody.
-MAX_EPSILON = 100.0
 
 # Metrics of training: a report that is charged, and numbers of what is released anyway.
 METRICS = frozenset({LOSS_BEFORE, LEARNING_RATE, UPDATE_NORM, STEP_SUM})
@@ -71,7 +69,8 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
 def epsilon_of_client(settings: RunSettings, client: str) -> float | None:
     """Return ε of a client's simulated account, None if it has none.
 
-    Raise SettingsError if the setting is neither a number nor one for each name.
+    Raise SettingsError if the setting is neither a number that an account may have nor one for each
+    name.
     """
     if settings.privacy__mode != SIMULATED:
         return None
@@ -86,10 +85,11 @@ def epsilon_of_client(settings: RunSettings, client: str) -> float | None:
         epsilon = float(pairs[client])
     except ValueError:
         epsilon = math.nan
-    if not 0.0 < epsilon <= MAX_EPSILON:
+    if epsilon not in EPSILONS:
+        low, high = EPSILONS.ends
         raise SettingsError(
-            f"privacy.epsilon = {given!r}: write a number above 0, as in 3, or one for each client,"
-            f" as in {EXAMPLE!r}"
+            f"privacy.epsilon = {given!r}: write a number above {low:g} and at most {high:g}, as in"
+            f" 3, or one for each client, as in {EXAMPLE!r}; noise for more protects nobody"
         )
     return epsilon
 

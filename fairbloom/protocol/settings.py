@@ -18,6 +18,7 @@ from pydantic import (
 
 from fairbloom.errors import reason_of
 
+from .accounts import COUNTS
 from .effects import IdleIf
 from .names import DEPLOYED, ONE_CLIENT, SIDES_IN
 from .options import DECLARED, RunOptions
@@ -380,10 +381,10 @@ class RunSettings(Setup):
     privacy__delta: Annotated[float, Range("[0, 1)"), Mark.VARIANT, NO_ACCOUNTS] = Field(
         0.0, description="Delta of the simulated accounts; 0: 1e-5, or 1/(10 n) if that is less"
     )
-    privacy__steps: Annotated[int, Range("[1, inf)"), Mark.VARIANT, NO_ACCOUNTS] = Field(
+    privacy__steps: Annotated[int, COUNTS, Mark.VARIANT, NO_ACCOUNTS] = Field(
         90, description="Training steps that a simulated account is for, each with a loss report"
     )
-    privacy__tests: Annotated[int, Range("[1, inf)"), Mark.VARIANT, NO_ACCOUNTS] = Field(
+    privacy__tests: Annotated[int, COUNTS, Mark.VARIANT, NO_ACCOUNTS] = Field(
         1, description="Evaluations that a simulated account is for"
     )
     privacy__spend: Annotated[str, Mark.VARIANT] = Field(

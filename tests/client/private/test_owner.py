@@ -8,12 +8,17 @@ from typing import Any
 
 import pytest
 
+from fairbloom.client.guard.limits import Limits
+from fairbloom.client.local import LocalClient
 from fairbloom.client.private.account import Account
 from fairbloom.client.private.opening import describe_account
+from fairbloom.client.private.simulated import with_account
 from fairbloom.deploy.operator import doctor
+from fairbloom.errors import FairbloomError
 from fairbloom.protocol.accounts import SPENT, AccountStatus
+from fairbloom.protocol.settings import RunSettings
 
-from .device import EVALUATE, TRAIN, Device, opened
+from .device import EVALUATE, SCHEMA, TRAIN, Device, opened
 
 
 def spend(account: Account, units: int = 0, **about: Any) -> None:
@@ -42,6 +47,53 @@ def test_a_stricter_budget_is_in_force_at_once(device: Device, epsilon: float, u
     device.limits.clear()
     device.own = {"limit-privacy": f'{{"ledger": "{device.folder / "accounts"}"}}'}
     assert device.left == (446, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "allowed"),
+    [
+        ({}, True),
+        ({"epsilon": 100.0}, True),
+        ({"epsilon": 100.5}, False),
+        ({"epsilon": 1e9}, False),
+        ({"epsilon": 0.0}, False),
+        ({"epsilon": math.nan}, False),
+        ({"delta": 1 / 400}, True),  # 1/(10 n), for 40 rows
+        ({"delta": 1.001 / 400}, False),
+        ({"delta": 0.9}, False),
+        ({"delta": 1e-300}, True),
+        ({"epsilon": 1e-200, "delta": 1e-300}, False),  # no noise can be computed
+        ({"steps": 1_000_000, "tests": 1_000_000}, True),
+        ({"steps": 1_000_001}, False),
+        ({"tests": 1_000_001}, False),
+        ({"steps": 0}, False),
+    ],
+)
+def test_a_simulated_account_allows_what_a_device_allows(
+    changes: dict[str, Any], allowed: bool, tmp_path: Path
+) -> None:
+    device = Device(tmp_path, **changes)
+
+    def open_on_device() -> object:
+        Limits.of({"privacy": device.limits})
+        return device.open()
+
+    def simulate() -> object:
+        config = {
+            **{"task": "csv", "data-dir": str(device.data), "schema": SCHEMA, "batch-size": 0},
+            **{"privacy.mode": "simulated", "privacy.epsilon": "3"},
+            **{f"privacy.{key}": value for key, value in changes.items()},
+        }
+        config["privacy.epsilon"] = str(config["privacy.epsilon"])
+        settings = RunSettings.of(config)
+        return with_account(LocalClient.of(settings, None, "site"), settings)
+
+    for opened_by in (simulate, open_on_device):  # the data have no account before
+        if allowed:
+            opened_by()
+            continue
+        with pytest.raises(FairbloomError, match=f"privacy.*{next(iter(changes))[:4]}|ε = "):
+            opened_by()
 
 
 def test_mu_decides_not_epsilon_alone(device: Device) -> None:
