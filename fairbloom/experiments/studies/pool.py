@@ -1,4 +1,4 @@
-"""Several runs at a time, each in its own process."""
+"""Several runs at a time, each in its own process where there may be others."""
 
 import contextlib
 import logging
@@ -12,12 +12,14 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from logging.handlers import QueueHandler
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import current_process
 from multiprocessing.synchronize import Lock
 from pathlib import Path
 from types import ModuleType
 
 from fairbloom.errors import FairbloomError
 from fairbloom.imports import check_seen
+from fairbloom.logs import log, log_from
 from fairbloom.protocol.settings import SettingsError
 from fairbloom.server.run_folder.checks import check_folder, check_same_data
 from fairbloom.server.settings import Settings
@@ -65,6 +67,34 @@ def check_threads(runs: Runs, jobs: int) -> None:
 
 # Called with the name of a run that has ended, and with its error if it failed.
 Ended = Callable[[str, FairbloomError | None], None]
+
+
+def run_all(runs: Runs, jobs: int, log_level: int, ended: Ended) -> None:
+    """Carry out runs in processes of their own, or here if this process may start none."""
+    if current_process().daemon:  # in a multiprocessing.Pool, for example
+        if len(runs) > 1:
+            log.warning(
+                "this process is a worker that may start no others, so %d runs follow one after the"
+                " other in it",
+                len(runs),
+            )
+        run_in_turn(runs, log_level, ended)
+    else:
+        run_in_processes(runs, jobs, log_level, ended)
+
+
+def run_in_turn(runs: Runs, log_level: int, ended: Ended) -> None:
+    """Carry out runs one after the other in this process, without log lines below a level."""
+    from fairbloom.simulation.run import simulate  # imported late, as PyTorch is with it
+
+    for name, run in runs.items():
+        failed: FairbloomError | None = None
+        try:
+            with log_from(log_level):
+                simulate(run)
+        except FairbloomError as error:
+            failed = error
+        ended(name, failed)
 
 
 def run_in_processes(runs: Runs, jobs: int, log_level: int, ended: Ended) -> None:

@@ -26,7 +26,7 @@ from fairbloom.tasks import check_data, load_task
 from ..results.measures import CLIENT, GAP, parse_gap
 from ..results.run import Run, load
 from ..study import STUDY, Runs, Study, find_study, is_done
-from .pool import check_runs, check_threads, run_in_processes
+from .pool import check_runs, check_threads, run_all
 from .progress import StudyBar
 
 # The lowest level of log lines that are printed of searches and reproductions: the warnings of
@@ -65,7 +65,7 @@ class StudyRunner:
         for _ in range(len(runs) - len(unfinished)):
             self.bar.count()
         if unfinished:
-            run_in_processes(unfinished, self.jobs, self.log_level, self._note_end)
+            run_all(unfinished, self.jobs, self.log_level, self._note_end)
         if some and self.failed.keys() >= runs.keys():
             name = next(iter(runs))
             raise FairbloomError(f"{name}: {self.failed[name]}")

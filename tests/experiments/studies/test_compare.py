@@ -32,7 +32,7 @@ from fairbloom.experiments.arms import Arm
 from fairbloom.experiments.results.run import REPORT
 from fairbloom.experiments.studies import progress
 from fairbloom.experiments.studies.compare import seeds_before, warn_of_idle
-from fairbloom.experiments.studies.pool import check_runs
+from fairbloom.experiments.studies.pool import check_runs, run_all
 from fairbloom.experiments.studies.progress import study_progress
 from fairbloom.experiments.studies.running import carry_out
 from fairbloom.experiments.study import Study, find_study
@@ -131,6 +131,41 @@ def test_runs_in_workers_are_those_of_the_run_command(compared: Path, tmp_path: 
     assert not Outcome.of(simulate(Settings.of(config))).differences(
         Outcome.of(compared / "runs" / "fedfv-learning-rate=0.05-seed8")
     )
+
+
+def compare_in_worker(out: Path) -> str:
+    """Compare as `compared` does, in the process of a pool; return what it may start."""
+    assert fairbloom(*WORDS, "--out", out) == 0
+    return "none" if multiprocessing.current_process().daemon else "processes"
+
+
+@pytest.mark.slow
+def test_a_worker_without_processes_compares_to_the_same_bits(
+    compared: Path, tmp_path: Path
+) -> None:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(compare_in_worker, (tmp_path / "out",)) == "none"
+    for name in ("comparison.csv", "clients.csv"):
+        assert (tmp_path / "out" / name).read_bytes() == (compared / name).read_bytes()
+
+
+def test_runs_follow_in_a_process_that_starts_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(vars(multiprocessing.current_process())["_config"], "daemon", True)
+    settings = {
+        **{"task": "digits", "model": "mlp", "clients": 5, "num-rounds": 2, "device": "cpu"},
+        **{"unused-rounds": 1, "engine": "loop"},
+    }
+    runs = {
+        name: Settings.of({**settings, "learning-rate": rate, "out": str(tmp_path / name)})
+        for name, rate in (("bad", 1e30), ("good", 0.1))
+    }
+    ended = dict[str, str]()
+    run_all(runs, 2, logging.WARNING, lambda name, error: ended.update({name: str(error)}))
+    assert ended["good"] == "None"
+    assert "learned nothing" in ended["bad"]
+    assert "2 runs follow one after the other" in caplog.text
 
 
 @pytest.mark.slow
