@@ -7,7 +7,9 @@ import typer
 from fairbloom.cli.deploy import app, client
 from fairbloom.cli.help import restore_help
 from fairbloom.errors import FairbloomError
+from fairbloom.system.streams import write_any_text
 
+write_any_text()
 app.add_typer(client, name="client")
 command = typer.main.get_command(app)
 restore_help(command)

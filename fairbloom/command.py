@@ -16,6 +16,7 @@ from rich.segment import Segment
 
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import colour_on_terminals_alone, escape_unprintable
+from fairbloom.system.streams import write_any_text
 
 
 class Terminal(Console):
@@ -85,6 +86,7 @@ def run_command(app: typer.Typer) -> None:
 
     A bug keeps its traceback.
     """
+    write_any_text()
     try:
         app()
     except Interrupted:
