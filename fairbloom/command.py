@@ -16,7 +16,6 @@ from rich.segment import Segment
 
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import colour_on_terminals_alone, escape_unprintable
-from fairbloom.system.streams import write_any_text
 
 
 class Terminal(Console):
@@ -86,7 +85,6 @@ def run_command(app: typer.Typer) -> None:
 
     A bug keeps its traceback.
     """
-    write_any_text()
     try:
         app()
     except Interrupted:

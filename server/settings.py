@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
 from typing import Any, Self
 
 from fairbloom.errors import FairbloomError, did_you_mean, raise_first
@@ -31,6 +30,7 @@ from fairbloom.rounds.options import OPTIONS, Options
 from fairbloom.strategies import METHODS, FairStrategy, canonical, find_method
 from fairbloom.strategies.named import build, method_parameters, owner_of, title
 from fairbloom.strategies.torchjd import TORCHJD
+from fairbloom.system.files import expand_home
 from fairbloom.tasks import TASKS, find_task
 from fairbloom.tasks.optimizers import arguments_of, check_optimizer, optimizer_in
 from fairbloom.text import text_if
@@ -421,4 +421,4 @@ def default_config() -> dict[str, Value]:
 
 def resolve(folder: str) -> str:
     """Return the absolute path of a folder without symbolic links; "" for no folder."""
-    return text_if(folder, str(Path(folder).expanduser().resolve()))
+    return text_if(folder, str(expand_home(folder).resolve()))

@@ -29,6 +29,7 @@ from pydantic import TypeAdapter
 from fairbloom.logs import log, log_once
 from fairbloom.protocol.accounts import AccountStatus
 from fairbloom.protocol.names import ACCOUNT_FILE, PRIVACY_LIMIT
+from fairbloom.system.files import expand_home
 from fairbloom.tables import DataError
 from fairbloom.tables.folders import files_in, place_of
 from fairbloom.tasks import TASKS
@@ -330,7 +331,7 @@ def folder_of(node: Mapping[str, Any], data_dir: str) -> Path:
 
     A folder of several clients has one of each by name.
     """
-    path = Path(place_of(data_dir, str(node.get("name", "")))).expanduser().resolve()
+    path = expand_home(place_of(data_dir, str(node.get("name", "")))).resolve()
     return path if path.is_dir() else path.parent
 
 

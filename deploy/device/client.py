@@ -19,7 +19,7 @@ from fairbloom.protocol.names import (
     PRIVACY_LIMIT,
     RELEASE_LIMIT,
 )
-from fairbloom.system.files import read_toml
+from fairbloom.system.files import expand_home, read_toml
 from fairbloom.text import text_if
 
 from ..errors import DeployError
@@ -152,7 +152,7 @@ class ClientSettings:
                     f"{key} is missing in {file}: take the client.toml of this client's bundle"
                 )
         merged |= {
-            key: str(Path(merged[key]).expanduser().absolute()) for key in PATHS if merged.get(key)
+            key: str(expand_home(merged[key]).absolute()) for key in PATHS if merged.get(key)
         }
         if not all(isinstance(value, str) for value in merged.get("allow", [])):
             raise DeployError(f"allow = {merged['allow']!r}: it must be a list of texts")

@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 from fairbloom import __version__
 from fairbloom.cli.help import restore_help
 from fairbloom.command import import_command, run_command
+from fairbloom.system.streams import write_any_text
 
 
 class CommandPlace(NamedTuple):
@@ -186,4 +187,5 @@ def common(
 
 def main() -> None:
     """Run the command line."""
+    write_any_text()
     run_command(app)

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from fairbloom.errors import FairbloomError
+
 from .lock import open_locked
 from .retry import UNTIL, write_until
 
@@ -18,6 +20,16 @@ MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM
 
 # Most bytes that `read_small` reads.
 SMALL_BYTES = 1 << 20
+
+
+def expand_home(place: str | Path, remedy: str = "write the whole path") -> Path:
+    """Return a path with `~` replaced; raise FairbloomError, with a remedy, without a home."""
+    try:
+        return Path(place).expanduser()
+    except RuntimeError as error:  # of a user without HOME and without an entry in /etc/passwd
+        raise FairbloomError(
+            f"{place}: the home folder of this user is not known: set HOME, or {remedy}"
+        ) from error
 
 
 @contextmanager

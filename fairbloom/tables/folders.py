@@ -9,6 +9,7 @@ from unicodedata import normalize
 
 from fairbloom.errors import join_names
 from fairbloom.logs import log_once
+from fairbloom.system.files import expand_home
 from fairbloom.text import text_if
 
 from .cells import ANY_NUMBER, fold_value
@@ -133,7 +134,7 @@ def _check_whole(path: Path) -> None:
 
 def place_of(place: str, client: str) -> str:
     """Return the file or subfolder of a folder that has the name of a client, or else `place`."""
-    path = Path(place).expanduser()
+    path = expand_home(place)
     named = [
         entry
         for entry in (_list_visible(path) if path.is_dir() else ())
@@ -215,7 +216,7 @@ def count_endings(files: Iterable[Path]) -> str:
 
 
 def _existing_path(place: str) -> Path:
-    path = Path(place).expanduser()
+    path = expand_home(place)
     if not path.exists():
         raise DataError(
             f"data-dir = {place!r}: this machine has no such folder or file", "no-place"

@@ -27,7 +27,7 @@ from pydantic import (
 )
 
 from fairbloom.errors import ReportableError, did_you_mean, faults_in, reason_of
-from fairbloom.system.files import read_text
+from fairbloom.system.files import expand_home, read_text
 
 from .groups import GroupBy, read_groups
 
@@ -427,7 +427,7 @@ def read_schema(place: str) -> str:
     if "\n" in place or not place:
         return place
     try:
-        text = read_text(Path(place).expanduser())
+        text = read_text(expand_home(place))
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not in UTF-8"
         raise SchemaError(

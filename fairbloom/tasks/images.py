@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import install_command
 from fairbloom.protocol.settings import split_names
+from fairbloom.system.files import expand_home
 from fairbloom.tables import DataError
 from fairbloom.tables.cells import sort_classes
 from fairbloom.tables.folders import count_endings, folders_in, is_visible
@@ -109,7 +110,7 @@ def find_folders(place: str) -> dict[str, Path]:
     folders = folders_in(place)
     if not folders:
         return {}
-    own = Path(place).expanduser()
+    own = expand_home(place)
     in_folders = sum(len(_images_in(folder)) for folder in folders.values())
     below = sum(
         len(images) for folder in folders.values() for images in _images_by_class(folder).values()

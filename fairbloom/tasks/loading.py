@@ -14,6 +14,7 @@ from fairbloom.logs import log_once
 from fairbloom.protocol.names import DEPLOYED, RECORDED_SCHEMA, SIDES_IN
 from fairbloom.protocol.scores import GroupScore, Score
 from fairbloom.protocol.settings import RunSettings, Setup, Value, split_names
+from fairbloom.system.files import expand_home
 from fairbloom.tables.reasons import MAX_FAULTS
 from fairbloom.tables.sizes import summarise_clients
 from fairbloom.text import join_first, plural, text_if
@@ -175,7 +176,7 @@ def digests(settings: RunSettings) -> dict[str, str]:
     if info.files:
         return digest_files(info, setup)
     files = info.find_files(setup.data_dir)
-    path = Path(setup.data_dir).expanduser()
+    path = expand_home(setup.data_dir)
     root = path if path.is_dir() else path.parent
     return {file.relative_to(root).as_posix(): digest_of(file, "sha256") for file in files}
 

@@ -12,8 +12,9 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from fairbloom.errors import ReportableError
+from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.protocol.names import ACCOUNT_FILE
+from fairbloom.system.files import expand_home
 
 from .datasets.store import digest_of
 
@@ -72,18 +73,32 @@ def find_markers(files: Sequence[Path]) -> list[Path]:
 
 
 def accounts_folder(limits: Mapping[str, Any]) -> Path:
-    """Return the folder of accounts: the owner's, the installation's, or the user's."""
+    """Return the folder of accounts: the owner's, the installation's, or the user's.
+
+    Raise FairbloomError if it is that of a user without a home.
+    """
+    remedy = "set limits.privacy.ledger to a folder that stays"
     if ledger := limits.get("ledger"):
-        return Path(str(ledger)).expanduser()
+        return expand_home(str(ledger), remedy)
     if SYSTEM_FOLDER.is_dir():
         return SYSTEM_FOLDER
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state, "fairbloom", "accounts").expanduser()
+    return expand_home(Path(state, "fairbloom", "accounts"), remedy)
 
 
 def account_folders(limits: Mapping[str, Any]) -> list[Path]:
-    """Return the folder of each account in the folder of accounts."""
-    return sorted(about.parent for about in accounts_folder(limits).glob(f"*/{ABOUT}"))
+    """Return the folder of each account in the folder of accounts.
+
+    A user without a home has no accounts there, unless `limits`, an owner's, allow one: then they
+    must be found, and FairbloomError is raised.
+    """
+    try:
+        folder = accounts_folder(limits)
+    except FairbloomError:
+        if limits:
+            raise
+        return []
+    return sorted(about.parent for about in folder.glob(f"*/{ABOUT}"))
 
 
 def digest_tables(files: Iterable[Path]) -> list[str]:

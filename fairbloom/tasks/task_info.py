@@ -16,6 +16,7 @@ from fairbloom.imports import import_callable, imported, is_import_string
 from fairbloom.protocol.names import ONE_CLIENT
 from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.settings import RunSettings, Setup, Value
+from fairbloom.system.files import expand_home
 from fairbloom.tables.schema import SCHEMA_NAME, read_schema
 
 from .classifiers import PREFIX, check_classifier
@@ -233,7 +234,7 @@ class TaskInfo:
                 f"task {self.name} reads its data from a folder: name it by --data-dir, or on a"
                 " deployed client by data-dir in its client.toml"
             )
-        if data_dir and not Path(data_dir).expanduser().exists():
+        if data_dir and not expand_home(data_dir).exists():
             fault = "this machine has no such folder or file"
             raise ReportableError(f"data-dir = {data_dir!r}: {fault}", f"its data-dir: {fault}")
 
@@ -259,7 +260,7 @@ class TaskInfo:
             return []
         from fairbloom.tables.folders import is_run_folder  # imported late: lists need no NumPy
 
-        path = Path(place).expanduser()
+        path = expand_home(place)
         if path.is_file():
             return [path]
         if self.is_user_defined:

@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fairbloom.errors import FairbloomError
+from fairbloom.system.files import expand_home
 from fairbloom.system.lock import exclusive_lock
 
 from ..task import Setup
@@ -24,7 +25,8 @@ ENVIRONMENT = "FAIRBLOOM_DATA"
 
 def folder_of(setup: Setup) -> Path:
     """Return the folder of known data sets: data-dir, else FAIRBLOOM_DATA, else a cache."""
-    return Path(setup.data_dir or os.environ.get(ENVIRONMENT) or "~/.cache/fairbloom").expanduser()
+    place = setup.data_dir or os.environ.get(ENVIRONMENT) or "~/.cache/fairbloom"
+    return expand_home(place, f"name the folder by data-dir or {ENVIRONMENT}")
 
 
 def locate(info: TaskInfo, setup: Setup, files: Sequence[DataFile] = ()) -> list[Path]:

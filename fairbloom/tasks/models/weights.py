@@ -23,6 +23,7 @@ from fairbloom.logs import log
 from fairbloom.protocol.codec import digest_arrays
 from fairbloom.protocol.patterns import without_wrappers
 from fairbloom.protocol.settings import RunSettings
+from fairbloom.system.files import expand_home
 from fairbloom.system.sealed import DamagedFileError, read_about
 
 from ..loading import find_task
@@ -57,7 +58,7 @@ def load_initial_weights(model: nn.Module, path: str) -> None:
     last = {name for name in own if name.rpartition(".")[0] == layer}
     given = {
         name: array
-        for stored, array in read_weights(Path(path).expanduser()).items()
+        for stored, array in read_weights(expand_home(path)).items()
         if (name := _name_in(own, stored)) in own or not name.startswith(AUXILIARY)
     }
     for name, first in shared_parameters(model).items():
@@ -102,7 +103,7 @@ def _name_in(own: Collection[str], name: str) -> str:
 
 def digest_weights(path: str) -> str:
     """Return the digest of a file's arrays, which deployed clients compare."""
-    return digest_arrays(arrays_of(read_weights(Path(path).expanduser())))
+    return digest_arrays(arrays_of(read_weights(expand_home(path))))
 
 
 def read_weights(path: Path) -> Mapping[str, Tensor]:
@@ -191,6 +192,6 @@ def check_rows(settings: RunSettings, schema: str, data: Mapping[str, str] | Non
 def _read_rows(weights: str) -> Mapping[str, Any]:
     """Return what `describe_rows` said of a model, {} for a file that is not ours."""
     with suppress(DamagedFileError):
-        rows: Mapping[str, Any] = read_about(Path(weights).expanduser()).get("rows", {})
+        rows: Mapping[str, Any] = read_about(expand_home(weights)).get("rows", {})
         return rows
     return {}
