@@ -21,11 +21,11 @@ def text_if(condition: object, text: str) -> str:
 
 
 def quote(value: object) -> str:
-    """Return a value as a message shows it: a text, number or truth value, or else its type.
+    """Return a value as a message shows it: a text, number, truth value or class, or else its type.
 
     What is passed by mistake may be a table, and its repr has the values of patients.
     """
-    return repr(value) if isinstance(value, str | int | float | None) else kind_of(value)
+    return repr(value) if isinstance(value, str | int | float | type | None) else kind_of(value)
 
 
 def kind_of(value: object) -> str:

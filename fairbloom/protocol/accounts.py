@@ -5,8 +5,8 @@ from typing import NamedTuple, Self
 
 from .parameters import Range
 
-# What an account may be opened for, on a device or simulated: ε, beyond which the noise protects
-# nobody; δ, also at most 1/(10 n) for n rows; and the numbers of training steps and of tests.
+# The budget of an account, on a device or simulated: ε, beyond which the noise protects no row; δ,
+# also at most 1/(10 n) for n rows; and the numbers of training steps and of tests.
 EPSILONS = Range("(0, 100]")
 DELTAS = Range("(0, 1)")
 COUNTS = Range("[1, 1000000]")

@@ -229,7 +229,7 @@ class Parameter:
     def _advise(self, value: object) -> str:
         """Return the remedy for an impossible value that is a common mistake, else ""."""
         several: Sequence[Any] = ()
-        values = "VALUE,VALUE"  # those of a list may be data, given by mistake
+        values = "VALUE,VALUE"  # a list may hold data, given by mistake
         if isinstance(value, list | tuple):
             several = value
         elif isinstance(value, str):

@@ -89,7 +89,7 @@ def epsilon_of_client(settings: RunSettings, client: str) -> float | None:
         low, high = EPSILONS.ends
         raise SettingsError(
             f"privacy.epsilon = {given!r}: write a number above {low:g} and at most {high:g}, as in"
-            f" 3, or one for each client, as in {EXAMPLE!r}; noise for more protects nobody"
+            f" 3, or one for each client, as in {EXAMPLE!r}; more would protect no row"
         )
     return epsilon
 
