@@ -167,6 +167,19 @@ def femnist(root: Path, sizes: Mapping[str, int]) -> Path:
     return root
 
 
+def stackoverflow(root: Path, texts: Mapping[str, Sequence[Any]]) -> Path:
+    """Write each user's sentences as a parquet table of TensorFlow Federated's columns."""
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = root / TASKS["stackoverflow"].files[0].path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [(user, text) for user, sentences in texts.items() for text in sentences]
+    users, tokens = ([row[place] for row in rows] for place in (0, 1))
+    table = pa.table({"client_id": users, "score": [0] * len(rows), "tokens": tokens})
+    parquet.write_table(table, path)
+    return root
+
+
 # Shakespeare --------------------------------------------------------------------------------------
 
 

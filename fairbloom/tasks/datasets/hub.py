@@ -1,6 +1,6 @@
-"""Read tables of the Hugging Face hub: parquet files with columns of labels and images."""
+"""Read parquet files, as the Hugging Face hub has them: columns of labels and images."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,22 @@ def read_columns(path: Path, *names: str) -> Mapping[str, Any]:
             for name, column in columns.items()
         }
     except (OSError, ValueError, KeyError) as error:
-        raise FairbloomError(
-            f"{path} cannot be read ({' '.join(str(error).split())}): put the original in its place"
-        ) from error
+        raise _explain(path, error) from error
+
+
+def read_batches(path: Path, *names: str) -> Iterator[Any]:
+    """Yield columns of a parquet file as Arrow batches of rows: it may exceed the memory."""
+    try:
+        yield from (
+            batch.select(names) for batch in parquet.ParquetFile(path).iter_batches(columns=names)
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise _explain(path, error) from error
+
+
+def _explain(path: Path, error: Exception) -> FairbloomError:
+    reason = " ".join(str(error).split())
+    return FairbloomError(f"{path} cannot be read ({reason}): put the original in its place")
 
 
 def to_labels(path: Path, labels: NDArray[Any], classes: int) -> NDArray[np.int64]:

@@ -86,6 +86,8 @@ def fetch(file: DataFile, place: Path) -> None:
     from rich.console import Console
     from rich.progress import wrap_file
 
+    if not file.address:
+        raise ValueError("no server offers it in this format")
     path = place / file.path
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
