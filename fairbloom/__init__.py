@@ -34,6 +34,7 @@ __all__ = [
     "StopRun",
     "__version__",
     "check_data",
+    "check_method",
     "compare",
     "evaluate",
     "load",
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
         run,
         search,
     )
+    from fairbloom.experiments.method_check import check_method
     from fairbloom.protocol.scores import Score
     from fairbloom.rounds.round import StopRun
     from fairbloom.server.run_folder.flower import RunFolder
@@ -73,6 +75,7 @@ else:
         "RecordedRound": "fairbloom.server.run_folder.recorded",
         "RunFolder": "fairbloom.server.run_folder.flower",
         "Score": "fairbloom.protocol.scores",
+        "check_method": "fairbloom.experiments.method_check",
         "StopRun": "fairbloom.rounds.round",
     }
 
