@@ -13,6 +13,7 @@ from .advice import SHOWN, say_and_propose
 from .cells import different_cells
 from .comparison import QUIET, Finding, Profiles, compare
 from .determining import determines, present_values
+from .duplicates import ComparedRows, find_common, find_repeated
 from .encoding import (
     NO_UNIT,
     ClientTable,
@@ -30,7 +31,7 @@ from .sizes import Row, summarise_clients
 from .table_one import SiteRow, table_one
 from .toml import quote
 
-# Faults, and ways in which clients stand out, that a summary lists.
+# Faults, and remarks on copies or on clients that stand out, that a summary lists.
 MAX_FAULTS = 40
 MAX_ADVICE = 10
 
@@ -71,6 +72,7 @@ def describe(
         ),
         *_remark_on_files(schema, tables),
     ]
+    copies = [*_remark_on_copies(schema, tables)]
     advice = [
         _remark(each.field, join_first(each.sites, SHOWN), sentence)
         for each, sentence in zip(findings, sentences, strict=True)
@@ -91,10 +93,11 @@ def describe(
                 for name, columns_of in columns.items()
                 for client, column in columns_of.items()
             ],
-            "remarks": [*remarks, *advice],
+            "remarks": [*remarks, *copies, *advice],
         }
     faults = _join_alike([*_summarise_faults(tables)])
     rest = f"and {len(faults) - MAX_FAULTS} more, which --every-client prints"
+    more_copies = f"and {len(copies) - MAX_ADVICE:,} more, which --every-client prints"
     further = (
         f"and {len(advice) - MAX_ADVICE:,} more, which --every-client prints, and --page draws"
     )
@@ -107,7 +110,11 @@ def describe(
             )
             for name, columns_of in columns.items()
         ],
-        "remarks": [*remarks, *_shorten(advice, MAX_ADVICE, _remark("", "", further))],
+        "remarks": [
+            *remarks,
+            *_shorten(copies, MAX_ADVICE, _remark("", "", more_copies)),
+            *_shorten(advice, MAX_ADVICE, _remark("", "", further)),
+        ],
     }
 
 
@@ -187,6 +194,29 @@ def _remark_on_files(schema: Schema, tables: Tables) -> Iterator[Row]:
         if count := int((units >= NO_UNIT).sum()):
             having = plural(count, "1 row has", f"{count:,} rows have")
             yield _remark(schema.unit, name, f"{having} none: each counts as one")
+
+
+def _remark_on_copies(schema: Schema, tables: Tables) -> Iterator[Row]:
+    """Yield remarks on rows that clients have twice, or in common."""
+    clients = {name: ComparedRows.of(table) for name, table in _read_tables(tables).items()}
+    first_of = text_if(schema.unit, f", the first of each {schema.unit},")
+    if repeated := find_repeated(clients):
+        most_first = sorted(repeated, key=lambda name: -repeated[name])
+        counts = join_first([f"{repeated[name]:,} at {name}" for name in most_first], SHOWN)
+        of_persons = text_if(not schema.unit, "; for visits of one person, say unit in the schema")
+        yield _remark(
+            "",
+            join_first(most_first, SHOWN),
+            f"rows{first_of} repeat others of their client in every column ({counts}): leave"
+            f" copies out, as training and test may share them{of_persons}",
+        )
+    for names, count, are_all in find_common(clients):
+        rows = f"{text_if(are_all, 'all ')}{count:,} rows{first_of}"
+        yield _remark(
+            "",
+            join_first(names, SHOWN),
+            f"{rows} are the same at each in every column: if they are copies, keep them at one",
+        )
 
 
 def compare_clients(schema: Schema, tables: Tables) -> Comparison:
