@@ -35,7 +35,7 @@ TIMES = 5.0
 # number of times in about half of the cases.
 SURE = 20
 
-# Columns with the fewest equal cells, and those of them that are left out of comparisons in pairs.
+# Columns with the fewest equal cells, and how many of these are left out of comparisons in pairs.
 FINE = 6
 CROSSED = 3
 
@@ -75,13 +75,13 @@ class ComparedRows:
         return len(self.rows)
 
     def hash_cells(self, name: str) -> Hashes:
-        """Return a number for each cell of a column; those of equal cells are equal."""
+        """Return a number for each cell of a column; equal cells have the same."""
         place = [*self.columns].index(name)
         return hash_rows([np.full(len(self), place), self.columns[name][self.rows]])
 
     @cached_property
     def keys(self) -> Hashes:
-        """A number for each row, the sum of those of its cells; those of equal rows are equal."""
+        """A number for each row, the sum of its cells' numbers; equal rows have the same."""
         keys = np.zeros(len(self), np.uint64)
         for name in self.columns:
             keys += self.hash_cells(name)  # modulo 2**64
@@ -147,7 +147,10 @@ def _compare_clients(clients: Mapping[str, ComparedRows]) -> Iterator[CommonRows
 
 
 def _find_sets(keys_of: Sequence[Hashes]) -> Iterator[tuple[list[int], int]]:
-    """Yield the clients, by their places, that alone hold FEWEST rows or more, and their number."""
+    """Yield sets of clients, by their places, and how many rows these hold and no others.
+
+    Fewer than FEWEST rows are left out.
+    """
     keys = np.concatenate(keys_of)
     owners = np.repeat(np.arange(len(keys_of)), [*map(len, keys_of)])
     order = np.lexsort((owners, keys))

@@ -5,7 +5,8 @@ white.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -38,6 +39,11 @@ if TYPE_CHECKING:
     from PIL import Image
 
 T = TypeVar("T")
+
+# How many times as bright as elsewhere a client's brightest pixels may be without a remark, and how
+# many of its images are measured.
+TIMES_BRIGHTER = 3.0
+IMAGES_LOOKED_AT = 10
 
 # The endings of images.
 PICTURES = TASKS["image-folder"].reads
@@ -199,6 +205,7 @@ def load(setup: Setup, *, size: int, grey: bool, classes: str) -> Task:
         loss=target.loss,
         splits=lambda client: _load_client(folders[client], client, setup, schema),
         scores=target.scores(),
+        remark=lambda: [*_remark_on_brightness(folders, schema)],
         preprocessing=preprocessing,
         classes=len(schema.classes),
         class_names=schema.classes,
@@ -253,6 +260,30 @@ def _load_client(folder: Path, client: str, setup: Setup, schema: ImageSchema) -
         parts,
     )
     return replace(splits, version=version)
+
+
+def _remark_on_brightness(
+    folders: Mapping[str, Path], schema: ImageSchema
+) -> Iterator[dict[str, str | int]]:
+    """Yield a remark on each client with images that are far darker, or brighter, than others'."""
+    brightest: dict[str, float] = {}
+    for client, folder in folders.items():
+        files = [file for each in _images_by_class(folder).values() for file in each]
+        some = files[:: 1 + len(files) // IMAGES_LOOKED_AT]
+        with suppress(DataError):  # named where the client's images are loaded
+            pixels = image_inputs(some, schema.shape)
+            brightest[client] = float(pixels.amax(dim=(1, 2, 3)).median())
+    for client, own in brightest.items():
+        others = [each for name, each in brightest.items() if name != client]
+        usual = float(np.median(others or [own]))
+        if max(own, usual) > TIMES_BRIGHTER * min(own, usual):
+            yield {
+                "column": "",
+                "client": client,
+                "remark": f"the brightest pixel of its images is {own:.3g} of what their files"
+                f" can hold, and {usual:.3g} elsewhere: if it is 12 bits in 16, save images in"
+                " their full range",
+            }
 
 
 # Pixels -------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Load a task by its name, and check, describe or digest its data."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from multiprocessing import parent_process
@@ -154,11 +154,18 @@ def check_data(settings: RunSettings) -> None:
             f"the data of client {first} cannot be used: {reason}{more}"
         ) from reason
     # the processes of a study have one that checks for all
-    if task.describe is None or len(task.clients) > MAX_COMPARED or parent_process() is not None:
+    if len(task.clients) > MAX_COMPARED or parent_process() is not None:
         return
-    if remarks := task.describe(False).get("remarks"):
+    if remarks := _find_remarks(task):
         shown = plural(len(remarks), "1 remark", f"{len(remarks)} remarks")
         log_once("%s on the data: see fairbloom data %s", shown, settings.data_dir)
+
+
+def _find_remarks(task: Task) -> Sequence[Mapping[str, str | int]]:
+    """Return the remarks on the clients' data."""
+    if task.describe is not None:
+        return task.describe(False).get("remarks", ())
+    return task.remark() if task.remark is not None else ()
 
 
 # Clients that a run's start compares; `fairbloom data` compares any number.
@@ -216,7 +223,8 @@ def describe_data(settings: RunSettings, every: bool = True) -> Described:
             clients[-1]["target"] = ", ".join(
                 [f"{name}: {counts[place]}" for place, name in enumerate(task.class_names)]
             )
-    return {"clients": clients if every else summarise_clients(clients)}
+    described: Described = {"clients": clients if every else summarise_clients(clients)}
+    return described if task.remark is None else {**described, "remarks": task.remark()}
 
 
 def forget_tasks() -> None:

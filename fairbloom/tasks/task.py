@@ -346,7 +346,10 @@ class Task:
         first score. A value that is not finite, such as an AUC of a single class, is left out. By
         default the accuracy; see `classes_of` for its outputs and targets.
     describe
-        Returns the tables that `fairbloom data` shows; None: the sizes of the clients' splits.
+        Returns the tables that `fairbloom data` shows; None: the sizes of the clients' splits, and
+        what `remark` returns.
+    remark
+        Returns rows on what stands out in the clients' data; None if nothing is looked for.
     compared
         Returns the profiles of the clients' tables, and what stands out; None without tables.
     tabulate
@@ -406,6 +409,7 @@ class Task:
         default_factory=lambda: {ACCURACY: is_highest}
     )
     describe: Callable[[bool], Described] | None = None
+    remark: Callable[[], Sequence[Mapping[str, str | int]]] | None = None
     compared: Callable[[], Comparison] | None = None
     tabulate: Callable[[], Sequence[Mapping[str | None, str | int]]] = tuple
     parts: Callable[[str], Mapping[str, Places]] | None = None

@@ -3,6 +3,7 @@
 import re
 import struct
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +277,56 @@ def test_an_image_is_scaled_by_the_range_that_its_depth_has(
                 FairbloomError, match=r"other\.tif cannot be read .*at most 16 bits"
             ):
                 image_inputs([tmp_path / "other.tif"], (1, 8, 8))
+
+
+def write_brightest(folder: Path, largest: Mapping[str, int]) -> None:
+    """Write images of 16 bits for each client; `largest` has the brightest pixel of most."""
+    for client, most in largest.items():
+        for number, name in enumerate(["cat", "dog"] * 12):
+            pixels = np.linspace(0, most, 64).reshape(8, 8).astype(np.uint16)
+            pixels[0, 0] = 65_535 if number == 5 else 0  # a mark burnt into one image
+            file = folder / client / name / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(file)
+
+
+@pytest.mark.parametrize(
+    ("largest", "named"),
+    [
+        ({"a": 65_535, "b": 4_095, "c": 60_000}, {"b": ("0.0625", "0.958")}),
+        ({"a": 4_095, "b": 4_095, "c": 60_000, "d": 4_000}, {"c": ("0.916", "0.0625")}),
+        ({"a": 65_535, "b": 16_383}, {"a": ("1 of", "0.25"), "b": ("0.25", "1 elsewhere")}),
+        ({"a": 65_535, "b": 24_000, "c": 40_000}, {}),
+        ({"a": 4_095}, {}),
+    ],
+    ids=["12 bits in 16", "all but one", "two sides", "by nature", "one client"],
+)
+def test_images_far_darker_or_brighter_are_remarked(
+    tmp_path: Path, largest: Mapping[str, int], named: Mapping[str, tuple[str, ...]]
+) -> None:
+    write_brightest(tmp_path, largest)
+    found = describe_data(RunSettings.of(config(tmp_path)))["remarks"]
+    remarks = {str(row["client"]): str(row["remark"]) for row in found}
+    assert remarks.keys() == named.keys()
+    for client, words in named.items():
+        assert [word for word in words if word not in remarks[client]] == [], remarks[client]
+
+
+def test_a_run_counts_the_remark_on_dark_images(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_brightest(tmp_path, {"a": 65_535, "b": 4_095, "c": 60_000})
+    check_data(RunSettings.of(config(tmp_path)))
+    assert "1 remark on the data" in caplog.text
+
+
+def test_unreadable_images_leave_the_others_compared(tmp_path: Path) -> None:
+    write_brightest(tmp_path, {"a": 65_535, "b": 4_095, "c": 60_000, "d": 50_000})
+    for file in (tmp_path / "d").rglob("*.png"):
+        file.write_bytes(b"no picture")
+    described = describe_data(RunSettings.of(config(tmp_path, size=8)))
+    assert [row["client"] for row in described["remarks"]] == ["b"]
+    assert [row["client"] for row in described["clients"] if "problem" in row] == ["d"]
 
 
 @pytest.mark.parametrize(("orientation", "turn"), {1: 0, 3: 2, 6: 1, 8: 3}.items())
