@@ -50,7 +50,7 @@ class CommonRows(NamedTuple):
     """The number of rows that some clients have in common, and whether it is all of their rows."""
 
     clients: Sequence[str]
-    count: int
+    rows: int
     are_all: bool
 
 
