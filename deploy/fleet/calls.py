@@ -27,6 +27,7 @@ from .messages import (
     HELD_SECONDS,
     MAX_SETTINGS_BYTES,
     SERVICE,
+    Start,
     in_chunks,
 )
 from .wire_pb2 import Chunk, Drop, Head, Taken, Working
@@ -137,13 +138,13 @@ class Calls:
         self,
         server: str,
         credentials: grpc.ChannelCredentials,
-        session: bytes,
+        start: Start,
         outage: Outage,
         find_fault: Callable[[], str | None],
         folder: Path,
         memory: float = 0.0,
     ) -> None:
-        self._session = session
+        self._start = start
         self._outage = outage
         self._find_fault = find_fault
         # for a message, and the one before it
@@ -165,7 +166,7 @@ class Calls:
 
     def connect(self) -> None:
         """Wait until the server lets this client in."""
-        self._retry(lambda: self._beat(Working(session=self._session), timeout=ANSWER_SECONDS))
+        self._retry(lambda: self._beat(self._working(), timeout=ANSWER_SECONDS))
 
     def next(self, settings: str) -> Received | None:
         """Return the next message for this device, or None if none came while the call was held.
@@ -174,7 +175,7 @@ class Calls:
         """
 
         def call() -> Received | None:
-            chunks = self._next(Working(session=self._session, settings=settings))
+            chunks = self._next(self._working(settings=settings))
             # a deadline of the whole call would cut long messages on a slow line
             self._until = time.monotonic() + HELD_SECONDS + 2 * CHUNK_SECONDS
             self._receiving = chunks
@@ -188,7 +189,9 @@ class Calls:
 
     def reply(self, head: Head, content: Content) -> Taken:
         """Send a reply; its head has size and digest already. Return the server's answer."""
-        head.session = self._session
+        head.session = self._start.session
+        head.process = self._start.process
+        head.start = self._start.number
         # enough time for a line of 10 kB a second
         seconds = ANSWER_SECONDS + content.size / 10_000
         taken = self._retry(lambda: self._reply(in_chunks(head, content.pieces()), timeout=seconds))
@@ -197,7 +200,7 @@ class Calls:
     def beat(self, id: str, run: int) -> str:
         """Report that this device works on a message; return why it must drop it, or ""."""
         try:
-            drop = self._beat(Working(session=self._session, id=id, run=run), timeout=BEAT_SECONDS)
+            drop = self._beat(self._working(id=id, run=run), timeout=BEAT_SECONDS)
         except grpc.RpcError as error:
             # after other errors the next beat may succeed
             return text_if(error.code() in FINAL, reason_of(error))
@@ -207,6 +210,16 @@ class Calls:
         """End the connection."""
         self._closed.set()
         self._channel.close()
+
+    def _working(self, *, id: str = "", run: int = 0, settings: str = "") -> Working:
+        return Working(
+            session=self._start.session,
+            process=self._start.process,
+            start=self._start.number,
+            id=id,
+            run=run,
+            settings=settings,
+        )
 
     def _in_time(self, call: Any) -> Iterator[bytes]:
         """Yield a call's chunks; raise IncompleteError if one takes too long."""

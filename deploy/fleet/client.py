@@ -28,7 +28,7 @@ from ..errors import DeployError
 from ..processes import ONE_HEAP
 from .calls import CHUNK_SECONDS, OPTIONS, Calls, Outage, RefusedError, reason_of
 from .messages import SERVICE
-from .session import Contexts, KeptReply, Session, load_session
+from .session import Contexts, KeptReply, Session, count_start
 from .wire_pb2 import Kept, Told
 from .worker import Worker
 
@@ -51,7 +51,7 @@ def run(client: ClientSettings) -> None:
     outage = Outage()
     contexts = Contexts(client.state_dir)
     kept = KeptReply(client.state_dir)
-    session = load_session(client.state_dir)
+    start = count_start(client.state_dir)
     audit_log = AuditLog(Path(client.state_dir))
     memory = float(client.limits.get("memory", 0.0))
     try:
@@ -59,7 +59,7 @@ def run(client: ClientSettings) -> None:
             calls = Calls(
                 client.server,
                 credentials,
-                session,
+                start,
                 outage,
                 lambda: connection_fault(client),
                 Path(client.state_dir),

@@ -62,7 +62,9 @@ class Daemon:
         self._runs = Runs(
             federation.runs, self._members, self._mailbox, self._port, federation.keep_runs
         )
-        self._seen = dict(read_now(federation).seen)
+        before = read_now(federation)
+        self._seen = dict(before.seen)
+        self._copied = dict(before.copied)
         self._faults = Faults()
         self._identity_age: list[int] = modified(federation)
         # How long the certificates in each file are valid, 0 after that.
@@ -152,6 +154,8 @@ class Daemon:
         at = time.time()
         online = {name: self._port.devices[name].others_seen for _, name in self._port.online()}
         self._seen |= dict.fromkeys(online, at)
+        devices = self._port.devices.items()
+        self._copied |= {name: each.copied_at for name, each in devices if each.copied_at}
         disks = {
             str(place): shutil.disk_usage(place)
             for place in (self._federation.path, self._federation.state)  # it may be mounted
@@ -168,6 +172,7 @@ class Daemon:
             "versions": {name: device.version for name, device in self._port.devices.items()},
             "reasons": self._port.admission.reasons,
             "reasons_at": self._port.admission.reasons_at,
+            "copied": self._copied,
             "connections": self._port.connections,
             "refused": self._port.admission.refused,
             "days": self._days,

@@ -45,6 +45,13 @@ DEFAULTS: dict[str, Any] = {
 NOW = "now.json"
 FRESH_SECONDS = 10.0
 
+# Seconds for which status and doctor say that a copy of a client's machine was seen, and the words.
+COPY_SECONDS = 86_400.0
+COPIED = (
+    "its key and state folder are on two machines, or came from a backup: the second machine waits."
+    " End one of the two, or enrol it under a name of its own with an empty state-dir"
+)
+
 # The largest number in this file: the last second that a date can have.
 LARGEST_TIME = 253_402_300_799
 
@@ -237,10 +244,11 @@ class Now:
     it waits. `failure` says which run failed, if the last one did. `version` is the server's, and
     `free` the share of each folder's disk that is free. `online`
     maps each client that is online to how often another process with its key was refused, `seen`
-    each client to the time at which it was last seen, `versions` to its version of Fairbloom, and
-    `reasons` to its last error or why it was refused, and `reasons_at` to when. `connections` has
-    the number of the port's, `open`, and its `limit`; `refused` has the number of refused calls and
-    replies by kind, and `days` how long the certificates in each file are valid.
+    each client to the time at which it was last seen, `versions` to its version of Fairbloom,
+    `reasons` to its last error or why it was refused, `reasons_at` to when, and `copied` to when a
+    copy of its machine was noticed last. `connections` has the number of the port's, `open`, and
+    its `limit`; `refused` has the number of refused calls and replies by kind, and `days` how long
+    the certificates in each file are valid.
     """
 
     at: float = 0.0
@@ -254,9 +262,16 @@ class Now:
     versions: Mapping[str, str] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
     reasons_at: Mapping[str, float] = field(default_factory=dict)
+    copied: Mapping[str, float] = field(default_factory=dict)
     connections: Mapping[str, int] = field(default_factory=dict)
     refused: Mapping[str, int] = field(default_factory=dict)
     days: Mapping[str, float] = field(default_factory=dict)
+
+
+def find_copied(now: Now) -> dict[str, float]:
+    """Return the clients of which a copy was noticed in the last COPY_SECONDS, and when."""
+    since = time.time() - COPY_SECONDS
+    return {name: at for name, at in now.copied.items() if at > since}
 
 
 def read_now(federation: Federation) -> Now:
@@ -265,7 +280,7 @@ def read_now(federation: Federation) -> Now:
         now = Now(**json.loads((federation.state / NOW).read_text()))
     except (OSError, ValueError, TypeError, RecursionError):
         return Now()
-    of_clients = (now.online, now.seen, now.reasons_at)
+    of_clients = (now.online, now.seen, now.reasons_at, now.copied)
     of_numbers = (*of_clients, now.connections, now.refused, now.days, now.free)
     if not all(isinstance(table, dict) for table in (*of_numbers, now.versions, now.reasons)):
         return Now()

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from .wire_pb2 import Chunk, Head
 
@@ -30,6 +31,19 @@ BEAT_SECONDS = 10.0
 
 # Longest time to live of a message: ten years.
 LONGEST_SECONDS = 3.2e8
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of a client, as each of its calls names it.
+
+    `session` belongs to the state folder, `process` to the client's process, and `number` is raised
+    in the folder by each start. Without a `process` the server cannot notice copies of the folder.
+    """
+
+    session: bytes
+    process: bytes = b""
+    number: int = 0
 
 
 def seconds_left(head: Head) -> float:

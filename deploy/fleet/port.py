@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 
 import grpc.aio
@@ -23,6 +23,8 @@ from .admission import IDLE_SECONDS, Admission, CallRefusedError
 from .connections import FULL, count_sockets
 from .content import StoredContent
 from .faults import SAY_SECONDS, Faults
+from .federation import COPIED, COPY_SECONDS
+from .lineage import PROCESS_BYTES, Lineage, Verdict
 from .mailbox import Mailbox, QueuedMessage, Reply, describe_fault
 from .members import Members
 from .messages import CHUNK_BYTES, HELD_SECONDS, LARGEST_CHUNK, SERVICE, in_chunks, node_id_of
@@ -89,6 +91,9 @@ class PortDevice:
     version: str = ""
     # The number of times that a second process with this client's key was refused.
     others_seen: int = 0
+    lineage: Lineage = field(default_factory=Lineage)
+    # When a copy of this client's machine was noticed last, in seconds since 1970, or 0.
+    copied_at: float = 0.0
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -194,7 +199,7 @@ class Port:
         """Send the calling device its next message, or nothing if none comes in HELD_SECONDS."""
         async with self.admission.admit(context) as call:
             working = await receive(sent, Working, FIRST_CHUNK_SECONDS)
-            device = self._enter(call.name, working.session, context)
+            device = self._enter(call.name, working, context)
             device.nexts += 1
             number = device.held = device.nexts
             device.wake.set()  # an older call notices that it is not the newest, and ends
@@ -256,7 +261,7 @@ class Port:
         """Take a reply, and answer whether it is used; an error replaces a refused reply."""
         async with self.admission.admit(context) as call:
             first = await receive(sent, Chunk, FIRST_CHUNK_SECONDS)
-            device = self._enter(call.name, first.head.session, context)
+            device = self._enter(call.name, first.head, context)
             taken = await self._take(call.name, device, first, sent)
         return bytes(taken.SerializeToString())
 
@@ -340,7 +345,7 @@ class Port:
         """Take a sign of life from a device; return why it must drop its work, or ""."""
         async with self.admission.admit(context) as call:
             working = await receive(sent, Working, FIRST_CHUNK_SECONDS)
-            self._enter(call.name, working.session, context).seen = monotonic()
+            self._enter(call.name, working, context).seen = monotonic()
             status = self._mailbox.work_status(call.name, working.id, working.run)
         drop = Drop(reason=text_if(status.answer == Taken.DROP, status.reason))
         return bytes(drop.SerializeToString())
@@ -362,7 +367,7 @@ class Port:
         async with self.admission.admit(context):
             raise CallRefusedError(grpc.StatusCode.UNIMPLEMENTED, "the port has no such call")
 
-    def _enter(self, name: str, session: bytes, context: Any) -> PortDevice:
+    def _enter(self, name: str, caller: Working | Head, context: Any) -> PortDevice:
         """Return the calling client's calls; refuse a second process with its key.
 
         A client of another protocol is away until one of the two is upgraded. Messages wait for it,
@@ -381,7 +386,7 @@ class Port:
                     f"the server speaks protocol {PROTOCOL} and this client {theirs}: upgrade"
                     f" {older}",
                 )
-        if session != device.session:
+        if caller.session != device.session:
             if device.session and device.online:
                 device.others_seen += 1
                 raise CallRefusedError(
@@ -390,8 +395,26 @@ class Port:
                     " state folder: end one of the two, or ask the federation's operator for a key"
                     " of its own",
                 )
-            device.session = session
+            device.session = caller.session
+            device.lineage = Lineage()
+        verdict = device.lineage.judge(
+            caller.process[:PROCESS_BYTES], caller.start, online=device.online
+        )
+        if verdict != Verdict.USUAL:
+            self._note_copy(name, device)
+        if verdict == Verdict.WAITS:
+            raise CallRefusedError(
+                grpc.StatusCode.ALREADY_EXISTS,
+                f"another process with the key and a copy of the state folder of client {name!r} is"
+                " connected: this machine is a clone, or was restored from a backup. End one of the"
+                " two, or ask the federation's operator to enrol this one under a name of its own,"
+                " and give it an empty state-dir",
+            )
         return device
+
+    def _note_copy(self, name: str, device: PortDevice) -> None:
+        device.copied_at = time()
+        self._faults.say(f"copy of {name}", f"client {name}: {COPIED}", COPY_SECONDS)
 
     def _take_refusal(self, message: QueuedMessage, reason: str) -> Taken:
         """Take an error in place of a refused reply."""

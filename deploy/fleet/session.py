@@ -22,7 +22,8 @@ from fairbloom.system.versions import FIRST, Point, Versions, read_sealed, write
 
 from .calls import Calls, Received
 from .content import Content
-from .messages import BEAT_SECONDS, node_id_of, seconds_left
+from .lineage import PROCESS_BYTES
+from .messages import BEAT_SECONDS, Start, node_id_of, seconds_left
 from .passing import ANSWER_FILE, Answer, PassedTask
 from .wire_pb2 import Head, Taken
 from .worker import CrashedError, DroppedError, Worker
@@ -30,8 +31,9 @@ from .worker import CrashedError, DroppedError, Worker
 # A client logs this with its name once the server has admitted it.
 CONNECTED = "connected as client"
 
-# Random bytes of a session's id.
+# Random bytes of a session's id, and bytes of the number of the client's last start.
 SESSION_BYTES = 16
+START_BYTES = 8
 
 # Seconds after which an idle worker is ended.
 IDLE_SECONDS = 60.0
@@ -270,15 +272,28 @@ class Session:
                 self._worker.drop(head.id, reason)
 
 
-def load_session(state_dir: str) -> bytes:
-    """Return this device's session id, which restarts keep.
+def count_start(state_dir: str) -> Start:
+    """Count a start of this client in its state folder, and return it.
 
-    Another device that has a copy of the key has another id, so that the server can refuse it.
+    The id of the session, which restarts keep, is in the same file: another device that has a copy
+    of the key has another id, so that the server can refuse it. A copy of the folder, too, has a
+    number that repeats, or another process.
     """
     file = Path(state_dir, "session")
     kept = file.read_bytes() if file.exists() else b""
-    if len(kept) == SESSION_BYTES:
-        return kept
-    session = secrets.token_bytes(SESSION_BYTES)
-    write_private(file, session)
-    return session
+    is_known = len(kept) in (SESSION_BYTES, SESSION_BYTES + START_BYTES)
+    session = kept[:SESSION_BYTES] if is_known else secrets.token_bytes(SESSION_BYTES)
+    number = int.from_bytes(kept[SESSION_BYTES:]) + 1 if is_known else 1
+    try:
+        write_private(file, session + number.to_bytes(START_BYTES))
+    except OSError as error:
+        if not is_known:
+            raise
+        log.warning(
+            "%s cannot be written (%s): up to its next start the server would not notice a copy of"
+            " this client",
+            file,
+            error.strerror,
+        )
+        return Start(session)
+    return Start(session, secrets.token_bytes(PROCESS_BYTES), number)

@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!fairbloom/deploy/fleet/wire.proto\x12\x12\x66\x61irbloom.fleet.v1\"E\n\x07Working\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0b\n\x03run\x18\x03 \x01(\x04\x12\x10\n\x08settings\x18\x04 \x01(\t\"=\n\x05\x43hunk\x12&\n\x04head\x18\x01 \x01(\x0b\x32\x18.fairbloom.fleet.v1.Head\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\xcc\x01\n\x04Head\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03run\x18\x02 \x01(\x04\x12\r\n\x05round\x18\x03 \x01(\t\x12\x0c\n\x04type\x18\x04 \x01(\t\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x12\x10\n\x08protocol\x18\x06 \x01(\r\x12\x0c\n\x04size\x18\x07 \x01(\x04\x12\x0e\n\x06\x64igest\x18\r \x01(\x0c\x12\x10\n\x08settings\x18\t \x01(\t\x12\x0f\n\x07session\x18\n \x01(\x0c\x12\x0c\n\x04\x63ode\x18\x0b \x01(\x12\x12\x0e\n\x06reason\x18\x0c \x01(\tJ\x04\x08\x08\x10\tR\x06sha256\"s\n\x05Taken\x12\x30\n\x06\x61nswer\x18\x01 \x01(\x0e\x32 .fairbloom.fleet.v1.Taken.Answer\x12\x0e\n\x06reason\x18\x02 \x01(\t\"(\n\x06\x41nswer\x12\t\n\x05TAKEN\x10\x00\x12\t\n\x05LATER\x10\x01\x12\x08\n\x04\x44ROP\x10\x02\"\x16\n\x04\x44rop\x12\x0e\n\x06reason\x18\x01 \x01(\t\"H\n\x04Told\x12\x11\n\x07profile\x18\x01 \x01(\x0cH\x00\x12\x11\n\x07\x61\x63\x63\x65pts\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05table\x18\x03 \x01(\x0cH\x00\x42\t\n\x07\x63ontent\"\x06\n\x04Kept2\x87\x02\n\x05\x46leet\x12@\n\x04Next\x12\x1b.fairbloom.fleet.v1.Working\x1a\x19.fairbloom.fleet.v1.Chunk0\x01\x12?\n\x05Reply\x12\x19.fairbloom.fleet.v1.Chunk\x1a\x19.fairbloom.fleet.v1.Taken(\x01\x12=\n\x04\x42\x65\x61t\x12\x1b.fairbloom.fleet.v1.Working\x1a\x18.fairbloom.fleet.v1.Drop\x12<\n\x04Tell\x12\x18.fairbloom.fleet.v1.Told\x1a\x18.fairbloom.fleet.v1.Kept(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!fairbloom/deploy/fleet/wire.proto\x12\x12\x66\x61irbloom.fleet.v1\"e\n\x07Working\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0b\n\x03run\x18\x03 \x01(\x04\x12\x10\n\x08settings\x18\x04 \x01(\t\x12\x0f\n\x07process\x18\x05 \x01(\x0c\x12\r\n\x05start\x18\x06 \x01(\x04\"=\n\x05\x43hunk\x12&\n\x04head\x18\x01 \x01(\x0b\x32\x18.fairbloom.fleet.v1.Head\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\xec\x01\n\x04Head\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03run\x18\x02 \x01(\x04\x12\r\n\x05round\x18\x03 \x01(\t\x12\x0c\n\x04type\x18\x04 \x01(\t\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x12\x10\n\x08protocol\x18\x06 \x01(\r\x12\x0c\n\x04size\x18\x07 \x01(\x04\x12\x0e\n\x06\x64igest\x18\r \x01(\x0c\x12\x10\n\x08settings\x18\t \x01(\t\x12\x0f\n\x07session\x18\n \x01(\x0c\x12\x0c\n\x04\x63ode\x18\x0b \x01(\x12\x12\x0e\n\x06reason\x18\x0c \x01(\t\x12\x0f\n\x07process\x18\x0e \x01(\x0c\x12\r\n\x05start\x18\x0f \x01(\x04J\x04\x08\x08\x10\tR\x06sha256\"s\n\x05Taken\x12\x30\n\x06\x61nswer\x18\x01 \x01(\x0e\x32 .fairbloom.fleet.v1.Taken.Answer\x12\x0e\n\x06reason\x18\x02 \x01(\t\"(\n\x06\x41nswer\x12\t\n\x05TAKEN\x10\x00\x12\t\n\x05LATER\x10\x01\x12\x08\n\x04\x44ROP\x10\x02\"\x16\n\x04\x44rop\x12\x0e\n\x06reason\x18\x01 \x01(\t\"H\n\x04Told\x12\x11\n\x07profile\x18\x01 \x01(\x0cH\x00\x12\x11\n\x07\x61\x63\x63\x65pts\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05table\x18\x03 \x01(\x0cH\x00\x42\t\n\x07\x63ontent\"\x06\n\x04Kept2\x87\x02\n\x05\x46leet\x12@\n\x04Next\x12\x1b.fairbloom.fleet.v1.Working\x1a\x19.fairbloom.fleet.v1.Chunk0\x01\x12?\n\x05Reply\x12\x19.fairbloom.fleet.v1.Chunk\x1a\x19.fairbloom.fleet.v1.Taken(\x01\x12=\n\x04\x42\x65\x61t\x12\x1b.fairbloom.fleet.v1.Working\x1a\x18.fairbloom.fleet.v1.Drop\x12<\n\x04Tell\x12\x18.fairbloom.fleet.v1.Told\x1a\x18.fairbloom.fleet.v1.Kept(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -22,21 +22,21 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fairbloom.deploy.fleet.wire
 if _descriptor._USE_C_DESCRIPTORS == False:
   DESCRIPTOR._options = None
   _globals['_WORKING']._serialized_start=57
-  _globals['_WORKING']._serialized_end=126
-  _globals['_CHUNK']._serialized_start=128
-  _globals['_CHUNK']._serialized_end=189
-  _globals['_HEAD']._serialized_start=192
-  _globals['_HEAD']._serialized_end=396
-  _globals['_TAKEN']._serialized_start=398
-  _globals['_TAKEN']._serialized_end=513
-  _globals['_TAKEN_ANSWER']._serialized_start=473
-  _globals['_TAKEN_ANSWER']._serialized_end=513
-  _globals['_DROP']._serialized_start=515
-  _globals['_DROP']._serialized_end=537
-  _globals['_TOLD']._serialized_start=539
-  _globals['_TOLD']._serialized_end=611
-  _globals['_KEPT']._serialized_start=613
-  _globals['_KEPT']._serialized_end=619
-  _globals['_FLEET']._serialized_start=622
-  _globals['_FLEET']._serialized_end=885
+  _globals['_WORKING']._serialized_end=158
+  _globals['_CHUNK']._serialized_start=160
+  _globals['_CHUNK']._serialized_end=221
+  _globals['_HEAD']._serialized_start=224
+  _globals['_HEAD']._serialized_end=460
+  _globals['_TAKEN']._serialized_start=462
+  _globals['_TAKEN']._serialized_end=577
+  _globals['_TAKEN_ANSWER']._serialized_start=537
+  _globals['_TAKEN_ANSWER']._serialized_end=577
+  _globals['_DROP']._serialized_start=579
+  _globals['_DROP']._serialized_end=601
+  _globals['_TOLD']._serialized_start=603
+  _globals['_TOLD']._serialized_end=675
+  _globals['_KEPT']._serialized_start=677
+  _globals['_KEPT']._serialized_end=683
+  _globals['_FLEET']._serialized_start=686
+  _globals['_FLEET']._serialized_end=949
 # @@protoc_insertion_point(module_scope)

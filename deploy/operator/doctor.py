@@ -18,7 +18,7 @@ from ..device.connectivity import connection_fault
 from ..errors import DeployError
 from ..fleet.connections import FULL
 from ..fleet.daemon import read_identity
-from ..fleet.federation import Federation, read_now
+from ..fleet.federation import COPIED, Federation, find_copied, read_now
 from ..fleet.runs import list_runs
 from ..fleet.session import KeptReply
 from ..processes import split_address
@@ -147,6 +147,8 @@ def check_clients(federation: Federation) -> CheckResult:
             "clients",
             f"the files of {', '.join(sorted(damaged))} cannot be used: enrol these again",
         )
+    if copied := find_copied(read_now(federation)):
+        return fault("clients", f"{', '.join(sorted(copied))}: {COPIED}")
     return ok("clients", f"{len(federation.enrolled())} are enrolled")
 
 

@@ -21,7 +21,7 @@ from fairbloom.text import text_if
 
 from .. import pki
 from ..fleet.connections import FULL
-from ..fleet.federation import Federation, read_now
+from ..fleet.federation import COPIED, Federation, find_copied, read_now
 from ..fleet.profiles import describe_told
 from ..fleet.runs import DRAIN, RunFiles, list_runs
 from ..processes import duration
@@ -39,6 +39,7 @@ def survey(federation: Federation) -> dict[str, Any]:
     now = read_now(federation)
     is_served = federation.is_served
     online = now.online if is_served else {}
+    copied = find_copied(now)
     clients = dict[str, Any]()
     for member in federation.members():
         name = member.name
@@ -55,6 +56,7 @@ def survey(federation: Federation) -> dict[str, Any]:
             "examples": member.examples,
             "privacy-units": None,
             "refused-with-same-key": online.get(name, 0),
+            "copied": _format_time(copied.get(name)),
             "version": now.versions.get(name),
             "last-reason": now.reasons.get(name),
             "last-reason-at": _format_time(now.reasons_at.get(name)),
@@ -168,6 +170,11 @@ def show(status: Mapping[str, Any]) -> None:
     if clients:
         parts.append(_client_table(clients, status["version"]))
         parts += [
+            _line(f"  {name}, {client['copied']}", COPIED, warn=True)
+            for name, client in clients.items()
+            if client["copied"]
+        ]
+        parts += [
             _line(
                 f"  last error of {name}, {(client['last-reason-at'] or '')[:10]}",
                 client["last-reason"],
@@ -194,6 +201,7 @@ def _client_table(clients: Mapping[str, Any], version: str | None) -> Table:
         state = (
             client["state"]
             + text_if(client["refused-with-same-key"], ", and another process with its key")
+            + text_if(client["copied"], ", and a copy of its machine")
             + text_if(
                 not is_away and client["version"] != version, f", version {client['version']}"
             )

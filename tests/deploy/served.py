@@ -17,11 +17,12 @@ from fairbloom.deploy.fleet.enrolment import enroll
 from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.deploy.fleet.mailbox import Envelope, Mailbox
 from fairbloom.deploy.fleet.members import Members
-from fairbloom.deploy.fleet.messages import SERVICE
+from fairbloom.deploy.fleet.messages import SERVICE, Start
 from fairbloom.deploy.fleet.port import Port
 from fairbloom.deploy.fleet.wire_pb2 import Head, Taken
 
 RUN = 7
+FIRST_START = Start(b"1" * 16)
 T = TypeVar("T")
 
 
@@ -83,10 +84,10 @@ class Served:
         parts = (self.place / "ca.crt", folder / key, folder / certificate)
         return grpc.ssl_channel_credentials(*(each.read_bytes() for each in parts))
 
-    def calls(self, name: str = "a", session: bytes = b"1" * 16) -> Calls:
+    def calls(self, name: str = "a", start: Start = FIRST_START) -> Calls:
         """Return the calls of a device, which `stop` closes."""
         made = Calls(
-            self.address, self.credentials(name), session, Outage(), lambda: None, self.place
+            self.address, self.credentials(name), start, Outage(), lambda: None, self.place
         )
         return self.opened.enter_context(contextlib.closing(made))
 

@@ -30,7 +30,7 @@ from flwr.clientapp import ClientApp
 from fairbloom.client.guard.log_files import AuditLog
 from fairbloom.deploy import pki
 from fairbloom.deploy.errors import DeployError
-from fairbloom.deploy.fleet import grid as grids, runs as module
+from fairbloom.deploy.fleet import grid as grids, runs as module, session as sessions
 from fairbloom.deploy.fleet.calls import Received
 from fairbloom.deploy.fleet.content import SMALL_BYTES, Content, MemoryBudget
 from fairbloom.deploy.fleet.daemon import Daemon, read_identity, renew_if_due
@@ -40,11 +40,11 @@ from fairbloom.deploy.fleet.federation import NOW, Federation, Now, read_now
 from fairbloom.deploy.fleet.grid import UNREADABLE_REPLY, RunGrid, group_of
 from fairbloom.deploy.fleet.mailbox import Collected, Envelope, Mailbox, Reply
 from fairbloom.deploy.fleet.members import Members
-from fairbloom.deploy.fleet.messages import node_id_of
+from fairbloom.deploy.fleet.messages import Start, node_id_of
 from fairbloom.deploy.fleet.passing import ANSWER_FILE, Answer, PassedTask, receive, send
-from fairbloom.deploy.fleet.port import Port
+from fairbloom.deploy.fleet.port import Port, PortDevice
 from fairbloom.deploy.fleet.runs import DRAIN, MAX_RESTARTS, Order, RunFiles, Runs, submit
-from fairbloom.deploy.fleet.session import KEPT_RUNS, Contexts, KeptReply, Session, load_session
+from fairbloom.deploy.fleet.session import KEPT_RUNS, Contexts, KeptReply, Session, count_start
 from fairbloom.deploy.fleet.wire_pb2 import Head, Taken
 from fairbloom.deploy.fleet.worker import DroppedError
 from fairbloom.protocol.version import PROTOCOL
@@ -545,12 +545,42 @@ def test_work_that_fails_is_answered_by_an_error(tmp_path: Path) -> None:
     assert newer.asked == []
 
 
-def test_a_state_folder_is_one_session(tmp_path: Path) -> None:
+def test_a_state_folder_is_one_session_and_counts_its_starts(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     first, again, other = (
-        load_session(str(folder)) for folder in (tmp_path, tmp_path, tmp_path / "other")
+        count_start(str(folder)) for folder in (tmp_path, tmp_path, tmp_path / "other")
     )
-    assert first == again != other
+    assert first.session == again.session != other.session
+    assert [each.number for each in (first, again, other)] == [1, 2, 1]
+    assert len({each.process for each in (first, again, other)}) == 3
+    shutil.copytree(tmp_path, tmp_path / "clone")
+    assert count_start(str(tmp_path)).number == count_start(str(tmp_path / "clone")).number == 3
+
+
+@pytest.mark.parametrize(("kept", "number"), [(b"s" * 16, 1), (b"s" * 16 + b"\0" * 7 + b"\5", 6)])
+def test_a_start_that_cannot_be_counted_is_not_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bytes, number: int
+) -> None:
+    """A full disk ends no client, and its next start is no copy."""
+    (tmp_path / "session").write_bytes(kept)
+
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sessions, "write_private", full)
+        assert count_start(str(tmp_path)) == Start(b"s" * 16)
+        (tmp_path / "session").unlink()
+        with pytest.raises(OSError, match="No space left"):  # without an id no client begins
+            count_start(str(tmp_path))
+    (tmp_path / "session").write_bytes(kept)
+    assert count_start(str(tmp_path)).number == number
+
+
+def test_a_damaged_session_is_a_new_one(tmp_path: Path) -> None:
+    (tmp_path / "session").write_bytes(b"s" * 15)
+    start = count_start(str(tmp_path))
+    assert (start.session[:15] != b"s" * 15, start.number) == (True, 1)
 
 
 ORDER = Order("fairbloom.serverapp:app", "fairbloom", "0.1.0", {"clients": 2, "device": "cpu"})
@@ -935,11 +965,26 @@ def test_a_fault_in_one_step_of_a_second_stops_no_other(
     assert len(caplog.records) == 4
 
 
+def test_a_copy_is_remembered_by_the_next_server(federation: Federation) -> None:
+    daemon = Daemon(federation, 1024)
+    daemon._port.devices["a"] = PortDevice(copied_at=5.0)
+    daemon._port.devices["b"] = PortDevice()
+    daemon._write_now()
+    assert read_now(federation).copied == {"a": 5.0}
+    again = Daemon(federation, 1024)
+    again._write_now()
+    assert read_now(federation).copied == {"a": 5.0}
+    again._port.devices["a"] = PortDevice(copied_at=7.0)
+    again._write_now()
+    assert read_now(federation).copied == {"a": 7.0}
+
+
 @pytest.mark.parametrize(
     "content",
     [
         "[]",
         "nonsense",
+        '{"copied": {"a": "b"}}',
         '{"at": "now"}',
         '{"seen": 5}',
         '{"seen": {"a": "b"}}',

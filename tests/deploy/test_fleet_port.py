@@ -44,6 +44,7 @@ from fairbloom.deploy.fleet.messages import (
     CHUNK_BYTES,
     LARGEST_CHUNK,
     SERVICE,
+    Start,
     in_chunks,
 )
 from fairbloom.deploy.fleet.port import REFUSED_REPLY, REPLY_BYTES, Port
@@ -305,7 +306,7 @@ def test_without_pinning_any_key_of_an_enrolled_name_works(served: Served) -> No
 
 def test_a_second_process_with_the_same_key_is_refused(served: Served) -> None:
     first = served.calls()
-    second = served.calls(session=b"2" * 16)
+    second = served.calls(start=Start(b"2" * 16))
     held = next_later(first)
     wait_until(lambda: bool(served.do(served.port.online)))
     with pytest.raises(
@@ -318,6 +319,56 @@ def test_a_second_process_with_the_same_key_is_refused(served: Served) -> None:
     wait_until(lambda: served.port.devices["a"].held == 0)
     served.port.devices["a"].seen -= 60.0  # the first process is offline
     assert second.next("").head.id == "1"
+
+
+def started(process: bytes, number: int) -> Start:
+    return Start(b"1" * 16, process, number)
+
+
+def test_of_two_machines_with_a_state_folder_the_second_waits(served: Served) -> None:
+    """The copy is taken for a restart until the first one calls again."""
+    first = served.calls(start=started(b"first", 4))
+    second = served.calls(start=started(b"second", 5))
+    held = next_later(first)
+    wait_until(lambda: bool(served.do(served.port.online)))
+    of_second = next_later(second)
+    assert held.result(30) is None  # its call is no longer the newest, so it calls again
+    assert served.port.devices["a"].copied_at == 0.0
+    held = next_later(first)
+    assert of_second.result(30) is None
+    assert served.port.devices["a"].copied_at > 0.0
+    for call in (second.connect, lambda: second.next("")):
+        with pytest.raises(
+            RefusedError, match="copy of the state folder of client 'a' is connected"
+        ):
+            call()
+    served.send("1")
+    message = held.result(30)
+    assert message.head.id == "1"
+    with pytest.raises(RefusedError, match="copy of the state folder"):
+        give_reply(second, Head(id="1", run=RUN), b"of the copy")
+    assert give_reply(first, message.head, b"update").answer == Taken.TAKEN
+    assert served.collect("1").data == b"update"
+
+
+def test_a_restarted_client_goes_on_at_once(served: Served) -> None:
+    held = next_later(served.calls(start=started(b"before", 4)))
+    wait_until(lambda: bool(served.do(served.port.online)))
+    served.send("1")
+    assert held.result(30).head.id == "1"
+    again = served.calls(start=started(b"after", 5))
+    assert again.next("").head.id == "1"
+    assert served.port.devices["a"].copied_at == 0.0
+
+
+def test_a_restored_backup_is_noticed_and_goes_on_alone(served: Served) -> None:
+    served.calls(start=started(b"before", 9)).connect()
+    backup = served.calls(start=started(b"restored", 3))
+    with pytest.raises(RefusedError, match="was restored from a backup"):
+        backup.connect()
+    served.port.devices["a"].seen -= 60.0  # the first process is offline
+    backup.connect()
+    assert served.port.devices["a"].copied_at > 0.0
 
 
 def test_a_damaged_file_keeps_its_client_out_and_no_other(served: Served) -> None:

@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -718,6 +719,27 @@ def test_clients_are_online_away_never_seen_or_revoked(
     say_now(made, time.time(), online={"a": 2}, seen={"a": 5.0})
     found = survey(capsys)  # the server was killed just now
     assert (found["server"], found["clients"]["a"]["state"]) == ("down", "away")
+
+
+def test_a_copied_machine_is_named_for_a_day(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also by doctor; and whether or not the server runs."""
+    assert fairbloom("deploy", "enroll", "a", "b") == 0
+    now = time.time()
+    say_now(made, now, online={"a": 0, "b": 0}, copied={"a": now - 3600.0, "b": now - 90_000.0})
+    found = survey(capsys)["clients"]
+    assert found["a"]["copied"].startswith(datetime.fromtimestamp(now, UTC).isoformat()[:4])
+    assert found["b"]["copied"] is None
+    assert fairbloom("deploy", "status") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    words = "its key and state folder are on two machines, or came from a backup"
+    assert said.count(words) == said.count("and a copy of its machine") == 1
+    assert fairbloom("deploy", "doctor") == 1
+    assert f"clients: a: {words}" in capsys.readouterr().out
+    say_now(made, now, copied={})
+    assert fairbloom("deploy", "status") == 0
+    assert "copy" not in capsys.readouterr().out
 
 
 def test_clients_show_what_the_last_run_left_of_their_accounts(
