@@ -48,7 +48,7 @@ class Start:
 
 def seconds_left(head: Head) -> float:
     """Return how long a message is of use, from one second to ten years."""
-    return min(max(1.0, head.seconds), LONGEST_SECONDS)  # in this order NaN becomes 1
+    return float(min(max(1.0, head.seconds), LONGEST_SECONDS))  # in this order NaN becomes 1
 
 
 def slices(data: Buffer) -> Iterator[memoryview]:

@@ -7,7 +7,7 @@ Everything else is the code of a run.
 import inspect
 import math
 import traceback
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -250,7 +250,7 @@ def _ends_of(parameter: Parameter) -> list[float]:
     ]
 
 
-def _make(method: type[FairStrategy], given: Mapping[str, Value]) -> FairStrategy:
+def _make(method: Callable[..., FairStrategy], given: Mapping[str, Value]) -> FairStrategy:
     """Return a method that refuses no reply by its size, and no run that changes nothing."""
     limits = {"update_limit": math.inf, "loss_limit": math.inf, "unused_rounds": 0}
     return method(**given, fraction_evaluate=0.0, **limits)
