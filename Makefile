@@ -13,7 +13,7 @@ WORKERS ?= 4# more than cores: much of the time, tests wait for servers and clie
 PYTEST := $(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 ANYWHERE := not docker and not federation and not soak and not browser
 .DEFAULT_GOAL := help
-.PHONY: help setup demo settings test test-slow test-federation test-latest-flower test-privacy test-onnx test-docker test-browser soak rehearse lint audit docs site package try-package publisher bench lock digests sbom clean
+.PHONY: help setup demo settings test test-failed test-slow test-federation test-latest-flower test-privacy test-onnx test-docker test-browser soak rehearse lint audit docs site package try-package publisher bench lock digests sbom clean
 
 help: ## explain the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ settings: setup ## write what derives from the code, pyproject.toml's run config
 
 test: setup ## run the tests that are not slow; SLOW_WITHIN=20 adds those that can begin within twenty minutes
 	$(PYTEST) $(if $(SLOW_WITHIN),-m "$(ANYWHERE)" --slow-within=$(SLOW_WITHIN))
+
+test-failed: setup ## run only what failed in the last run of tests, one after the other
+	$(BIN)/pytest -m "$(ANYWHERE)" --last-failed --last-failed-no-failures none
 
 test-slow: setup ## run the slow tests: real processes, every page of the documentation, every method in every runtime
 	$(PYTEST) -m "$(ANYWHERE) and slow"
