@@ -33,6 +33,7 @@ from .cohort import (
     Probed as Probed,
 )
 from .compatibility import REQUIREMENTS
+from .hooks import explain_misspelt
 from .layout import Layout
 from .options import (
     CHANGING,
@@ -71,7 +72,7 @@ class FrozenMethodError(FairbloomError, AttributeError):
 
 
 class DeclarationError(FairbloomError, TypeError):
-    """A method's class declares an unknown value; the message names class and attribute."""
+    """A class declares an unknown value, or misspells a hook; the message names both."""
 
 
 class Method(CommonOptions):
@@ -199,7 +200,7 @@ class Method(CommonOptions):
         return frozenset(arguments_of(cls.__init__))
 
     def __init_subclass__(cls, **others: Any) -> None:
-        """Refuse options and unknown needs as declarations; check the constructor's parameters."""
+        """Refuse unknown declarations and misspelt hooks; check the constructor's parameters."""
         super().__init_subclass__(**others)
         for option, value in vars(cls).items():
             if option in Options.__optional_keys__:
@@ -214,6 +215,8 @@ class Method(CommonOptions):
                 f"{cls.__name__}.requires has {unknown[0]!r}: choose among"
                 f" {', '.join(sorted(REQUIREMENTS))}"
             )
+        if misspelt := explain_misspelt(cls):
+            raise DeclarationError(misspelt)
         if not hasattr(cls.__init__, CHECKING):
             cls.__init__ = checking(cls.__init__)  # type: ignore[method-assign]
 
