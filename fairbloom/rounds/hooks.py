@@ -5,6 +5,7 @@ Functions of a user's own are called by another function of the class.
 
 import inspect
 from collections.abc import Iterator
+from contextlib import suppress
 from types import CodeType, FunctionType
 
 # What a class may define for a run to use: functions, then declarations.
@@ -20,8 +21,8 @@ DECLARATIONS = (
 
 # Names under which users look for what another hook does.
 ELSEWHERE = {
-    "remember": "what weigh needs in later rounds is the memory of the Decision that it returns,"
-    " and what follows from a probe's losses is returned by learn"
+    "remember": "return what to remember from weigh, as in Decision(coefficients, memory, keep), or"
+    " from learn"
 }
 
 
@@ -34,8 +35,8 @@ def explain_misspelt(cls: type) -> str:
         remedy = _find_remedy(cls, name, value)
         if remedy and name not in _names_used_by(cls):
             return (
-                f"{cls.__name__}.{name} is no hook, and no run would use it: {remedy}; if it is"
-                " your own, begin its name with _"
+                f"{cls.__name__}.{name}: nothing calls it: {remedy}. If it is your own, begin its"
+                " name with _"
             )
     return ""
 
@@ -44,7 +45,7 @@ def _find_remedy(cls: type, name: str, value: object) -> str:
     """Return what to write in place of a name that is nearly a hook's, or ""."""
     for hook in (*FUNCTIONS, *DECLARATIONS):
         if is_near(name, hook) and hook not in vars(cls) and _is_alike(cls, hook, value):
-            return f"write {hook}"
+            return f"write {hook} if you mean it"
     return next((remedy for other, remedy in ELSEWHERE.items() if is_near(name, other)), "")
 
 
@@ -63,11 +64,14 @@ def _shorten(name: str) -> set[str]:
 
 
 def _is_alike(cls: type, hook: str, value: object) -> bool:
-    """Return whether a value is of the kind of a hook: a function of as many arguments, for one."""
+    """Return whether a value could be the hook: a function that takes its arguments, for one."""
     there = getattr(cls, hook, None)
-    if inspect.isfunction(there) and inspect.isfunction(value):
-        return len(inspect.signature(there).parameters) == len(inspect.signature(value).parameters)
-    return isinstance(value, type(there))
+    if not inspect.isfunction(there) or not inspect.isfunction(value):
+        return isinstance(value, type(there))
+    with suppress(TypeError):
+        inspect.signature(value).bind(*inspect.signature(there).parameters)
+        return True
+    return False
 
 
 def _names_used_by(cls: type) -> set[str]:

@@ -5,7 +5,6 @@ It knows neither Flower nor messages.
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, ClassVar, Unpack
 
@@ -209,7 +208,6 @@ class Method(CommonOptions):
                     " the constructor, as in"
                     f" super().__init__({option}={value!r})"
                 )
-            _check_hook(cls, option)
         if unknown := sorted(cls.requires - REQUIREMENTS):
             raise DeclarationError(
                 f"{cls.__name__}.requires has {unknown[0]!r}: choose among"
@@ -466,26 +464,3 @@ class Method(CommonOptions):
                 " leave average_models out"
             )
         self.enter(decode(state))
-
-
-def _check_hook(cls: type[Method], name: str) -> None:
-    """Raise DeclarationError for a name in a class that is nearly, or was, that of a hook.
-
-    Nothing would call it, and the method would train without it. Where the class has the hook too,
-    the name is a helper's.
-    """
-    if name == "remember":
-        raise DeclarationError(
-            f"{cls.__name__}.remember: nothing calls it: return what to remember from weigh, as in"
-            " Decision(coefficients, memory, keep), or from learn"
-        )
-    if name.startswith("_") or any(name in vars(base) for base in cls.__mro__[1:]):
-        return
-    hooks = [hook for hook in vars(Method) if not hook.startswith("_")]
-    for near in get_close_matches(name, hooks, cutoff=0.8):
-        if near in vars(cls) or abs(len(near) - len(name)) > 1:
-            continue
-        raise DeclarationError(
-            f"{cls.__name__}.{name}: nothing calls it; did you mean {near}? If not, begin its name"
-            " with _"
-        )

@@ -24,29 +24,32 @@ def define(base: type = FedAvg, **names: Any) -> type:
 @pytest.mark.parametrize(
     ("name", "value", "remedy"),
     [
-        ("wiegh", COHORT, "write weigh;"),
-        ("weight", COHORT, "write weigh;"),
-        ("lern", PROBED, "write learn;"),
-        ("recall", PROBED, "write recalls;"),
-        ("ownMetrics", TWO, "write own_metrics;"),
-        ("agregate_train", TWO, "write aggregate_train;"),
-        ("pased", property(lambda self: True), "write paced;"),
-        ("need", frozenset({"loss-before"}), "write needs;"),
-        ("report", ("spread",), "write reports;"),
-        ("defualt_weighting", "uniform", "write default_weighting;"),
-        ("remember", TWO, "the memory of the Decision that it returns"),
-        ("remembers", COHORT, "the memory of the Decision that it returns"),
+        ("wiegh", COHORT, "write weigh if you mean it"),
+        ("weight", COHORT, "write weigh if you mean it"),
+        ("lern", PROBED, "write learn if you mean it"),
+        ("chose", PROBED, "write choose if you mean it"),
+        ("term", lambda *given: None, "write terms if you mean it"),
+        ("recall", PROBED, "write recalls if you mean it"),
+        ("ownMetrics", TWO, "write own_metrics if you mean it"),
+        ("agregate_train", TWO, "write aggregate_train if you mean it"),
+        ("pased", property(lambda self: True), "write paced if you mean it"),
+        ("need", frozenset({"loss-before"}), "write needs if you mean it"),
+        ("require", frozenset({"gram"}), "write requires if you mean it"),
+        ("report", ("spread",), "write reports if you mean it"),
+        ("defualt_weighting", "uniform", "write default_weighting if you mean it"),
+        ("remember", TWO, "return what to remember from weigh, as in Decision"),
+        ("remembers", COHORT, "return what to remember from weigh, as in Decision"),
     ],
 )
 def test_a_misspelt_hook_is_refused_with_its_name(name: str, value: Any, remedy: str) -> None:
     with pytest.raises(DeclarationError) as raised:
         define(**{name: value})
-    assert f"Mine.{name} is no hook, and no run would use it: " in str(raised.value)
+    assert f"Mine.{name}: nothing calls it: " in str(raised.value)
     assert remedy in str(raised.value)
 
 
 def test_both_remedies_can_be_followed() -> None:
-    with pytest.raises(DeclarationError, match=r"write weigh; .* begin its name with _"):
+    with pytest.raises(DeclarationError, match=r"write weigh if .* begin its name with _"):
         define(weight=COHORT)
     define(weigh=COHORT)
     define(_weight=COHORT)
@@ -57,6 +60,8 @@ def test_both_remedies_can_be_followed() -> None:
     [
         ("weight", lambda self, loss, norm: loss),  # another number of arguments
         ("weights", lambda self: None),
+        ("rescale", COHORT),
+        ("measure", COHORT),
         ("reports_of", lambda self, cohort, coefficients: {}),
         ("need", 3),  # another kind
         ("_wiegh", COHORT),
@@ -104,7 +109,7 @@ def test_a_function_that_the_class_uses_is_not_refused() -> None:
             return self.recall(1, 2, 3)  # type: ignore[attr-defined]
 
     define(Below, recall=PROBED)
-    with pytest.raises(DeclarationError, match=r"Mine\.recall "):
+    with pytest.raises(DeclarationError, match=r"Mine\.recall:"):
         define(recall=PROBED)
     assert Uses.weight
 
