@@ -323,11 +323,18 @@ def aggregate(
 def measure_conflicts(method: Method, cohort: Cohort) -> dict[str, float]:
     """Return CONFLICTS for a method that reports it.
 
-    It is {} for fewer than two updates, or without inner products that the method has read.
+    It is {} for fewer than two updates, or if the method has read no inner products: these cost a
+    pass over the rows.
     """
-    gram = cohort.known_gram
     m = cohort.size
-    if CONFLICTS not in method.all_reports or gram is None or m < 2:
+    if CONFLICTS not in method.all_reports or m < 2:
+        return {}
+    read = vars(cohort)  # a cached property is there once it was read
+    if "gram" in read:
+        gram = cohort.gram
+    elif "grams" in read:
+        gram = cohort.grams.sum(axis=0)
+    else:
         return {}
     pairs = m * (m - 1)  # each pair is twice in the matrix, and squared norms are not negative
     return {CONFLICTS: float(np.count_nonzero(gram[:m, :m] < 0.0) / pairs)}

@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import LOSS_BEFORE
 
@@ -194,15 +192,6 @@ class Cohort:
         They sum to G, and cost as much as G.
         """
         return self.grams_of()
-
-    @property
-    def known_gram(self) -> FloatArray | None:
-        """`gram`, or None if the method has read no inner products, which cost a pass over rows."""
-        if "gram" in vars(self):
-            return self.gram
-        if "grams" in vars(self):
-            return np.asarray(self.grams.sum(axis=0))
-        return None
 
     @cached_property
     def squared_norms(self) -> FloatArray:
