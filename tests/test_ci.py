@@ -103,7 +103,7 @@ def test_all_tests_come_first_and_their_summary_last(checkout: Checkout) -> None
     assert code == 0
     assert checkout.made()[:4] == ["lint", "audit", ".venv/docs", "test SLOW_WITHIN=68"]
     assert {*last_parts(checkout.made())} == {
-        *("soak", "test-federation", ".venv-vision/ready", "test-vision")
+        *("test-onnx", "soak", "test-federation", ".venv-vision/ready", "test-vision")
     }
     assert printed[-4:] == ["Not run: nothing", *SUMMARY.splitlines()]
 
@@ -118,7 +118,7 @@ def test_the_commit_draws_the_order_of_what_comes_last(checkout: Checkout) -> No
     assert len(orders) > 1
 
 
-@pytest.mark.parametrize("target", ["lint", "audit", ".venv/docs", "test"])
+@pytest.mark.parametrize("target", ["lint", "audit", ".venv/docs"])
 def test_what_must_pass_ends_all_with_its_failure(checkout: Checkout, target: str) -> None:
     (checkout.folder / "ends-.venv").mkdir()
     checkout.end(target, 3)
@@ -126,6 +126,16 @@ def test_what_must_pass_ends_all_with_its_failure(checkout: Checkout, target: st
     assert code == 3
     assert checkout.made()[-1].split()[0] == target
     assert "Not run: nothing" not in printed
+
+
+def test_what_failed_beside_others_runs_once_more_by_itself(checkout: Checkout) -> None:
+    checkout.end("test", 1)
+    code, _ = checkout.run()
+    assert (code, checkout.made()[4]) == (0, "test-failed")
+    (checkout.folder / "made").unlink()
+    checkout.end("test-failed", 3)
+    code, _ = checkout.run()
+    assert (code, checkout.made()[-1]) == (3, "test-failed")
 
 
 @pytest.mark.parametrize("code", [124, 137])
@@ -138,10 +148,12 @@ def test_a_part_that_was_stopped_is_named(checkout: Checkout, code: int) -> None
     assert printed[-1] == SUMMARY.splitlines()[-1]
 
 
-def test_a_part_that_fails_is_a_failure(checkout: Checkout) -> None:
+def test_a_part_that_fails_twice_is_a_failure(checkout: Checkout) -> None:
     checkout.end("soak", 2)
     code, printed = checkout.run()
     assert code == 2
+    assert [line.split()[0] for line in checkout.made()[-2:]] == ["soak", "soak"]
+    assert "Rounds with faults: what failed runs once more:" in printed
     assert printed[-1] == SUMMARY.splitlines()[-1]
 
 
@@ -155,6 +167,7 @@ def test_no_slow_test_begins_when_the_time_is_over(checkout: Checkout) -> None:
     assert {line for line in printed if line.startswith("Not run")} == {
         "Not run: Federations: no time was left",
         "Not run: Rounds with faults: no time was left",
+        "Not run: The ONNX example: no time was left",
         "Not run: torchvision's models: no time was left",
     }
 
