@@ -198,17 +198,38 @@ def send(client: ClientSettings, chosen: SentLetter, out: Path | None) -> None:
         write_private(out, content)
 
 
+class NoMoreError(DeployError):
+    """So many profiles and answers have left that no further one may."""
+
+
 def send_answer(client: ClientSettings, accepts: bool) -> None:
     """Tell the server whether the owner has accepted a schema, and nothing more.
 
-    Raise FairbloomError if nothing may leave, or the server does not take it.
+    Raise FairbloomError if nothing may leave, or the server does not take it. Where no further
+    answer may leave, the server learns that it cannot tell.
     """
-    number = _count_sent(client, by_wire=True)
+    try:
+        number = _count_sent(client, by_wire=True)
+    except NoMoreError:
+        send_unknown(client)
+        raise
     write_private(_folder_of(client) / f"{number:04}.answer", b"")
     open_log(Path(client.state_dir)).note(
         {"run": NO_RUN, "asked": "answer", "sent": {"accepts": str(accepts)}}, {}
     )
     tell(client, Told(accepts=accepts))
+
+
+def send_unknown(client: ClientSettings) -> None:
+    """Tell the server that its last answer on a schema may be wrong; this is no answer.
+
+    Raise FairbloomError if nothing may leave, or the server does not take it.
+    """
+    _check_may_leave(client, by_wire=True)
+    open_log(Path(client.state_dir)).note(
+        {"run": NO_RUN, "asked": "answer", "sent": {"accepts": "unknown"}}, {}
+    )
+    tell(client, Told(unknown=True))
 
 
 def find_faults(client: ClientSettings, schema: str) -> Sequence[str]:
@@ -326,7 +347,23 @@ def describe_sent(client: ClientSettings) -> str:
 
 
 def _count_sent(client: ClientSettings, *, by_wire: bool = False) -> int:
-    """Return how many letters and answers have left; raise DeployError if no more may, or can."""
+    """Return how many letters and answers have left.
+
+    Raise DeployError if no more may, or can; NoMoreError at the owner's limit.
+    """
+    _check_may_leave(client, by_wire=by_wire)
+    folder = _folder_of(client)
+    make_folder(folder)
+    number = len([*folder.glob("[0-9]*")])
+    if number >= (most := Limits.of(client.limits).profiles):
+        raise NoMoreError(
+            f"{number} profiles and answers have left this device, and limits.profiles = {most} is"
+            " the most: use an earlier one, or raise the limit in owner.toml"
+        )
+    return number
+
+
+def _check_may_leave(client: ClientSettings, *, by_wire: bool) -> None:
     if by_wire and (fault := connection_fault(client)):
         raise DeployError(fault)
     if client.data_dir and Known.of(client.node(), client.data_dir).has_account:
@@ -334,15 +371,6 @@ def _count_sent(client: ClientSettings, *, by_wire: bool = False) -> int:
             "a privacy account is open for these data, and it counts all that leaves: no profile"
             " and no answer leaves any more; send the operator what a schema needs from a codebook"
         )
-    folder = _folder_of(client)
-    make_folder(folder)
-    number = len([*folder.glob("[0-9]*")])
-    if number >= (most := Limits.of(client.limits).profiles):
-        raise DeployError(
-            f"{number} profiles and answers have left this device, and limits.profiles = {most} is"
-            " the most: use an earlier one, or raise the limit in owner.toml"
-        )
-    return number
 
 
 def _folder_of(client: ClientSettings) -> Path:

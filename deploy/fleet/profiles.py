@@ -19,8 +19,9 @@ LETTER = "*.json"
 TABLE = "table"
 ANSWER = "accepts"
 
-# The content of an answer.
-ANSWERS = {True: b"yes", False: b"no"}
+# The answers on a schema: UNKNOWN if the last one may be wrong, and no further one left the device.
+ANSWERS = {True: "yes", False: "no"}
+UNKNOWN = "unknown"
 
 
 def keep(folder: Path, name: str, message: Told) -> None:
@@ -35,7 +36,7 @@ def keep(folder: Path, name: str, message: Told) -> None:
     kind = message.WhichOneof("content")
     place = folder / FOLDER / name
     file = place / ANSWER
-    content = ANSWERS[message.accepts]
+    content = UNKNOWN.encode() if kind == "unknown" else ANSWERS[message.accepts].encode()
     if kind == "profile":
         letter = decode_letter(message.profile)
         if letter.client != name:
@@ -62,10 +63,11 @@ def find_letter(folder: Path, name: str) -> Path | None:
 
 
 def describe_told(folder: Path, name: str) -> dict[str, Any]:
-    """Return the day of a client's newest letter, and whether it has accepted a schema."""
+    """Return the day of a client's newest letter, and its last answer on a schema, if any.
+
+    The answer is "yes", "no" or "unknown".
+    """
     letter = find_letter(folder, name)
     answer = folder / FOLDER / name / ANSWER
-    about: dict[str, Any] = {"profile": letter and letter.stem, "accepts": None}
-    if answer.exists():
-        about["accepts"] = answer.read_bytes() == ANSWERS[True]
-    return about
+    accepts = answer.read_text() if answer.exists() else None
+    return {"profile": letter and letter.stem, "accepts": accepts}

@@ -22,10 +22,17 @@ from fairbloom.text import text_if
 from .. import pki
 from ..fleet.connections import FULL
 from ..fleet.federation import COPIED, Federation, find_copied, read_now
-from ..fleet.profiles import describe_told
+from ..fleet.profiles import UNKNOWN, describe_told
 from ..fleet.runs import DRAIN, RunFiles, list_runs
 from ..processes import duration
 from .submit import describe_end
+
+# What the table shows of a client's last answer on a schema.
+ACCEPTS = {
+    "yes": ", schema accepted",
+    "no": ", schema refused",
+    UNKNOWN: ", cannot tell whether a schema is accepted",
+}
 
 # Most characters of a reason that the tables show; the JSON has all of it.
 WIDEST_REASON = 200
@@ -210,7 +217,7 @@ def _client_table(clients: Mapping[str, Any], version: str | None) -> Table:
                 f", {client['privacy-units']} units of its privacy account left",
             )
             + text_if(client["profile"], f", profile of {client['profile']}")
-            + {None: "", True: ", schema accepted", False: ", schema refused"}[client["accepts"]]
+            + ACCEPTS.get(client["accepts"], "")
         )
         table.add_row(*map(Text, (name, str(client["partition-id"]), state, seen)), style=style)
     table.columns[0].no_wrap = True

@@ -1,7 +1,9 @@
 """The commands `fairbloom client`, of which `run` is the default."""
 
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -155,7 +157,6 @@ def accept(
         describe_change,
         read_refused,
     )
-    from fairbloom.errors import FairbloomError
     from fairbloom.tables.schema import read_schema
 
     folder = find_state_dir(place)
@@ -175,10 +176,7 @@ def accept(
         schemas.accept(text, also=also)
         print("accepted")
     if settings is not None:
-        try:
-            send_answer(settings, accepts)
-        except FairbloomError as error:
-            print(f"the server does not learn it: {error}", file=sys.stderr)
+        _tell_server(partial(send_answer, settings, accepts))
 
 
 @client.command("schemas", epilog="Example: fairbloom client schemas client.toml")
@@ -195,9 +193,24 @@ def list_schemas(
     from fairbloom.client.guard.accepted_schemas import Schemas, describe_schemas
 
     schemas = Schemas(find_state_dir(place))
+    before = schemas.accepted()
     if withdraw is not None:
         schemas.withdraw(withdraw)
     print("\n".join(describe_schemas(schemas)))
+    if before and not schemas.accepted() and place.suffix == ".toml":
+        from fairbloom.deploy.device.profile import send_unknown
+
+        _tell_server(partial(send_unknown, ClientSettings.of({}, place)))
+
+
+def _tell_server(send: Callable[[], None]) -> None:
+    """Tell the server something, or say why it does not learn it."""
+    from fairbloom.errors import FairbloomError
+
+    try:
+        send()
+    except FairbloomError as error:
+        print(f"the server does not learn it: {error}", file=sys.stderr)
 
 
 @client.command(epilog="Example: fairbloom client log client.toml")

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
+from fairbloom.client.guard.accepted_schemas import digest_of
 from fairbloom.client.guard.evaluated_model import keep_model
 from fairbloom.client.guard.log_files import read_entries
 from fairbloom.deploy.device import profile as device
@@ -25,6 +26,7 @@ from fairbloom.deploy.device.profile import (
     read_site,
     send,
     send_answer,
+    send_unknown,
     show_site,
 )
 from fairbloom.deploy.errors import DeployError
@@ -226,12 +228,40 @@ def test_no_thirteenth_profile_or_answer_leaves(
     for attempt in (lambda: owner.send(hospital(seed=7)), lambda: send_answer(owner.client, True)):
         with refused_with("12 profiles and answers have left", "limits.profiles = 12"):
             attempt()
-    assert [each.accepts for each in told] == [False, True] * 3
+    # the server learns that it cannot tell, and not what the answer was
+    assert told == [Told(accepts=bool(number % 2)) for number in range(6)] + [Told(unknown=True)]
     assert len(owner.left) == 12
     owner.say('unit = "patient"', "[limits]", "profiles = 13")
     owner.send(hospital(seed=7))
     with refused_with("limits.profiles = 13"):
         send_answer(owner.client, True)
+
+
+def test_the_server_cannot_tell_once_no_schema_is_accepted(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A withdrawn schema is no answer; while another one is accepted, nothing has changed."""
+    told: list[Told] = []
+    monkeypatch.setattr(device, "tell", lambda client, each: told.append(each))
+    monkeypatch.setattr(device, "connection_fault", lambda client: None)
+    write(owner.data, hospital())
+    toml = owner.bundle / "client.toml"
+    schema = SCHEMA.replace('"person"', '"patient"')
+    texts = [f"{schema}\n# {number}" for number in range(2)]
+    for text in texts:
+        (owner.bundle / "schema.toml").write_text(text)
+        captured(
+            capsys,
+            *("client", "accept", toml, "--schema", owner.bundle / "schema.toml"),
+            *("--yes", "--also"),
+        )
+    digests = [digest_of(text) for text in texts]
+    for digest in digests:
+        captured(capsys, "client", "schemas", toml, "--withdraw", digest)
+    captured(capsys, "client", "schemas", toml, "--withdraw", digests[0])  # again
+    assert told == [Told(accepts=True)] * 2 + [Told(unknown=True)]
+    assert len(owner.left) == 2
+    assert "unknown" in captured(capsys, "client", "log", toml).out
 
 
 def test_neither_a_schema_nor_a_table_steers_the_terminal(
@@ -283,7 +313,11 @@ def test_with_an_open_account_nothing_leaves(
     number = opened.split()[1]
     assert "left: 450 of 450 units" in captured(capsys, *command, "show", toml).out
     assert show_site(owner.client, read_site(owner.client))
-    for attempt in (lambda: owner.send(hospital()), lambda: send_answer(owner.client, True)):
+    for attempt in (
+        lambda: owner.send(hospital()),
+        lambda: send_answer(owner.client, True),
+        lambda: send_unknown(owner.client),
+    ):
         with refused_with("a privacy account is open", "codebook"):
             attempt()
     assert owner.left == []
@@ -430,9 +464,13 @@ def test_the_server_keeps_letters_and_answers(served: Served, tmp_path: Path) ->
     assert describe_told(served.place, "a") == {"profile": None, "accepts": None}
     for content in (first, second):
         assert told(served, Told(profile=content))[0] == grpc.StatusCode.OK
-    for accepts in (True, False):
-        assert told(served, Told(accepts=accepts))[0] == grpc.StatusCode.OK
-        assert describe_told(served.place, "a")["accepts"] is accepts
+    for answer, said in (
+        (Told(unknown=True), "unknown"),
+        (Told(accepts=True), "yes"),
+        (Told(accepts=False), "no"),
+    ):
+        assert told(served, answer)[0] == grpc.StatusCode.OK
+        assert describe_told(served.place, "a")["accepts"] == said
     day = describe_told(served.place, "a")["profile"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", day)
     assert (profiles / "a" / f"{day}.json").read_bytes() == second
@@ -440,7 +478,7 @@ def test_the_server_keeps_letters_and_answers(served: Served, tmp_path: Path) ->
     assert not (profiles / "b").exists()
     assert read_letters(Federation.read(served.place), []) == {"a": decode_letter(second)}
     clients = survey(Federation.read(served.place))["clients"]
-    assert (clients["a"]["profile"], clients["a"]["accepts"]) == (day, False)
+    assert (clients["a"]["profile"], clients["a"]["accepts"]) == (day, "no")
     assert (clients["b"]["profile"], clients["b"]["accepts"]) == (None, None)
 
 
@@ -489,7 +527,7 @@ def test_a_device_sends_by_its_certificate(served: Served, tmp_path: Path) -> No
     assert not (Path(client.state_dir) / "profiles").exists()  # nothing has left
     send(client, choose_letter(client, read_site(client), DAY), None)
     send_answer(client, accepts=True)
-    assert describe_told(served.place, "a")["accepts"] is True
+    assert describe_told(served.place, "a")["accepts"] == "yes"
     assert len(list((Path(client.state_dir) / "profiles").glob("[0-9]*"))) == 2
 
 

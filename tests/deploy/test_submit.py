@@ -721,6 +721,28 @@ def test_clients_are_online_away_never_seen_or_revoked(
     assert (found["server"], found["clients"]["a"]["state"]) == ("down", "away")
 
 
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("yes", ", schema accepted"),
+        ("no", ", schema refused"),
+        ("unknown", ", cannot tell whether a schema is accepted"),
+        (None, ""),
+    ],
+)
+def test_status_says_what_is_known_of_a_schema(
+    made: Path, capsys: pytest.CaptureFixture[str], answer: str | None, words: str
+) -> None:
+    assert fairbloom("deploy", "enroll", "a") == 0
+    if answer is not None:
+        (made / "profiles" / "a").mkdir(parents=True)
+        (made / "profiles" / "a" / "accepts").write_text(answer)
+    assert survey(capsys)["clients"]["a"]["accepts"] == answer
+    assert fairbloom("deploy", "status") == 0
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert ("schema" in said, words[2:] in said) == (bool(words), True)
+
+
 def test_a_copied_machine_is_named_for_a_day(
     made: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
