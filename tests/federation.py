@@ -647,6 +647,9 @@ class Bowls:
         }
         return Replies(metrics=reports, refused=Refusals(terms.server_round))
 
+    def probe(self, names: Sequence[str], model: Model, terms: Terms) -> Replies:
+        return self.evaluate(names, model, terms, names)
+
 
 def descend(
     method: FairStrategy,

@@ -153,7 +153,7 @@ def test_budgets_may_be_a_text_as_run_configs_have_it() -> None:
         ("site-a", "budgets = 'site-a': 'site-a' does not state a value: write it as name=value"),
         ("site-a=much", r"budgets\['site-a'\] = 'much': allowed is float at least 0"),
         ("site-a=1 site-a=2", "site-a is named twice"),
-        ([0.1], r"budgets must be a mapping of names or the text of one, got \[0.1\]"),
+        ([0.1], r"budgets must be a mapping of names or the text of one, got a list"),
     ],
 )
 def test_budgets_that_are_no_numbers_of_clients_are_refused(wrong: Any, words: str) -> None:
