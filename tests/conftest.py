@@ -2,11 +2,14 @@ from . import environment  # noqa: F401, I001 (before all else, which reads it)
 
 import gc
 import logging
+import os
 import random
 import sys
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from fairbloom.system import versions
 
-from .checkout import BESIDE
+from .checkout import BESIDE, ROOT
 
 # typer's, about click, when imported
 with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
@@ -68,13 +71,32 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """Let garbage collection pass over what collection leaves, modules and tests, which stay until
     the end."""
     gc.disable()
+    if session.config.args == session.config.getini("testpaths"):
+        import_share()
     yield
     gc.freeze()
     gc.enable()
+
+
+def import_share() -> None:
+    """Import the n-th part of the test files first, as one of n workers.
+
+    In a fresh checkout, pytest rewrites the asserts of each file and keeps the result. This takes
+    half of the time of collection, and the workers would all do it at once: so each rewrites its
+    part, and reads the others'.
+    """
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers == 1:
+        return
+    own = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+    for path in sorted(Path(__file__).parent.rglob("test_*.py"))[own::workers]:
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        with suppress(Exception, pytest.skip.Exception):  # collection says what is wrong with it
+            import_module(name)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
