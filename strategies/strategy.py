@@ -5,6 +5,7 @@ The only file of this package that imports Flower.
 
 import inspect
 import time
+import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -252,7 +253,8 @@ class FairStrategy(Method, Strategy):
         """Draw the round's clients from (seed, round), and return a message to each."""
         if server_round == 1:
             # In Flower's own loop, only the calls show which strategies are around this one.
-            callers = [call.frame.f_locals.get("self") for call in inspect.stack(context=0)]
+            frames = traceback.walk_stack(inspect.currentframe())
+            callers = [frame.f_locals.get("self") for frame, _ in frames]
             has_scalars = any(
                 not array.shape and "float" in array.dtype for array in arrays.values()
             )

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from fairbloom.client import training
 from fairbloom.client.device import choose_device, computing_in
+from fairbloom.client.generators import seed_all
 from fairbloom.client.metrics import WorkDone
 from fairbloom.client.rules.control_variates import ControlVariates
 from fairbloom.client.work import StepsTaken
@@ -224,6 +226,20 @@ def test_batches_are_fetched_one_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     assert events == [
         "fetch 0", *ready, "fetch 1", "use 0", *ready, "fetch 2", "use 1", *ready, "use 2"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_generators_of_a_device_that_is_there_are_seeded(
+    is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without one, the numbers are the same in less time."""
+    seeds_devices = Mock(wraps=torch.manual_seed)
+    monkeypatch.setattr(torch, "manual_seed", seeds_devices)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: is_there)
+    seed_all(5)
+    drawn = torch.rand(3)
+    assert seeds_devices.called == is_there
+    assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(5)))
 
 
 def test_everyday_tests_see_no_card() -> None:
