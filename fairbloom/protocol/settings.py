@@ -426,8 +426,8 @@ class RunSettings(Setup):
     ] = Field(
         "",
         description=(
-            "False reports of an experiment's attackers: loss adds to the losses that they report,"
-            " loss-scale multiplies these and their updates"
+            "False reports of attackers: loss adds to their losses, loss-scale multiplies these and"
+            " updates"
         ),
     )
     attackers: Annotated[str, Mark.NAMES, Mark.VARIANT, NO_ATTACK] = Field(
