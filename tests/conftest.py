@@ -80,6 +80,9 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
     yield
     gc.freeze()
     gc.enable()
+    gc.set_threshold(
+        20_000
+    )  # a collection after every 700 objects would take a twentieth of the time
 
 
 def import_share() -> None:

@@ -1,9 +1,17 @@
 """What packages need, by what those that are installed here say of themselves."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
+from functools import cache
 from importlib.metadata import requires
 
 from packaging.requirements import Requirement
+
+
+@cache
+def needs_of(name: str) -> list[Requirement]:
+    """Return what an installed package says that it needs."""
+    return [Requirement(line) for line in requires(name) or []]
 
 
 def needed(
@@ -26,8 +34,7 @@ def needed(
         there = (
             system if cuda or requirement.name != "torch" else {**system, "platform_system": "none"}
         )
-        for line in requires(requirement.name) or []:
-            further = Requirement(line)
+        for further in map(copy, needs_of(requirement.name)):
             marker = further.marker
             if marker is None or any(
                 marker.evaluate({**there, "extra": extra}) for extra in {"", *requirement.extras}

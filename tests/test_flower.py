@@ -102,6 +102,7 @@ def test_the_command_fails_if_a_name_without_substitute_is_gone(
     assert re.findall(r"NO +(\S+): ", capsys.readouterr().out) == [flower.RUN]
 
 
+@pytest.mark.slow
 def test_nothing_fails_to_import_without_any_of_the_names() -> None:
     """Modules that import the names are loaded while Flower lacks the names' modules."""
     modules = sorted({name.rpartition(".")[0] for name in flower.FOUND})

@@ -80,46 +80,45 @@ LARGE = (
 )
 
 
-def imported_by(code: str) -> list[str]:
-    """Return which of the large libraries a program has imported when it ends."""
-    program = (
-        f"import sys\ntry:\n    {code}\nexcept SystemExit:\n    pass\nprint(*sys.modules,"
-        " file=sys.stderr)"
-    )
+# Programs with the large libraries that each needs, if those before it have been run.
+ENTRIES = [
+    ("import fairbloom", []),
+    ("import fairbloom.cli.main", []),
+    ("import fairbloom.cli.deploy", []),
+    (
+        "sys.argv = ['fairbloom', '--help']; import fairbloom.__main__ as program; program.main()",
+        [],
+    ),
+    ("import fairbloom.tables", ["numpy", "pydantic"]),
+    ("import fairbloom.tasks", []),
+    ("import fairbloom.strategies", ["flwr", "grpc", "cvxopt"]),
+    (
+        (
+            "sys.argv = ['fairbloom', 'data', 'docs/data/tuned/contraception-seeds.csv',"
+            " '--set', 'csv.target=mean', '--set', 'optimizer=adamw'];"
+            " import fairbloom.__main__ as program; program.main()"
+        ),
+        ["pandas", "pyarrow", "jinja2", "safetensors"],
+    ),
+]
+ENTRY = """
+try:
+    {code}
+except SystemExit:
+    pass
+print("loaded", *sys.modules, file=sys.stderr)
+"""
+
+
+def test_an_entry_point_imports_what_it_needs(subtests: pytest.Subtests) -> None:
+    """In one process, from the one that needs least to the one that needs most."""
+    program = "import sys\n" + "".join(ENTRY.format(code=code) for code, _ in ENTRIES)
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    return [name for name in LARGE if name in done.stderr.split()]
-
-
-@pytest.mark.parametrize(
-    ("code", "libraries"),
-    [
-        ("import fairbloom", []),
-        ("import fairbloom.cli.main", []),
-        (
-            (
-                "sys.argv = ['fairbloom', '--help']; import fairbloom.__main__ as program;"
-                " program.main()"
-            ),
-            [],
-        ),
-        ("import fairbloom.strategies", ["flwr", "grpc", "numpy", "cvxopt", "pydantic"]),
-        ("import fairbloom.cli.deploy", []),
-        ("import fairbloom.tables", ["numpy", "pydantic"]),
-        ("import fairbloom.tasks", ["numpy", "pydantic"]),
-        (
-            (
-                "sys.argv = ['fairbloom', 'data', 'docs/data/tuned/contraception-seeds.csv',"
-                " '--set', 'csv.target=mean', '--set', 'optimizer=adamw'];"
-                " import fairbloom.__main__ as program; program.main()"
-            ),
-            [
-                *("pandas", "pyarrow", "jinja2", "flwr", "grpc"),
-                *("numpy", "cvxopt", "safetensors", "pydantic"),
-            ],
-        ),
-    ],
-)
-def test_an_entry_point_imports_what_it_needs(code: str, libraries: list[str]) -> None:
-    assert imported_by(code) == libraries
+    loaded = [line.split() for line in done.stderr.splitlines() if line.startswith("loaded ")]
+    before = set[str]()
+    for (code, libraries), names in zip(ENTRIES, loaded, strict=True):
+        with subtests.test(code=code):
+            assert {*LARGE} & {*names} - before == {*libraries}
+            before |= {*names}

@@ -7,6 +7,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -82,8 +83,11 @@ WIDE = {
 }
 
 
+parsed = cache(ast.parse)
+
+
 def functions_of(source: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
@@ -118,7 +122,7 @@ def is_swap(node: ast.Assign) -> bool:
 
 def count_style(source: str) -> Counter[str]:
     found = Counter[str]()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.stmt):
             found["statements"] += 1
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):

@@ -124,6 +124,9 @@ def distribution_of(module: str) -> tuple[str, str] | None:
         return None
     origin = Path(spec.origin).resolve()
     for each in distributions():
+        listed = each.read_text("RECORD")
+        if listed is not None and top not in listed:  # to parse all of them takes a second
+            continue
         if any(
             Path(str(each.locate_file(file))).resolve() == origin
             for file in each.files or ()

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from datetime import date
+from functools import cache
 from importlib.metadata import version
 from itertools import accumulate
 from pathlib import Path
@@ -206,7 +207,7 @@ class RunRecorder:
                 "processors": os.cpu_count(),
                 "python": platform.python_version(),
                 "fairbloom": __version__,
-                **{name: version(name) for name in ("flwr", "torch", "numpy", "cvxopt")},
+                **_library_versions(),
             }
             if self._metrics is not None:
                 about["run-folder"] = secrets.token_hex(8)
@@ -477,6 +478,11 @@ class RunRecorder:
     @property
     def _checkpoints(self) -> Path:
         return CHECKPOINTS.path_in(self.path)
+
+
+@cache  # to read them takes a twentieth of a small run
+def _library_versions() -> dict[str, str]:
+    return {name: version(name) for name in ("flwr", "torch", "numpy", "cvxopt")}
 
 
 def _to_numpy(arrays: Mapping[str, Any]) -> Arrays:

@@ -164,6 +164,7 @@ def test_sides_are_measured_in_turn_with_the_rounds_asked_for() -> None:
     assert refused == {"unable": "not this one"}
 
 
+@pytest.mark.slow
 def test_a_missing_pfl_research_is_named_with_its_command(tmp_path: Path) -> None:
     workload = Workload("benchmarks.workloads:vectors", "logistic", clients=2, drawn=2, batch=0)
     with pytest.raises(FairbloomError, match=r"No module named 'pfl'.*-r benchmarks/pfl.txt"):

@@ -336,6 +336,7 @@ def drop_later(worker: Worker, id: str, seconds: float = 0.0) -> None:
     threading.Thread(target=drop, daemon=True).start()
 
 
+@pytest.mark.slow
 def test_an_endless_app_is_dropped_and_the_next_message_answered(
     worker: Worker, home: Path
 ) -> None:
@@ -348,6 +349,7 @@ def test_an_endless_app_is_dropped_and_the_next_message_answered(
     content_of(worker.answer(task_of("reply"), "1/c"))
 
 
+@pytest.mark.slow
 def test_a_loading_worker_is_not_ended_with_the_waiting_work(worker: Worker, home: Path) -> None:
     """Otherwise, a device that loads libraries for longer than a message lives never answers."""
     write_version(home, 1)
@@ -365,6 +367,7 @@ def test_a_loading_worker_is_not_ended_with_the_waiting_work(worker: Worker, hom
     assert loading.returncode is not None
 
 
+@pytest.mark.slow
 def test_the_owners_limit_ends_work_with_the_setting(
     own_client: ClientSettings, home: Path
 ) -> None:

@@ -42,6 +42,7 @@ from fairbloom.simulation.run import simulate
 from fairbloom.system.lock import exclusive_lock
 from fairbloom.tasks.models.weights import digest_weights
 from tests.checkout import ROOT
+from tests.commands import fork_workers
 from tests.experiments.helpers import captured, fairbloom
 from tests.tables.helpers import SCHEMA
 
@@ -93,9 +94,13 @@ def test_submit_follows_the_log_and_reports_the_end(
 
 
 def test_a_refit_has_the_settings_of_the_compared_runs(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    made: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where they were computed, and the folder that they were written to, is left out."""
+    fork_workers(monkeypatch)
     plain = {"clients": 5, "rounds": 2, "progress": False, "jobs": 1}
     shared: dict[str, Value] = {"learning-rate": 0.05, "device": "cpu", "early-stopping": 2}
     shared |= {"validation-share": 0.2}
@@ -135,9 +140,13 @@ class Served(threading.Thread):
 
 
 def test_a_comparison_submits_what_is_missing(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    made: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A run that fails is tried again, one that is stopped ends the comparison."""
+    fork_workers(monkeypatch)
     served = Served(Federation.read(made), {"fedfv 1": 1})
     served.start()
     out = tmp_path / "cmp"

@@ -229,9 +229,13 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imports(name: str) -> Iterator[str]:
-    """Yield the full names that a module imports, at its top or within functions."""
-    path = modules()[name]
+@cache
+def imports(name: str) -> list[str]:
+    """Return the full names that a module imports, at its top or within functions."""
+    return [*imported_by(modules()[name], name)]
+
+
+def imported_by(path: Path, name: str) -> Iterator[str]:
     package = ["fairbloom", *name.split(".")] if name else ["fairbloom"]
     if path.name != "__init__.py":
         package.pop()
@@ -270,10 +274,16 @@ def reached(starts: Iterable[str]) -> set[str]:
     return found
 
 
+@cache
+def installed() -> Mapping[str, list[str]]:
+    """Return the distributions of each package that can be imported."""
+    return packages_distributions()
+
+
 def libraries(names: Iterable[str]) -> set[str]:
     """Return the distributions that these modules import."""
     # torchvision is in no lock, and need not be installed.
-    providers = {"torchvision": ["torchvision"], **packages_distributions()}
+    providers = {"torchvision": ["torchvision"], **installed()}
     found = set[str]()
     for name in names:
         for imported in imports(name):

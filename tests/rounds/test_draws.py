@@ -222,7 +222,7 @@ def test_qffl_draws_descend_the_objective_weighted_by_p(method: type[QFedAvg], q
     losses = dict(zip(sizes, (0.5, 2.0, 1.0, 3.0), strict=True))
     h = {k: q * F ** (q - 1) * gradients[k] @ gradients[k] + L * F**q for k, F in losses.items()}
     sums = []
-    for number in range(1, 2001):
+    for number in range(1, 1001):
         drawn = Counter(strategy.choose([*sizes], 4, number))
         U = rate * np.array([gradients[k] for k in drawn])
         cohort = cohort_of(

@@ -5,6 +5,7 @@ killed between any two of its transitions goes on from it to the same bits.
 import ast
 import copy
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,11 @@ def hooked(name: str, kills: frozenset[tuple[int, str]] = frozenset()) -> tuple[
     return bits(strategy.state_dict()), numbers
 
 
+@cache
+def undisturbed(name: str) -> tuple[object, bytes]:
+    return hooked(name)
+
+
 @pytest.mark.parametrize("name", KINDS)
 @settings(max_examples=4)
 @given(
@@ -92,7 +98,7 @@ def hooked(name: str, kills: frozenset[tuple[int, str]] = frozenset()) -> tuple[
 def test_a_kill_between_any_two_transitions_changes_no_bit(
     name: str, kills: frozenset[tuple[int, str]]
 ) -> None:
-    assert hooked(name, kills) == hooked(name)
+    assert hooked(name, kills) == undisturbed(name)
 
 
 def test_one_module_makes_states_and_few_enter_them() -> None:
