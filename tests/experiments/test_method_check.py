@@ -139,3 +139,9 @@ def test_the_generators_of_the_process_are_left_alone() -> None:
     random.seed(5)
     np.random.seed(5)
     assert left == (random.random(), np.random.random())
+
+
+def test_a_method_without_faults_warns_of_nothing(said: pytest.LogCaptureFixture) -> None:
+    """Its made-up clients with updates of zero are not those of a training function."""
+    fairbloom.check_method(METHODS["fedavg"])
+    assert [record.getMessage() for record in said.records if record.levelname == "WARNING"] == []
