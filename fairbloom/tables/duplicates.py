@@ -65,7 +65,7 @@ class ComparedRows:
     def of(cls, table: ClientTable) -> Self:
         """Return the rows of a table that are used and can be read, the first of each unit."""
         file, rows = table
-        rows = rows[(file.usable & ~file.has_unknown)[rows]]
+        rows = rows[file.usable[rows] & ~file.has_unknown[rows]]
         if file.units is not None:
             rows = rows[np.unique(file.units[rows], return_index=True)[1]]
         return cls(file.columns, rows)
