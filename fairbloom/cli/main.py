@@ -51,7 +51,7 @@ COMMANDS = {
     ),
     "show": CommandPlace(
         f"{OURS}.results:show",
-        "Show the results, progress and settings of a run or a study.",
+        "Show the results, progress and settings of a run or a study; list the runs of a folder.",
         "fairbloom show runs/a",
     ),
     "methods": CommandPlace(

@@ -30,7 +30,7 @@ def show(
     trust: bool = False,
     as_json: bool = False,
 ) -> None:
-    """Show the results, progress and settings of a run or a study, or list the runs of a folder.
+    """Show the results, progress and settings of a run or a study; list the runs of a folder.
 
     Parameters
     ----------

@@ -34,7 +34,14 @@ from fairbloom.deploy.fleet.content import (
 )
 from fairbloom.deploy.fleet.grid import RunGrid
 from fairbloom.deploy.fleet.mailbox import Collected, Envelope, Mailbox, Reply
-from fairbloom.deploy.fleet.messages import CHUNK_BYTES, Buffer, in_chunks, node_id_of, slices
+from fairbloom.deploy.fleet.messages import (
+    CHUNK_BYTES,
+    Buffer,
+    Start,
+    in_chunks,
+    node_id_of,
+    slices,
+)
 from fairbloom.deploy.fleet.passing import ANSWER_FILE, receive as receive_passed, send
 from fairbloom.deploy.fleet.session import KeptReply
 from fairbloom.deploy.fleet.wire_pb2 import Head, Taken
@@ -288,7 +295,7 @@ def test_a_device_hashes_a_reply_once(
     kept = KeptReply(str(tmp_path))
     kept.save(Head(id="1", run=1), Content(WHOLE[:size]))
     calls = Calls(
-        "nowhere:1", grpc.ssl_channel_credentials(), b"", Outage(), lambda: None, tmp_path
+        "nowhere:1", grpc.ssl_channel_credentials(), Start(b""), Outage(), lambda: None, tmp_path
     )
     monkeypatch.setattr(calls, "_reply", send)
     calls.reply(kept.head, kept.content)

@@ -33,7 +33,7 @@ from fairbloom.deploy.fleet.calls import (
     receive,
 )
 from fairbloom.deploy.fleet.content import MEMORY_FILE_BYTES, SMALL_BYTES, MemoryBudget
-from fairbloom.deploy.fleet.messages import CHUNK_BYTES, MAX_SETTINGS_BYTES, SERVICE
+from fairbloom.deploy.fleet.messages import CHUNK_BYTES, MAX_SETTINGS_BYTES, SERVICE, Start
 from fairbloom.deploy.fleet.session import Contexts, KeptReply, Session
 from fairbloom.deploy.fleet.wire_pb2 import Chunk, Drop, Head, Taken, Working
 from fairbloom.logs import log
@@ -96,7 +96,9 @@ class Lying:
     def calls(self) -> Iterator[Calls]:
         """Yield a device's calls of this server; then end both."""
         credentials = grpc.local_channel_credentials()
-        calls = Calls(self.address, credentials, b"1" * 16, Outage(), lambda: None, folder=HERE)
+        calls = Calls(
+            self.address, credentials, Start(b"1" * 16), Outage(), lambda: None, folder=HERE
+        )
         try:
             yield calls
         finally:
