@@ -298,24 +298,25 @@ def test_a_run_of_it_is_continued_and_serves_its_worst(app: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("page", "seeds"), [("README.md", (0, 1)), (str(ROOT / "docs/comparing.md"), (0,))]
-)
 def test_its_methods_are_compared_as_pages_say(
-    app: Path, monkeypatch: pytest.MonkeyPatch, page: str, seeds: tuple[int, ...]
+    app: Path, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
 ) -> None:
     """With fewer seeds and rounds than there."""
     edit(app / "pyproject.toml", "num-rounds = 20", "num-rounds = 2")
-    (block,) = re.findall(r"```sh\n(for method .*?)```", (app / page).read_text(), re.DOTALL)
-    commands = block.replace("my_app", "my_hearts").replace("0 1 2 3 4", "0 1")
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    subprocess.run(["bash", "-ec", commands], cwd=app, check=True, capture_output=True)
-    (folder,) = re.findall(r"--out (\S+)", block)
-    compared = load(app / folder)
-    named = re.findall(r"fed\w+", block.partition(";")[0])
-    assert {name.lower() for name in compared.methods} == {*named}
-    assert compared.seeds == seeds
+    for page, folder in ((app / "README.md", app), (ROOT / "docs/comparing.md", app.parent)):
+        commands = re.findall(
+            r"^fairbloom (compare --(?:app|runs runs/app/).*)$", page.read_text(), re.MULTILINE
+        )
+        methods = re.findall(r"--methods (\S+)", commands[0])[0].split(",")
+        monkeypatch.chdir(folder)
+        for command in commands:
+            with subtests.test(page=page, command=command):
+                words = command.replace("my-app", app.name).split()
+                few = ("--seeds", "1", "--rounds", "2") if "--app" in words else ()
+                assert fairbloom(*words, *few) == 0
+                compared = load(words[-1])
+                assert [name.lower() for name in compared.methods] == methods
+                assert compared.failed == {}
 
 
 @pytest.mark.slow

@@ -11,15 +11,14 @@ from typing import Any
 
 from fairbloom import __version__
 from fairbloom.client.guard.accepted_settings import SCHEMA_KEY, settings_to_allow
-from fairbloom.errors import did_you_mean
 from fairbloom.imports import is_import_string
 from fairbloom.logs import escape_unprintable
-from fairbloom.protocol.parameters import of_kind
 from fairbloom.protocol.settings import (
     Mark,
     RunSettings,
     SettingsError,
     Value,
+    check_app_config,
     flatten_tables,
     marked,
 )
@@ -47,9 +46,10 @@ ROOM_BYTES = 1000
 
 @dataclass(frozen=True)
 class SubmittedApp:
-    """A Flower app: its ServerApp's import string, distribution, default settings and folder.
+    """A Flower app: the import strings of its parts, distribution, default settings and folder.
 
     `folder` is None for an installed app. Its `config` is None: its default settings are unknown.
+    `clientapp` is "" if it is not named.
     """
 
     serverapp: str
@@ -57,6 +57,7 @@ class SubmittedApp:
     version: str
     config: Mapping[str, Any] | None
     folder: Path | None = None
+    clientapp: str = ""
 
     def order(self, federation: Federation, given: Mapping[str, Value]) -> Order:
         """Return the order of a run of this app with the checked settings."""
@@ -84,22 +85,8 @@ class SubmittedApp:
         """
         if self.config is None or self.folder is None:
             return dict(given)
-        checked: dict[str, Value] = {}
         where = f"[tool.flwr.app.config] in {self.folder / 'pyproject.toml'}"
-        for key, value in given.items():
-            if key not in self.config:
-                raise SettingsError(
-                    f"unknown setting {key} = {value!r}: {did_you_mean(key, self.config)}{where}"
-                    f" has {', '.join(self.config) or 'no key'}"
-                )
-            kind = type(self.config[key])
-            if not of_kind(value, kind):
-                raise SettingsError(
-                    f"{key} = {value!r}: it must be of type {kind.__name__}, as its default in"
-                    f" {where} is"
-                )
-            checked[key] = kind(value)
-        return checked
+        return check_app_config(given, self.config, where)
 
 
 OURS = SubmittedApp("fairbloom.serverapp:app", "fairbloom", __version__, default_config())
@@ -132,25 +119,36 @@ def read_app(folder: Path) -> SubmittedApp | None:
         return None
     except (OSError, ValueError) as error:
         raise DeployError(f"{file} cannot be read: {error}") from error
-    app = project.get("tool", {}).get("flwr", {}).get("app")
-    metadata = project.get("project", {})
-    if app is None:
+    app = _table_in(project, "tool", "flwr", "app")
+    metadata = _table_in(project, "project")
+    if not app:
         return None
     if metadata.get("name") == "fairbloom":
         return OURS
+    components = _table_in(app, "components")
     try:
         return SubmittedApp(
-            serverapp=str(app["components"]["serverapp"]),
+            serverapp=str(components["serverapp"]),
             distribution=str(metadata["name"]),
             version=str(metadata["version"]),
-            config=flatten_tables(app.get("config", {})),
+            config=flatten_tables(_table_in(app, "config")),
             folder=folder,
+            clientapp=str(components.get("clientapp", "")),
         )
     except KeyError as error:
         raise DeployError(
             f"{file} lacks {error}: a run needs name and version of [project], and serverapp of "
             "[tool.flwr.app.components]"
         ) from None
+
+
+def _table_in(tables: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    """Return a table inside others, {} if it is missing."""
+    for key in keys:
+        tables = tables.get(key, {})
+        if not isinstance(tables, Mapping):
+            return {}
+    return tables
 
 
 def order_release(federation: Federation, run: str, model: str) -> Order:

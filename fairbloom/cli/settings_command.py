@@ -25,6 +25,7 @@ IN_PYTHON = ("progress", "on_round", "on_run", "data", "target")
 
 # What the help calls the values of options, where their type says too little.
 METAVARS = {
+    "app": "FOLDER",
     "settings": "KEY=VALUE",
     "grid": "KEY=VALUES",
     "budget": "MINUTES",

@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +20,8 @@ from fairbloom.system.machine import processors_here
 from fairbloom.tasks import describe_data, forget_tasks
 
 from . import pages as pages  # registers the pages of results
-from .arms import METHODS, Named, baseline_of, fitting, parse_arms, settings_of_method
+from .apps import read_app
+from .arms import APP_METHODS, METHODS, Named, baseline_of, fitting, parse_arms, settings_of_method
 from .frames import Frames, settings_of_frames
 from .options import StudyOptions, as_settings, choose_task, expand_options, merge_settings
 from .results.comparison import Comparison, read_comparison
@@ -177,6 +179,8 @@ def compare(
     data: Frames | None = None,
     target: str = "",
     methods: Named | Sequence[Named] = METHODS,
+    app: str | os.PathLike[str] | None = None,
+    flwr: bool = False,
     runs: Folders = (),
     baseline: Named | None = None,
     seeds: int = 3,
@@ -201,6 +205,13 @@ def compare(
     methods
         The methods, separated by commas, with their parameters in parentheses:
         'fedavg,qfedavg(q=1),my_module:Mine'. In Python also a list of names and classes.
+    app
+        The folder of a Flower app, which is trained instead of a task. Its run config has method,
+        seed, num-rounds and out; --rounds and --set change its other values. Each run is started
+        by python -m PACKAGE.
+    flwr
+        Start each run of the app by flwr run, in Flower's simulation and one after the other,
+        instead of by python -m.
     runs
         Folders of runs to compare by the method and seed that they recorded, instead of training:
         runs/a runs/b, or `runs/*`.
@@ -234,10 +245,13 @@ def compare(
         When a setting is unknown, impossible or unused, a folder cannot be used, or a run fails.
     """
     config = merge_settings(as_settings({"task": task, **options}), settings or {})
-    config = settings_of_frames(data, target, out, config)
     named = name_of(baseline) if baseline else ""
     if runs:
         changed = {
+            "data": data is not None,
+            "target": target,
+            "app": app,
+            "flwr": flwr,
             "methods": methods != METHODS,
             "seeds": seeds != 3,
             "seed": seed,
@@ -248,16 +262,28 @@ def compare(
                 f"{given[0]} has no effect with --runs, as these runs have theirs: leave it out"
             )
         return compare_runs(runs, named, Path(out))
-    config = choose_task(config)
+    if seeds < 1:
+        raise SettingsError(f"seeds = {seeds}: a comparison takes at least one")
+    own = None
+    if app is not None or flwr:
+        _refuse_data(data, target)
+        methods = APP_METHODS if methods == METHODS else methods
+        own, config = read_app(app, config, methods, flwr=flwr)
+    else:
+        config = choose_task(settings_of_frames(data, target, out, config))
     among = parse_arms(methods, config)
     if methods == METHODS:
         among = fitting(among, config)
-    if seeds < 1:
-        raise SettingsError(f"seeds = {seeds}: a comparison takes at least one")
     base = baseline_of(named, among)
-    study = Study("compare", among, list(range(seed, seed + seeds)), base, config)
+    study = Study("compare", among, list(range(seed, seed + seeds)), base, config, app=own)
     with study_progress("comparing", shown=progress) as bar:
         return compare_arms(study, Path(out), jobs or processors_here(), bar, on_run)
+
+
+def _refuse_data(data: Frames | None, target: str) -> None:
+    """Raise SettingsError for data of a task where an app is trained."""
+    if data is not None or target:
+        raise SettingsError("an app loads its own data: leave data and target out")
 
 
 def refit(
@@ -310,6 +336,8 @@ def search(
     data: Frames | None = None,
     target: str = "",
     methods: Named | Sequence[Named] = METHODS,
+    app: str | os.PathLike[str] | None = None,
+    flwr: bool = False,
     grid: Mapping[str, Sequence[Value]] | Sequence[str] = (),
     criterion: str = "worst-10",
     mean_within: float | None = None,
@@ -368,7 +396,6 @@ def search(
         a folder cannot be used, or the baseline cannot be judged.
     """
     config = merge_settings(as_settings({"task": task, **options}), settings or {})
-    config = settings_of_frames(data, target, out, config)
     if seeds < 1:
         raise SettingsError(f"seeds = {seeds}: a search takes at least one")
     if test_seeds is not None and test_seeds < 1:
@@ -379,8 +406,16 @@ def search(
         )
     if not isinstance(grid, Mapping):
         grid = parse_grid(grid)
-    config = {"validation-share": VALIDATION_SHARE, **choose_task(config)}
-    arms = arms_of(methods, grid, baseline, config)
+    own = None
+    if app is not None or flwr:
+        _refuse_data(data, target)
+        methods = APP_METHODS if methods == METHODS else methods
+        own, config = read_app(app, config, methods, baseline, flwr=flwr)
+        own = replace(own, needs_validation=True)
+    else:
+        config = choose_task(settings_of_frames(data, target, out, config))
+        config = {"validation-share": VALIDATION_SHARE, **config}
+    arms = arms_of(methods, grid, baseline, config, own)
     (base,) = parse_arms([baseline])
     study = Study(
         "search",
@@ -388,6 +423,7 @@ def search(
         list(range(seed, seed + seeds)),
         base.method,
         config,
+        app=own,
         criterion=find_measure(criterion).name,
         mean_within=mean_within,
         tests=test_seeds or 0,

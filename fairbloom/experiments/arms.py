@@ -25,6 +25,9 @@ from fairbloom.strategies.named import (
 # The methods that are compared by default: those that docs/which_method.py recommends to try.
 METHODS = "fedavg,feddyn,qfedavg,fedfv,ditto,local"
 
+# Those that are compared by default in a Flower app: `fair` has what they ask of clients.
+APP_METHODS = "fedavg,qfedavg,fedfv"
+
 # The most characters of a run folder's name before its seed; file systems take 255.
 LONGEST_NAME = 100
 

@@ -21,6 +21,7 @@ from fairbloom.system.files import write_whole
 from fairbloom.system.values import decode_as
 from fairbloom.text import text_if
 
+from .apps import App, AppRun
 from .arms import Arm
 
 Kind = Literal["compare", "search", "reproduce"]
@@ -32,8 +33,8 @@ NOUNS: Mapping[str, str] = {
     "reproduce": "reproduction",
 }
 
-# The settings of runs by their folders within the study's folder.
-Runs = Mapping[str, Settings]
+# Runs by their folders within the study's folder: of a task, or of a user's app.
+Runs = Mapping[str, Settings | AppRun]
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,9 @@ class Study:
     settings: Mapping[str, Value] = field(default_factory=dict)
     # the reasons of failed runs, by their folders within the study's
     failed: Mapping[str, str] = field(default_factory=dict)
+
+    # Of a user's Flower app: the app, which decides on data and score.
+    app: App | None = None
 
     # Of a comparison: the number of seeds that it had when it was first finished, if seeds were
     # added since; else 0.
@@ -88,7 +92,8 @@ class Study:
     @property
     def noun(self) -> str:
         """Its name in sentences."""
-        return f"{NOUNS[self.kind]}{text_if(self.places, ' of given runs')}"
+        of_app = text_if(self.app, " of an app's runs")
+        return f"{NOUNS[self.kind]}{of_app}{text_if(self.places, ' of given runs')}"
 
     @property
     def groups(self) -> Mapping[str, Sequence[Arm]]:
@@ -127,9 +132,16 @@ class Study:
 
     def run(self, arm: Arm, seed: int, out: Path) -> Settings:
         """Return the settings of a run of the study in folder `out`."""
-        return Settings.of(
-            {**self.config(arm), "seed": seed, "out": str(out / self.folder(arm, seed))}
-        )
+        return Settings.of(self._config_of_run(arm, seed, out))
+
+    def planned(self, arm: Arm, seed: int, out: Path) -> Settings | AppRun:
+        """Return a run of the study in folder `out`: of its task, or of its app."""
+        if self.app is None:
+            return self.run(arm, seed, out)
+        return self.app.run(self._config_of_run(arm, seed, out))
+
+    def _config_of_run(self, arm: Arm, seed: int, out: Path) -> dict[str, Value]:
+        return {**self.config(arm), "seed": seed, "out": str(out / self.folder(arm, seed))}
 
     def is_done(self, arm: Arm, seed: int, out: Path) -> bool:
         """Return whether a run is finished with all its rounds; nothing is imported for this."""
@@ -146,7 +158,7 @@ class Study:
         """
         if keys is None:
             keys = [(arm, seed) for seed in self.seeds for arm in self.arms]
-        return {self.folder(arm, seed): self.run(arm, seed, out) for arm, seed in keys}
+        return {self.folder(arm, seed): self.planned(arm, seed, out) for arm, seed in keys}
 
     def failures(self, arm: Arm) -> dict[int, str]:
         """Return the reasons of an arm's failed runs, by their seeds."""
@@ -198,7 +210,7 @@ class Study:
         )
 
 
-def is_done(run: Settings) -> bool:
+def is_done(run: Settings | AppRun) -> bool:
     """Return whether a run is finished with all its rounds."""
     return _has_rounds(Path(run.out), run.num_rounds)
 

@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from fairbloom.errors import reason_of
+from fairbloom.errors import did_you_mean, reason_of
 
 from .accounts import COUNTS
 from .effects import IdleIf
@@ -32,6 +32,7 @@ from .parameters import (
     Value as Value,
     annotated,
     key_of as key_of,
+    of_kind,
     parsed as parsed,
     split_names as split_names,
 )
@@ -636,6 +637,31 @@ def flatten_tables(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any
         else:
             settings[prefix + key] = value
     return settings
+
+
+def check_app_config(
+    given: Mapping[str, Value], defaults: Mapping[str, Any], where: str
+) -> dict[str, Value]:
+    """Return settings of a user's app, in the types of their defaults in its pyproject.toml.
+
+    `where` names the table of the defaults. Raise SettingsError for a setting without a default, or
+    of another type.
+    """
+    checked: dict[str, Value] = {}
+    for key, value in given.items():
+        if key not in defaults:
+            raise SettingsError(
+                f"unknown setting {key} = {value!r}: {did_you_mean(key, defaults)}{where} has"
+                f" {', '.join(defaults) or 'no key'}; add it there if your app is to read it"
+            )
+        kind = type(defaults[key])
+        if not of_kind(value, kind):
+            raise SettingsError(
+                f"{key} = {value!r}: it must be of type {kind.__name__}, as its default in {where}"
+                " is"
+            )
+        checked[key] = kind(value)
+    return checked
 
 
 def parse_assignments(words: Iterable[str]) -> dict[str, Value]:

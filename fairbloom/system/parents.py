@@ -1,7 +1,11 @@
-"""Make a process end with the process that started it."""
+"""Make a process end with the process that started it.
+
+`python -m fairbloom.system.parents PARENT MODULE WORDS…` runs `python -m MODULE WORDS…` so.
+"""
 
 import ctypes
 import os
+import runpy
 import signal
 import sys
 import threading
@@ -27,3 +31,9 @@ def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(PARENT_POLL_SECONDS)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    end_with_parent(int(sys.argv[1]))
+    sys.argv = sys.argv[2:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -95,9 +95,12 @@ def page_of_comparison(comparison: Comparison) -> Page:
 def joining_section(comparison: Comparison) -> Section | None:
     """Return whether joining pays, against training alone, in the mean and by client."""
     if not comparison.joining:
+        remedy = "add local to --methods, in the same folder, or runs of local to --runs"
+        if any(run.of_app for runs in comparison.runs.values() for run in runs):
+            remedy = "local needs a task of yours in place of an app"
         how = (
-            "Training alone is not among the methods, so it is not known whether joining pays: add"
-            " local to --methods, in the same folder, or runs of local to --runs."
+            "Training alone is not among the methods, so it is not known whether joining pays:"
+            f" {remedy}."
         )
         return None if comparison.trained_alone else notes_section("joining", JOINING, [how])
     digits = Digits(comparison.gain_decimals)

@@ -56,8 +56,8 @@ ONE_SEED = (
 
 ONE_RUN_OF_APP = (
     "One run with one seed does not show whether another method would serve these clients better:"
-    " run the app with other methods and five seeds or more, and compare the run folders by"
-    " fairbloom compare --runs."
+    " compare methods over five seeds or more, in the app by fairbloom compare --app, or from run"
+    " folders by fairbloom compare --runs."
 )
 
 

@@ -2,6 +2,7 @@
 
 import statistics
 from dataclasses import replace
+from pathlib import Path
 
 from fairbloom.protocol.settings import SETTINGS
 from fairbloom.text import plural, text_if
@@ -9,6 +10,7 @@ from fairbloom.text import plural, text_if
 from ..render.page import Cell, Page, Section, Table
 from ..results.presentation import page_of
 from ..results.search import ArmScore, Search
+from ..study import Study
 from .cells import Digits, about_worst
 from .comparison import page_of_comparison
 from .sections import files_of
@@ -28,7 +30,7 @@ def page_of_search(search: Search) -> Page:
     ]
     arms = Section("arms", "What was tried", "", [arms_table(search)])
     page = Page(
-        f"Search on {search.study.settings.get('task', SETTINGS['task'].default)}",
+        f"Search {_where(search.study)}",
         headline,
         sentences,
         facts,
@@ -46,6 +48,13 @@ def page_of_search(search: Search) -> Page:
         figure=compared.figure,
         about=compared.about,
     )
+
+
+def _where(study: Study) -> str:
+    """Return the end of a search's title: its task, or its app."""
+    if study.app is not None:
+        return f"in {Path(study.app.folder).name}"
+    return f"on {study.settings.get('task', SETTINGS['task'].default)}"
 
 
 def arms_table(search: Search) -> Table:

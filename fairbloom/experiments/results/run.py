@@ -357,10 +357,13 @@ class Run(Shown):
             "global", or "personal" for personal models, which few methods have; by default the one
             that `serves`.
         split
-            "test", or "validation" for the examples that a validation share sets apart.
+            "test", or "validation" for the examples that a validation share sets apart; in an app's
+            run, the metric that its RunFolder names as `best_model`, in the unit of the score.
         """
         score = score or self.score
         model = model or self.serves
+        if self.of_app and split == "validation":
+            return self._validated(score)
         column = score.column(model, split)
         rows = self._last
         if column not in rows:
@@ -379,6 +382,24 @@ class Run(Shown):
             for client, value in self.column(column).items()
             # with noise, a share may be below 0 or above 1: without these, means would be biased
             if score.has(value / unit) or client in noise
+        }
+
+    def _validated(self, score: Score) -> dict[str, float]:
+        """Return each client's validation metric in an app's run, if it is a value of the score."""
+        rows = self.metrics
+        if rows.empty:
+            return {}
+        last = self._last
+        rows = rows[
+            rows["round"].isin(last["round"])
+            & rows["client"].isin(last["client"])
+            & (rows["phase"] == "evaluate")
+            & (rows["metric"] == self.settings.get("validation-metric"))
+        ]
+        return {
+            client: score.shown(value)
+            for client, value in zip(rows["client"].tolist(), rows["value"].tolist(), strict=True)
+            if score.has(value)
         }
 
     def noise(self, score: Score | None = None, *, simulated: bool = False) -> dict[str, float]:

@@ -104,7 +104,8 @@ def _find_fault(
 
 def read_scores(run: Run, evaluated: str) -> ClientScores:
     """Return a run's scores on validation examples, or on test examples if it has no others."""
-    split = "validation" if float(run.settings.get("validation-share", 0.0)) > 0.0 else "test"
+    apart = run.of_app or float(run.settings.get("validation-share", 0.0)) > 0.0
+    split = "validation" if apart else "test"
     model = run.serves if evaluated == "global" else evaluated
     scores = run.final(model=model, split=split)
     if not scores:

@@ -27,11 +27,13 @@ from fairbloom.tasks import find_task
 from fairbloom.text import text_if
 
 from .. import pages as pages  # registers the page of a comparison
+from ..apps import AppRun
 from ..arms import Named, find_label
 from ..results.comparison import Comparison, read_comparison
 from ..results.presentation import write_figure, write_report
 from ..results.run import REPORT, Run, load
 from ..study import Study, find_study
+from .pairs import check_pairs
 from .progress import StudyBar
 from .running import OnRun, carry_out, fix_score, ignore_run, write_tables
 
@@ -58,6 +60,8 @@ def compare_arms(
         study = replace(study, failed=work.failed)
         study.write(out)
         comparison = read_comparison(out, study)
+        if study.app is not None:
+            check_pairs(comparison)
         write_comparison(comparison, out)
         return comparison
 
@@ -80,20 +84,27 @@ def prepare(study: Study, out: Path, *, deployed: bool = False) -> Study:
                 f"{key} = {value!r}: a {study.noun} sets {key} run by run: give"
                 f" {OPTIONS[key]} instead"
             )
+    runs = {arm.label: study.planned(arm, study.seeds[0], out) for arm in study.arms}
+    if study.app is not None:  # which decides on the score
+        warn_of_idle(runs)
+        return study
     first = study.run(study.arms[0], study.seeds[0], out)
     if deployed:
         first.check_deployed()
         first.check_schema()
     check_used(study.settings, ([arm.method for arm in study.arms]), first.task, deployed=deployed)
-    warn_of_idle({arm.label: Settings.of(study.config(arm)) for arm in study.arms})
+    warn_of_idle(runs)
     return replace(study, settings={**study.settings, **fix_score(first, deployed=deployed)})
 
 
-def warn_of_idle(arms: Mapping[str, Settings]) -> None:
-    """Warn once of the arms, by their labels, in which a parameter changes nothing, and why."""
+def warn_of_idle(arms: Mapping[str, Settings | AppRun]) -> None:
+    """Warn once of the arms, by their labels, in which a parameter changes nothing, and why.
+
+    `arms` has a run of each.
+    """
     labels = dict[str, list[str]]()
-    for label, settings in arms.items():
-        labels.setdefault(settings.strategy().find_idle(settings.num_rounds), []).append(label)
+    for label, run in arms.items():
+        labels.setdefault(run.strategy().find_idle(run.num_rounds), []).append(label)
     labels.pop("", None)
     if labels:
         log.warning(

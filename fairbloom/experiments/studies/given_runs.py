@@ -4,9 +4,9 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from fairbloom.errors import FairbloomError, join_names
-from fairbloom.protocol.settings import Mark, Setup, Value, key_of, marked
-from fairbloom.server.run_folder.files import DATA, LEFT_OUT, ROWS, is_run_folder
+from fairbloom.errors import FairbloomError
+from fairbloom.protocol.settings import Value
+from fairbloom.server.run_folder.files import is_run_folder
 from fairbloom.strategies.named import title
 
 from ..arms import Arm, baseline_of, label_of
@@ -14,15 +14,10 @@ from ..results.comparison import Comparison, read_comparison
 from ..results.run import Run, load
 from ..study import Study
 from .compare import write_comparison
+from .pairs import ALIKE, check_same_clients, check_same_data, shown_path
 from .running import study_folder
 
 Folders = Iterable[str | os.PathLike[str]]
-
-# Settings that tell neither methods nor data apart.
-ALIKE = {"method", "seed", *marked(Mark.FREE, Mark.LIMIT, Mark.PLACE, Mark.ROUNDING)}
-
-# Settings that decide which examples there are and who has them, besides a task's parameters.
-OF_DATA = {key_of(name) for name in Setup.model_fields} - {"model", "verify-data", *ALIKE}
 
 # The runs of a method by their seeds.
 Seeds = dict[int, Run]
@@ -49,7 +44,7 @@ def study_of_runs(folders: Iterable[Path], baseline: str) -> Study:
     left_out = list[str]()
     opened = _open(folders, left_out)
     for run in opened[1:]:
-        _check_same_data(run, opened[0])
+        check_same_data(run, opened[0])
     by_label, arms = _group(opened, left_out)
     base = baseline_of(baseline, list(arms.values()))
     for label in [label for label, runs in by_label.items() if not runs.keys() & by_label[base]]:
@@ -66,7 +61,7 @@ def study_of_runs(folders: Iterable[Path], baseline: str) -> Study:
     seeds = sorted(shared)
     for runs in by_label.values():
         for seed in seeds:
-            _check_same_clients(runs[seed], by_label[base][seed])
+            check_same_clients(runs[seed], by_label[base][seed])
     study = Study("compare", [arms[label] for label in by_label], seeds, base)
     places = {
         study.folder(arms[label], seed): str(runs[seed].folder)
@@ -127,58 +122,7 @@ def _group(runs: Sequence[Run], left_out: list[str]) -> tuple[dict[str, Seeds], 
         first = by_label.setdefault(label, {}).setdefault(seed, run)
         if first is not run:
             left_out.append(
-                f"{_name(run)} is left out: it is another run of {label} with seed {seed}, like"
-                f" {_name(first)}."
+                f"{shown_path(run)} is left out: it is another run of {label} with seed {seed},"
+                f" like {shown_path(first)}."
             )
     return by_label, arms
-
-
-def _check_same_data(run: Run, other: Run) -> None:
-    """Raise FairbloomError if two runs have other scores or settings of their data."""
-    pair = f"{_name(run)} and {_name(other)} cannot be compared"
-    task = f"{run.settings.get('task')}."
-    of_task = (key for key in {*run.settings, *other.settings} if key.startswith(task))
-    for key in ("task", *sorted(OF_DATA.union(of_task))):
-        here, there = (side.settings.get(key) for side in (run, other))
-        if here != there:
-            raise FairbloomError(
-                f"{pair}: their {key} is {here!r}, and {there!r}: choose runs with the same data"
-            )
-    if run.scores != other.scores:
-        here, there = (", ".join(score.words for score in of.scores) for of in (run, other))
-        raise FairbloomError(
-            f"{pair}: their scores are {here}, and {there}: choose runs with the same scores, the"
-            " one that fairness goes by first"
-        )
-
-
-def _check_same_clients(run: Run, base: Run) -> None:
-    """Raise FairbloomError if two runs of a seed have other clients, or these have other rows."""
-    pair = f"{_name(run)} and {_name(base)}"
-    if differing := run.known ^ base.known:
-        raise FairbloomError(
-            f"{pair} cannot be compared: only one of them has {join_names(sorted(differing))}:"
-            " choose runs of the same clients, which have the same names in every run"
-        )
-    here, there = (_contents_of(side) for side in (run, base))
-    if other := sorted(name for name in here.keys() & there.keys() if here[name] != there[name]):
-        raise FairbloomError(
-            f"{pair} cannot be compared: in one of them {join_names(other)} had other rows: choose"
-            " runs with the same data"
-        )
-
-
-def _contents_of(run: Run) -> Mapping[str, Sequence[object]]:
-    """Return what is known of each client's rows, or in one process of all files."""
-    files = sorted(str(each) for name, each in DATA.read(run.folder).items() if name != LEFT_OUT)
-    devices = ROWS.read(run.folder).items()
-    if files:
-        return {"all clients": files}
-    return {
-        **{name: [count] for name, count in run.test_examples().items()},
-        **{name: [table for _, table in changes] for name, changes in devices},
-    }
-
-
-def _name(run: Run) -> str:
-    return os.path.relpath(run.folder)

@@ -27,13 +27,19 @@ from fairbloom.system.machine import processors_here
 from fairbloom.system.supervise import finish_first, hold_signals, release_signals
 from fairbloom.tasks import check_data, digests
 
+from ..apps import AppRun
 from ..study import Runs
+from .app_process import check_begun, run_app
 
 
 def check_runs(runs: Runs) -> None:
     """Raise FairbloomError if it is already known that a run cannot start or continue."""
     read: dict[tuple[str, str], Mapping[str, str]] = {}
     for run in runs.values():
+        if isinstance(run, AppRun):  # the app decides on its data
+            check_seen("method", run.method, "the app's processes")
+            check_begun(run)
+            continue
         for key in ("task", "model", "method", "partition", "optimizer", "client-rule"):
             check_seen(key, getattr(run, key.replace("-", "_")), "the processes of several runs")
         if not run.test_share:
@@ -54,7 +60,8 @@ def check_threads(runs: Runs, jobs: int) -> None:
 
     A single run may have more: it continues with as many as it has begun with.
     """
-    threads = max(run.threads for run in runs.values())
+    of_tasks = [run for run in runs.values() if isinstance(run, Settings)]
+    threads = max((run.threads for run in of_tasks), default=1)
     at_a_time = min(jobs, len(runs))
     processors = processors_here()
     if threads > 1 and at_a_time > 1 and at_a_time * threads > processors:
@@ -85,13 +92,11 @@ def run_all(runs: Runs, jobs: int, log_level: int, ended: Ended) -> None:
 
 def run_in_turn(runs: Runs, log_level: int, ended: Ended) -> None:
     """Carry out runs one after the other in this process, without log lines below a level."""
-    from fairbloom.simulation.run import simulate  # imported late, as PyTorch is with it
-
     for name, run in runs.items():
         failed: FairbloomError | None = None
         try:
             with log_from(log_level):
-                simulate(run)
+                carry_out_run(run)
         except FairbloomError as error:
             failed = error
         ended(name, failed)
@@ -181,9 +186,17 @@ def _end_with_pipe(over: Connection) -> None:
     os._exit(1)  # an interrupted run continues with the same command
 
 
-def run_quietly(run: Settings, log_level: int) -> None:
+def run_quietly(run: Settings | AppRun, log_level: int) -> None:
     """Run in a worker process, without log lines below a level."""
     logging.getLogger("flwr").setLevel(log_level)
+    carry_out_run(run)
+
+
+def carry_out_run(run: Settings | AppRun) -> None:
+    """Carry out a run of a task in this process, or start an app's and wait for its end."""
+    if isinstance(run, AppRun):
+        run_app(run)
+        return
     from fairbloom.simulation.run import simulate  # imported late, as PyTorch is with it
 
     simulate(run)

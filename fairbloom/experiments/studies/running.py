@@ -15,7 +15,7 @@ from fairbloom.server.run_folder.errors import (
     explain_access_errors,
     explain_write_errors,
 )
-from fairbloom.server.run_folder.files import FRAMES, is_run_folder
+from fairbloom.server.run_folder.files import CHECKPOINTS, FRAMES, is_run_folder
 from fairbloom.server.run_folder.lock import locked_folder
 from fairbloom.server.run_folder.tables import format_csv
 from fairbloom.server.settings import Settings
@@ -94,7 +94,9 @@ def carry_out(
     check_threads(runs, jobs)
     log_level = logging.WARNING if study.kind == "compare" else QUIET
     with study_folder(study, out):
-        yield StudyRunner(out, jobs, bar, log_level, on_run)
+        # `flwr run` gives a run all processors
+        at_a_time = 1 if study.app and study.app.flwr else jobs
+        yield StudyRunner(out, at_a_time, bar, log_level, on_run)
 
 
 @contextlib.contextmanager
@@ -117,6 +119,8 @@ def study_folder(study: Study, out: Path) -> Iterator[None]:
             raise FairbloomError(
                 f"{out} holds a {there.noun}: choose another folder for the {study.noun} (--out)"
             )
+        if there and there.app and study.app and any(out.glob(f"runs/*/{CHECKPOINTS.name}/*")):
+            study.app.check_same(there.app, out)
     # files of the same names would be replaced
     if visible and STUDY not in visible and "runs" not in visible:
         raise RunFolderError(f"{out} exists and holds no study: choose another folder (--out)")

@@ -4,7 +4,7 @@ The tests are on fresh seeds.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from fairbloom.protocol.settings import (
     parsed,
     split_names,
 )
-from fairbloom.server.settings import Settings
 from fairbloom.strategies import FairStrategy, find_method
 from fairbloom.strategies.named import (
     find_key,
@@ -29,6 +28,7 @@ from fairbloom.strategies.named import (
 )
 from fairbloom.strategies.strategy import Tries
 
+from ..apps import App
 from ..arms import (
     METHODS as DEFAULT_METHODS,
     Arm,
@@ -37,7 +37,7 @@ from ..arms import (
     make_arm,
     parse_arms,
 )
-from ..results.measures import AGAINST_BASELINE
+from ..results.measures import AGAINST_BASELINE, GAP
 from ..results.presentation import write_report
 from ..results.run import REPORT
 from ..results.search import ArmScore, Search, choose, read_search
@@ -74,14 +74,18 @@ OTHER_EXAMPLES = {
 
 
 def arms_of(
-    words: Named | Iterable[Named], grid: Grid, baseline: Named, shared: Mapping[str, Value]
+    words: Named | Iterable[Named],
+    grid: Grid,
+    baseline: Named,
+    shared: Mapping[str, Value],
+    app: App | None = None,
 ) -> list[Arm]:
     """Return the arms of a search: each method at each point of the grid, and the baseline's.
 
     Methods by default that cannot be run are left out. A method tries the axes of the grid that are
     its own or common to all methods. A method that is written without parameters and has no axis of
     its own tries the values that it declares in `tries`, except those that change nothing in the
-    rounds.
+    rounds. Runs of an app also try values of its run config.
     """
     named = parse_arms(words, shared)
     (base,) = parse_arms([baseline], shared)
@@ -89,10 +93,9 @@ def arms_of(
         named.append(base)
     used: set[str] = set()
     arms = list[Arm]()
-    plain = {key: value for key, value in shared.items() if "." not in key}
-    rounds = Settings.of(plain).num_rounds
+    plan = Study("search", [], [], settings=shared, app=app)
     for arm in named:
-        tried = _axes(arm, grid)
+        tried = _axes(arm, grid, app)
         used |= tried.keys()
         axes = dict(tried.values())
         own = bool(arm.settings) or any(key in method_parameters(arm.method) for key in axes)
@@ -101,19 +104,19 @@ def arms_of(
             point = make_arm(arm.method, {**start, **dict(zip(axes, values, strict=True))})
             if any(point.is_same(other) for other in arms):
                 continue
-            config = Study("search", [point], [], settings=shared).config(point)
             try:
-                strategy = Settings.of(config).strategy()
+                run = plan.planned(point, 0, Path())
+                strategy = run.strategy()
             except SettingsError as error:
                 if words != DEFAULT_METHODS or arm.method == base.method:
                     raise
                 log.warning("%s is left out: %s", point.label, error)
                 continue
-            if own or not strategy.find_idle(rounds):
+            if own or not strategy.find_idle(run.num_rounds):
                 has_personal = strategy.terms(1).has_personal_models
                 arms.append(replace(point, evaluated="personal" if has_personal else "global"))
     if unused := [name for name in grid if name not in used]:
-        raise SettingsError(_explain_unused(unused[0], named))
+        raise SettingsError(_explain_unused(unused[0], named, _checks(app)))
     if len(arms) < 2:
         raise SettingsError(
             f"there is nothing to choose from but {arms[0].label}: name more --methods, or give"
@@ -142,7 +145,7 @@ def parse_grid(words: Iterable[str]) -> dict[str, list[Value]]:
     return grid
 
 
-def _axes(arm: Arm, grid: Grid) -> dict[str, tuple[str, list[Value]]]:
+def _axes(arm: Arm, grid: Grid, app: App | None) -> dict[str, tuple[str, list[Value]]]:
     """Return the run-config keys and values that an arm tries, by their names in the grid.
 
     Settings that the arm does not have, or sets itself, are left out. Raise SettingsError for an
@@ -150,9 +153,11 @@ def _axes(arm: Arm, grid: Grid) -> dict[str, tuple[str, list[Value]]]:
     """
     own = method_parameters(arm.method)
     found = dict[str, tuple[str, list[Value]]]()
+    known = _checks(app)
+    known |= {key: parameter.checked for key, parameter in own.items()}
     checks = {
-        key: parameter.checked
-        for key, parameter in {**SETTINGS, **own}.items()
+        key: check
+        for key, check in known.items()
         if key not in OTHER_EXAMPLES and key not in OPTIONS
     }
     for name, values in grid.items():
@@ -170,8 +175,15 @@ def _axes(arm: Arm, grid: Grid) -> dict[str, tuple[str, list[Value]]]:
     return found
 
 
-def _explain_unused(name: str, named: Sequence[Arm]) -> str:
-    """Return why no method tries the values of a setting."""
+def _checks(app: App | None) -> dict[str, Callable[[Value], Value]]:
+    """Return what a grid may vary in all methods, each with the function that checks a value."""
+    if app is not None:
+        return app.checks()
+    return {key: setting.checked for key, setting in SETTINGS.items()}
+
+
+def _explain_unused(name: str, named: Sequence[Arm], there: Iterable[str]) -> str:
+    """Return why no method tries the values of a setting; `there` are those that runs have."""
     key = key_of(name)
     if key in OTHER_EXAMPLES:
         return (
@@ -180,13 +192,13 @@ def _explain_unused(name: str, named: Sequence[Arm]) -> str:
         )
     if key in OPTIONS:
         return f"grid: a search sets {key} run by run: give {OPTIONS[key]} instead"
-    if key in SETTINGS:
+    if key in there:
         return f"grid: {key} is given twice, here and by the methods: give it in one place"
     parameters = [short_key(key) for arm in named for key in method_parameters(arm.method)]
     methods = ", ".join(dict.fromkeys(arm.label for arm in named))
     return (
         f"grid: {name} is not a parameter of {methods}:"
-        f" {did_you_mean(name, [*parameters, *SETTINGS])}leave it out"
+        f" {did_you_mean(name, [*parameters, *there])}leave it out"
     )
 
 
@@ -242,13 +254,20 @@ def _prepare_search(study: Study, out: Path) -> Study:
             f"criterion = {study.criterion!r} compares with the baseline, so that it cannot choose"
             " for the baseline itself: take another measure, such as worst_10"
         )
-    if study.settings["validation-share"] == 0:
+    if study.app is not None and study.criterion.startswith(GAP):
+        raise SettingsError(
+            f"criterion = {study.criterion!r}: an app's runs have no groups of examples: take a"
+            " measure over the clients, such as worst_10"
+        )
+    if study.settings.get("validation-share") == 0:
         raise SettingsError(
             "validation-share = 0: a search chooses by validation examples, never by test"
             f" examples: set validation-share = {VALIDATION_SHARE:g}, or leave it out"
         )
     study = prepare(study, out)
-    check_measures([study.criterion], study.run(study.arms[0], study.seeds[0], out), "criterion")
+    if study.app is None:
+        first = study.run(study.arms[0], study.seeds[0], out)
+        check_measures([study.criterion], first, "criterion")
     return study
 
 

@@ -100,7 +100,7 @@ def test_the_page_of_an_apps_run_names_the_command(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
-        "compare the run folders by fairbloom compare --runs."
+        "in the app by fairbloom compare --app, or from run folders by fairbloom compare --runs."
         in captured(capsys, "show", "runs/fedfv-0").out
     )
 

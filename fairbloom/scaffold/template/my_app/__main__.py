@@ -9,15 +9,17 @@ from flwr.app import Context, RecordDict
 
 from fairbloom import load
 from fairbloom.errors import FairbloomError
+from fairbloom.protocol.settings import flatten_tables
 from fairbloom.simulation.grid import InProcessGrid
 from my_app import client_app, server_app
 
 project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
-config = project["tool"]["flwr"]["app"]["config"]
+config = flatten_tables(project["tool"]["flwr"]["app"]["config"])
 for word in sys.argv[1:]:
     key, _, text = word.partition("=")
     try:
-        config[key] = type(config[key])(text)
+        kind = type(config[key])
+        config[key] = {"true": True, "false": False}[text] if kind is bool else kind(text)
     except (KeyError, ValueError):
         sys.exit(f"{word}: write it as KEY=VALUE, with one of {config}")
 logging.getLogger("flwr").setLevel(logging.WARNING)
