@@ -521,7 +521,7 @@ class Run(Shown):
         return {name: mean_of(values) for name, values in found.items() if values}
 
     def after(self, number: int) -> "Run":
-        """Return the run as it stood after an evaluated round: its tables have that round alone.
+        """Return the run as it stood after an evaluated round: its tables have only that round.
 
         Its scores, groups and measures of training are of that round; without an evaluation it has
         none.

@@ -57,7 +57,7 @@ def check_same_clients(run: Run, base: Run) -> None:
     if other := sorted(name for name in here.keys() & there.keys() if here[name] != there[name]):
         raise FairbloomError(
             f"{pair} cannot be compared: in one of them {join_names(other)} had other rows: choose"
-            " runs with the same data, or let the app deal its rows by the seed alone"
+            " runs with the same data, or let the app deal its rows only by the seed"
         )
 
 
