@@ -274,7 +274,7 @@ def test_a_rate_that_is_sgds_default_is_remarked_with_adam(
     assert ("learning-rate 0.1 suits SGD" in caplog.text) is warned
 
 
-HEADER = "round,participants,replies_used,refused,missing,seconds\n"
+HEADER = "round,participants,replies_used,refused,missing,owing,seconds\n"
 
 
 @pytest.fixture(scope="module")
@@ -314,16 +314,16 @@ def test_a_run_that_ends_during_the_look_is_not_interrupted(
 def test_an_unfinished_run_lists_the_latest_refusals_first(finished: Path, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_bytes((finished / "config.toml").read_bytes())
     rows = [
-        "1,2,1,old: too large,,2.0\n",
-        "2,2,1,'a b': error 2: it said / no | other: not finite,,4.0\n",
-        "3,2,2,,,3.0\n",
-        "4,2,1,,site-c,5.0\n",
+        "1,2,1,old: too large,,,2.0\n",
+        "2,2,1,'a b': error 2: it said / no | other: not finite,,,4.0\n",
+        "3,2,2,,,,3.0\n",
+        "4,2,1,,site-c,site-d,5.0\n",
         "5,2,2,,si",  # is being written
     ]
     (tmp_path / "rounds.csv").write_text(HEADER + "".join(rows))
     found = describe_progress(tmp_path)
     assert (found["round"], found["state"], found["seconds-a-round"]) == (4, "interrupted", 3.5)
-    assert found["missing"] == "site-c"
+    assert (found["missing"], found["owing"]) == ("site-c", "site-d")
     assert found["refused"] == [
         {"round": 2, "client": "a b", "reason": "error 2: it said / no"},
         {"round": 2, "client": "other", "reason": "not finite"},

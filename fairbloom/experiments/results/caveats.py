@@ -12,7 +12,7 @@ from fairbloom.protocol.private import SIMULATED_NOISE
 from fairbloom.protocol.scores import Score
 from fairbloom.rounds.screening import LARGEST_COUNT
 from fairbloom.server.run_folder.attendance import describe_rare
-from fairbloom.server.run_folder.csv_rows import SHARE_OF_LARGER_CLASS
+from fairbloom.server.run_folder.csv_rows import ABSENT, SHARE_OF_LARGER_CLASS
 from fairbloom.server.run_folder.files import EXAMPLES, ROWS, SCHEMA
 from fairbloom.tables.schema import parse_schema
 from fairbloom.tasks import TaskInfo
@@ -150,6 +150,9 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
 
 def describe_rare_clients(run: Run) -> list[str]:
     """Return a sentence for each client that took part in far fewer rounds than the others."""
+    # most runs have no absences, and a comparison has many runs
+    if not any(cell for kind in ABSENT for cell in run.rounds.get(kind, ())):
+        return []
     training = split_names(str(run.settings.get("training-clients", "")))
     return [f"{each}." for each in describe_rare(run.folder, training)]
 
