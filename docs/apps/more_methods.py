@@ -1,12 +1,13 @@
 """More methods of one's own, and a rule on the client, as docs/your-method.md describes them."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
 
 from fairbloom.rounds.cohort import Decision, Kept
 from fairbloom.rounds.ranges import Range
-from fairbloom.strategies import FairStrategy
+from fairbloom.strategies import FairStrategy, FedFV
 
 
 class Clipped(FairStrategy):
@@ -46,6 +47,32 @@ class Agreeing(FairStrategy):
         c = cohort.prior * (along >= 0.0)
         total = c.sum(axis=1, keepdims=True)
         return np.divide(c, total, out=np.zeros_like(c), where=total > 0.0)
+
+
+def mix(cohort):
+    """Return the cohort of mixtures, each the mean of the 3/4 of updates nearest to one, and M.
+
+    M has the shares of the rows in the mixtures. Kept rows stay as they are.
+    """
+    G, m, count = cohort.gram, cohort.size, cohort.size - cohort.size // 4
+    squares = np.diagonal(G)[:m]
+    distances = squares + squares[:, None] - 2.0 * G[:m, :m]
+    near = distances <= np.sort(distances)[:, count - 1 : count]
+    M = np.eye(cohort.rows)
+    M[:m, :m] = near / near.sum(axis=1, keepdims=True)
+    mixed = M @ G @ M.T
+    norms = np.diagonal(mixed)[:m]
+    return replace(cohort, gram_of=lambda: mixed, squared_norms_of=lambda: norms), M
+
+
+class Mixed(FedFV):
+    """FedFV of mixed updates."""
+
+    def weigh(self, cohort):
+        mixed, M = mix(cohort)
+        decided = super().weigh(mixed)
+        keep = {kept: row @ M for kept, row in decided.keep.items()}
+        return Decision(decided.coefficients @ M, keep=keep)
 
 
 class Heading(FairStrategy):

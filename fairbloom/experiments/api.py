@@ -372,7 +372,7 @@ def search(
         The measure to choose by: mean, worst, worst-10, client:NAME, group-gap:SCORE, 3*mean+worst
         or another measure of recipes.
     mean_within
-        By how much an arm's mean over the clients may be worse than that of any other arm, in
+        By how much an arm's mean over the clients may be worse than the best one of all arms, in
         points on validation examples. By default no arm is left out for its mean.
     baseline
         The method that the others are compared with, by its best arm.

@@ -29,15 +29,16 @@ from fairbloom.errors import FairbloomError
 from fairbloom.experiments.api import run as train
 from fairbloom.experiments.method_check import check_method
 from fairbloom.protocol.settings import Value
-from fairbloom.rounds.cohort import Cohort, Decision
+from fairbloom.rounds.cohort import Cohort, Decision, Kept
 from fairbloom.rounds.method import Method
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
-from fairbloom.strategies import METHODS, FairStrategy, FedAvg
+from fairbloom.strategies import METHODS, FairStrategy, FedAvg, FedFV
 from fairbloom.strategies.descent import COMMON_DESCENT
 from tests.commands import fairbloom
 from tests.federation import BUFFERS, quadratics, run as run_strategy
 from tests.originals import is_there
+from tests.strategies.helpers import cohort_of, step_of
 
 from .pages import ROOT
 from .reader import simple_clients
@@ -262,7 +263,7 @@ RULES = [
 SHOWN = [
     f"{name}:{method}"
     for name, text in TEXTS.items()
-    for method in re.findall(r"^class (\w+)\(FairStrategy\)", text, re.MULTILINE)
+    for method in re.findall(r"^class (\w+)\((?:FairStrategy|FedFV)\)", text, re.MULTILINE)
 ]
 
 (IMPORTS,) = (block for block in PYTHON if "import FairStrategy\n" in block)
@@ -297,7 +298,7 @@ def test_every_block_of_python_is_run_by_a_test() -> None:
 
 @pytest.mark.usefixtures("my_methods")
 def test_methods_of_the_guide_pass_the_check(subtests: pytest.Subtests) -> None:
-    assert (len(SHOWN), len(RULES)) == (6, 2)
+    assert (len(SHOWN), len(RULES)) == (7, 2)
     there: dict[str, Any] = {}
     exec(IN_PYTHON, there)  # noqa: S102 (our own page)
     there["test_my_method"]()
@@ -335,6 +336,41 @@ def test_clients_follow_what_the_method_sends(tmp_path: Path) -> None:
     for rounds, same in ((1, True), (2, False)):
         pairs = zip(trained(heading, rounds), trained(FedAvg, rounds), strict=True)
         assert all(np.array_equal(one, other) for one, other in pairs) == same
+
+
+@pytest.mark.usefixtures("my_methods")
+@pytest.mark.parametrize("m", [1, 3, 4, 9])
+def test_mixed_is_fedfv_of_the_mixtures(m: int) -> None:
+    """By vectors: also of kept rows, which are mixtures already, and in any order of the clients."""
+    rng = np.random.default_rng(m)
+    U = rng.normal(size=(m, 6))
+    losses = rng.uniform(1.0, 2.0, m)
+    count = m - m // 4
+    distances = np.linalg.norm(U[:, None] - U, axis=2)
+    mixtures = np.array([U[np.argsort(row)[:count]].mean(axis=0) for row in distances])
+    old: dict[str, Any] = {"memory": {Kept("away", 1): rng.normal(size=6)}, "round": 2}
+    mixed = resolve_name("more_methods:Mixed")()
+    expected = step_of(FedFV(), mixtures, losses=losses, **old)
+    np.testing.assert_allclose(step_of(mixed, U, losses=losses, **old), expected, atol=1e-9)
+    order = rng.permutation(m)
+    np.testing.assert_allclose(
+        step_of(mixed, U[order], losses=losses[order], **old), expected, atol=1e-9
+    )
+    decided = mixed.weigh(cohort_of(U, losses=losses))
+    kept = [row @ U for row in decided.keep.values()]
+    np.testing.assert_allclose(kept, mixtures, atol=1e-9)
+
+
+@pytest.mark.usefixtures("my_methods")
+def test_far_updates_are_in_no_mixture() -> None:
+    """A tie keeps both updates, so that names do not decide."""
+    mix = resolve_name("more_methods:mix")
+    _, M = mix(cohort_of(np.array([[1.0], [1.1], [0.9], [-9.0]])))
+    assert (M[:3, 3] == 0.0).all()
+    assert M[3, 3] > 0.0
+    _, M = mix(cohort_of(np.array([[0.0], [1.0], [-1.0], [3.0]])))
+    np.testing.assert_allclose(M[1], 0.25)
+    assert M[0, 3] == 0.0
 
 
 @pytest.mark.usefixtures("my_methods")

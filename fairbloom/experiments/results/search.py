@@ -139,8 +139,8 @@ def near_best_mean(
 ) -> list[ArmScore]:
     """Return the arms that can be chosen, without those with a mean too far from the best one.
 
-    `within` is by how much an arm's mean over the clients may be worse than that of any other arm,
-    in the score's unit; None: by any number.
+    `within` is by how much an arm's mean over the clients may be worse than the best one of all
+    arms, in the score's unit; None: by any number.
     """
     arms = [arm_score for arm_score in judged if arm_score.values]
     if within is None or not arms:
