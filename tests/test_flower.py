@@ -30,7 +30,10 @@ from fairbloom.strategies import FedAvg
 from tests.checkout import ROOT, package_files
 from tests.federation import quadratics, run
 
-DOCUMENTED = ("flwr", "flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy")
+DOCUMENTED = (
+    *("flwr", "flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy"),
+    "flwr.cli.app",  # the command flwr as a module, which this Python is sure to have
+)
 
 # Most private names of Flower that the packages import or change.
 MAX_NAMES = 6
