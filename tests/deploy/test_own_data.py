@@ -58,6 +58,7 @@ SETTINGS: dict[str, Any] = OURS | {
     "device": "cpu",
     "seed": 3,
     "scores": "f1,brier",
+    "wait-for-clients": 1.0,  # a run begins without a client that goes on refusing it
 }
 
 
