@@ -59,8 +59,8 @@ def check_weights(settings: RunSettings, known: str) -> None:
         make_folder(folder)
         write_private(folder / REFUSED, json.dumps(about).encode())
     raise SettingRefusedError(
-        f"the run begins with weights of a file ({digest[:SHOWN]}) that this device has not"
-        f" accepted for its schema and model: {REMEDY}"
+        f"the run begins with weights of a file (initial-weights, {digest[:SHOWN]}) that this"
+        f" device has not accepted for its schema and model: {REMEDY}"
     )
 
 

@@ -110,11 +110,15 @@ class Questions:
         def check(database: sqlite3.Connection) -> None:
             of_run, rounds = self._find(database, asking)
             most = _most_of_run(limits, max(rounds, asking.rounds))
-            if of_run and not of_run + asking.planned <= most:
+            needed = of_run + asking.planned
+            if of_run and not needed <= most:
                 raise SettingRefusedError(
                     f"{most - of_run} of {most} messages with a model are left for runs with the"
                     f" same settings (questions-a-run), and this run of {asking.rounds} rounds"
-                    f" sends about {asking.planned}: {self._remedy}"
+                    f" sends about {asking.planned}; a mended file begins no new count. They begin"
+                    f" anew on {self._opens} (UTC); the device's owner may allow the run by"
+                    f" questions-a-run = {needed} or more (limits, in owner.toml), a number for all"
+                    " runs"
                 )
 
         if self._file.exists():

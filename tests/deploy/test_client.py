@@ -36,7 +36,7 @@ from fairbloom.deploy.fleet import client as loop
 from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.deploy.processes import load_app
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.names import ACCOUNT_FILE
+from fairbloom.protocol.names import ACCOUNT_FILE, FILES
 from fairbloom.tables.schema import read_schema
 from tests.client.hospital import SCHEMA as HOSPITAL
 from tests.system.test_files import ENCODINGS
@@ -362,6 +362,36 @@ def test_questions_are_counted_where_a_device_keeps_anything(tmp_path: Path) -> 
         device.accept(
             replace(run_of(), question="train 2"), context(**{"state-dir": str(tmp_path)})
         )
+
+
+def test_a_mended_file_begins_no_new_count_of_questions(tmp_path: Path) -> None:
+    """The owner allows a third try by the number in the refusal, before the first round."""
+    run = run_of(num_rounds=6, schema=SCHEMA)
+
+    def device(**limits: Any) -> Installed:
+        return Installed(APP, distribution=("Fairbloom", VERSION), limits=Limits.of(limits))
+
+    def ask(device: Installed, number: int) -> None:
+        # a file is mended before each try, or how it is read: the first model stays the same
+        files = json.dumps({"*": {"decimal": ".,"[number % 2]}})
+        here = context(**{"state-dir": str(tmp_path), FILES: files})
+        device.accept(run, here)
+        for message in ["first", *(f"{number}.{each}" for each in range(11))]:
+            device.accept(replace(run, question=message), here)
+
+    for number in range(3):  # a schema that is not accepted is refused, and nothing counted
+        with pytest.raises(SettingRefusedError, match="schema"):
+            ask(device(), number)
+    ask(device(schema="any"), 1)
+    ask(device(schema="any"), 2)
+    with pytest.raises(SettingRefusedError, match="a mended file begins no new count") as refusal:
+        ask(device(schema="any"), 3)
+    assert "1 of 24 messages with a model are left" in str(refusal.value)
+    allowed = re.findall(r"questions-a-run = (\d+) or more", str(refusal.value))
+    assert allowed == [str(1 + 11 + 11 + 12)]
+    with pytest.raises(SettingRefusedError, match="no new count"):
+        ask(device(**{"schema": "any", "questions-a-run": int(allowed[0]) - 1}), 3)
+    ask(device(**{"schema": "any", "questions-a-run": int(allowed[0])}), 3)
 
 
 @pytest.mark.parametrize("number", ["0.0.9", f"{VERSION}.post1", "7.0"])
