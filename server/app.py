@@ -158,12 +158,11 @@ def main(grid: Grid, context: Context) -> None:
         quorum = Quorum(
             settings.wait_for_clients,
             split_names(settings.training_clients),
-            drop_revoked(KNOWN.read(folder).known),
+            KNOWN.read(folder).known,
             grid=grid,
+            enrolled=drop_revoked,
         )
-        patient = PollingGrid(
-            grid, min_replies=settings.min_replies, quorum=quorum, enrolled=drop_revoked
-        )
+        patient = PollingGrid(grid, min_replies=settings.min_replies, quorum=quorum)
 
         def wait_for_them(method: Method) -> FlowerClients:
             clients = FlowerClients(
@@ -342,11 +341,12 @@ def federate(
             method,
             clients,
             settings.num_rounds,
-            drop_revoked(
+            (
                 record_known(path, clients.online(1)).known
                 if deployed or not settings.test_share
                 else ()
             ),
+            enrolled=drop_revoked,
             # Only real devices report their own counts.
             first_limit=MOST_TIMES if os.environ.get(CLIENTS_FOLDER) else math.inf,
             scores=(*task.group_scores, *task.scores),

@@ -94,8 +94,8 @@ class PollingGrid(Grid):
     """Wraps another grid and collects its replies through push and pull.
 
     `min_replies` replies, errors not counted, end a round's training; 0 waits for all. While fewer
-    clients are online than `quorum` needs, deadlines are suspended. `enrolled` drops revoked
-    clients from the names that it gets: those are not waited for.
+    clients are online than `quorum` needs, deadlines are suspended. Clients that it knows to be
+    revoked are not waited for.
     """
 
     def __init__(
@@ -104,13 +104,11 @@ class PollingGrid(Grid):
         *,
         min_replies: int = 0,
         quorum: Quorum | None = None,
-        enrolled: Callable[[Iterable[str]], Collection[str]] = tuple,
     ) -> None:
         self._grid = grid
         self._min_replies = min_replies
         self._quorum = quorum or Quorum()
         self._clock = self._quorum.clock
-        self._enrolled = enrolled
         self.simulated = is_simulated(grid)
         self.most_nodes = getattr(grid, "most_nodes", None)
 
@@ -233,7 +231,7 @@ class PollingGrid(Grid):
 
     def _give_up_revoked(self, pending: dict[str, Message], online: set[int]) -> list[Message]:
         """Give up messages to clients that were revoked; return errors as the replies."""
-        revoked = self._quorum.forget(nodes_of(pending) - online, self._enrolled)
+        revoked = self._quorum.find_revoked(nodes_of(pending) - online)
         return give_up(pending, revoked, "the operator has revoked this client")
 
     def _is_enough(self, nodes: set[int]) -> bool:

@@ -87,6 +87,7 @@ def describe_progress(folder: Path) -> dict[str, Any]:
         "missing": last.get("missing", ""),
         "offline": last.get("offline", ""),
         "owing": last.get("owing", ""),
+        "revoked": last.get("revoked", ""),
         "excluded": last.get("excluded", ""),
         "accounts": PRIVACY.read(folder).get("clients", {}),
         "refused": refused[:5],

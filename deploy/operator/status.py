@@ -272,7 +272,7 @@ def _describe_open_run(run: Mapping[str, Any]) -> list[RenderableType]:
     ]
     lines += [
         _line(f"  {what} in round {run['round']}", run[what], warn=True)
-        for what in ("offline", "missing", "owing", "excluded")
+        for what in ("offline", "missing", "owing", "revoked", "excluded")
         if run.get(what)
     ]
     lines += [

@@ -38,6 +38,8 @@ class RoundInProgress:
         The clients that were drawn for training, in the order of names, with their counts.
     offline
         The known clients that were offline then, in the order of names.
+    revoked
+        The known clients that the operator has revoked, in the order of names.
     owing
         The clients online that train and are not asked, because they owe an earlier reply, in the
         order of names.
@@ -67,6 +69,7 @@ class RoundInProgress:
     number: int
     draws: Counter[str] = field(default_factory=Counter)
     offline: tuple[str, ...] = ()
+    revoked: tuple[str, ...] = ()
     owing: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
     known_clients: int = 0
@@ -124,6 +127,7 @@ class RoundInProgress:
             refused=dict(sorted(refused.items())),
             missing=replies.missing,
             offline=self.offline,
+            revoked=self.revoked,
             owing=self.owing,
             excluded=self.excluded,
             coefficients=self.step.coefficients,

@@ -49,6 +49,8 @@ class Rounds:
         T, the rounds of the whole run; None if unknown.
     known
         The names of the clients that the run has known before.
+    enrolled
+        Returns those of some clients that the operator has not revoked.
     all_evaluate_last
         Whether all clients evaluate the last round's model, regardless of the method's fraction,
         unless that is 0.
@@ -73,6 +75,7 @@ class Rounds:
         num_rounds: int | None = None,
         known: Iterable[str] = (),
         *,
+        enrolled: Callable[[Iterable[str]], Collection[str]] = tuple,
         all_evaluate_last: bool = False,
         first_limit: float = math.inf,
         scores: Iterable[Score] = (),
@@ -88,6 +91,8 @@ class Rounds:
         self.current = RoundInProgress(number=0)
         # Known clients that are offline. `self.online` has the others: there may be a million.
         self._offline = set(known)
+        self._enrolled = enrolled
+        self._revoked = frozenset[str]()  # those of them that were revoked when a round began
         # The reason why the rounds ended before the last one, or "".
         self.stopped = ""
         # The last status of each client's privacy account.
@@ -207,7 +212,9 @@ class Rounds:
         if ROSTER in method.requires and (sizes := self._sizes_of_new()):
             method.enter(method.run_state.drawn(sizes))
         state = method.run_state
-        current.offline = tuple(sorted(self._offline))
+        current.offline = tuple(sorted(self._enrolled(self._offline)))
+        current.revoked = tuple(sorted(self._offline.difference(current.offline)))
+        self._log_revoked(current.revoked)
         current.excluded = tuple(sorted(self._find_excluded()))
         current.draws = self._choose(
             free, share(method.fraction_train, len(free), method.min_train_nodes), number
@@ -422,6 +429,16 @@ class Rounds:
         if back := sorted(self._owing.intersection(self.online) - owing):
             log.info("round %d asks %s again", current.number, join_names(back))
         self._owing = owing
+
+    def _log_revoked(self, names: Sequence[str]) -> None:
+        """Log once which clients the operator has revoked."""
+        if new := sorted(set(names).difference(self._revoked)):
+            log.warning(
+                "the operator has revoked %s: the run goes on without %s",
+                join_names(new),
+                plural(len(new), "it", "them"),
+            )
+        self._revoked = frozenset(names)
 
     def _choose(self, free: Sequence[str], wanted: int, number: int) -> Counter[str]:
         """Return the method's draw from the free clients; check that it is one."""

@@ -87,6 +87,8 @@ class Quorum:
         The run's grid. Its method `note_wait`, if it has one, is called as `Wait.on_wait`.
     clock
         The clock of all waits of the run, also those for replies.
+    enrolled
+        Returns those of some clients that were not revoked: the others are not awaited.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Quorum:
         setting: str = "min-clients",
         grid: object = None,
         clock: Clock = time,
+        enrolled: Callable[[Iterable[str]], Collection[str]] = tuple,
     ) -> None:
         # How many counted clients must be online; 0 before that is decided.
         self.fewest = 0
@@ -105,6 +108,7 @@ class Quorum:
         self._setting = setting
         self._names: dict[int, str] = {}
         self.clock = clock
+        self._enrolled = enrolled
         self.wait = Wait(patience, getattr(grid, "note_wait", lambda text: None), clock)
 
     def counted(self, names: Iterable[str]) -> list[str]:
@@ -120,14 +124,11 @@ class Quorum:
         self._known.update(online)
         self._names.update({node_id: name for name, node_id in online.items()})
 
-    def forget(
-        self, nodes: Iterable[int], find_kept: Callable[[Iterable[str]], Collection[str]]
-    ) -> set[int]:
-        """Stop waiting for nodes with clients that `find_kept` does not return; return them."""
+    def find_revoked(self, nodes: Iterable[int]) -> set[int]:
+        """Return the nodes among these whose clients were revoked."""
         names = {node_id: self._names[node_id] for node_id in nodes if node_id in self._names}
-        gone = set(names.values()).difference(find_kept(names.values()))
-        self._known -= gone
-        return {node_id for node_id, name in names.items() if name in gone}
+        kept = set(self._enrolled(names.values()))
+        return {node_id for node_id, name in names.items() if name not in kept}
 
     def is_met(self, online: Collection[str]) -> bool:
         """Return whether enough of the counted clients are online.
@@ -155,7 +156,7 @@ class Quorum:
             self.wait.end()
             return True
         remedy = text_if(count, f", and {self._setting} = {count} would go on without them")
-        text = f"{text}; awaited: {join_names(sorted(absent))}"
+        text = f"{text}; awaited: {join_names(sorted(self._enrolled(absent)))}"
         if not self.wait.should_continue(text + remedy):
             raise QuorumError(
                 f"after {self.wait.patience:g} s (wait-for-clients) {text}. The same command"

@@ -46,6 +46,8 @@ class Round:
         The participants that did not answer before the deadline.
     offline
         The known clients that were offline when the participants were drawn.
+    revoked
+        The known clients that the federation's operator had revoked then, in the order of names.
     owing
         The clients online that were not asked to train, because they owed an earlier reply, in the
         order of names.
@@ -99,6 +101,7 @@ class Round:
     lost_states: tuple[str, ...] = ()
     average: Any = None
     offline: tuple[str, ...] = ()
+    revoked: tuple[str, ...] = ()
     owing: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
     clients: int = 0

@@ -27,11 +27,11 @@ REFUSED = re.compile(
 )
 
 # The columns of rounds.csv that name clients without a used reply.
-ABSENT = ("refused", "missing", "offline", "owing", "excluded")
+ABSENT = ("refused", "missing", "offline", "owing", "revoked", "excluded")
 
 # The columns of rounds.csv that only some runs need: of clients in other processes, with privacy
 # accounts, and of devices with tables that may change.
-OPTIONAL = ("owing", "excluded", "other_rows")
+OPTIONAL = ("owing", "revoked", "excluded", "other_rows")
 
 # The columns of the tables that hold text, even if it looks like a number.
 WORDS = (
@@ -289,6 +289,7 @@ def format_round(
     }
     optional = {
         "owing": finished.owing,
+        "revoked": finished.revoked,
         "excluded": finished.excluded,
         "lost_states": finished.lost_states,
     }

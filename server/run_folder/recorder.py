@@ -149,6 +149,7 @@ class RunRecorder:
         self._keep = keep
         possible = {
             "owing": not in_process,
+            "revoked": not (in_process or app_metrics),
             "excluded": accounts,
             "other_rows": not (in_process or app_metrics),
         }

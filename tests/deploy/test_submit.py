@@ -31,11 +31,13 @@ from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.deploy.fleet.messages import MAX_SETTINGS_BYTES
 from fairbloom.deploy.fleet.runs import STOPPED, Order, RunFiles, list_runs, submit
 from fairbloom.deploy.operator import submit as runs
+from fairbloom.deploy.operator.status import show
 from fairbloom.experiments.api import compare
 from fairbloom.experiments.results.run import REPORT
 from fairbloom.experiments.study import find_study
 from fairbloom.protocol.settings import Value, fingerprint
 from fairbloom.server.progress import ANNOUNCED
+from fairbloom.server.run_folder.csv_rows import ABSENT
 from fairbloom.server.run_folder.files import PRIVACY
 from fairbloom.server.settings import Settings, default_config
 from fairbloom.simulation.run import simulate
@@ -728,6 +730,26 @@ def test_clients_are_online_away_never_seen_or_revoked(
     say_now(made, time.time(), online={"a": 2}, seen={"a": 5.0})
     found = survey(capsys)  # the server was killed just now
     assert (found["server"], found["clients"]["a"]["state"]) == ("down", "away")
+
+
+def test_a_running_run_names_who_is_absent_and_how(capsys: pytest.CaptureFixture[str]) -> None:
+    absent = {kind: f"site-{kind}" for kind in ABSENT if kind != "refused"}
+    run = {"run": 1, "state": "running", "exit-status": None, "round": 3, "of-rounds": 5}
+    about = {"method": "fedavg", "task": "csv", "seconds-a-round": None}
+    show(
+        {
+            "server": "down",
+            "started": None,
+            "connections": {"open": None},
+            "clients": {},
+            "runs": [run | about | absent],
+            "disk": {"free-bytes": 0},
+            "certificate-days": 1.0,
+        }
+    )
+    said = capsys.readouterr().out
+    for kind, name in absent.items():
+        assert f"  {kind} in round 3: {name}\n" in said
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,8 @@ from fairbloom.rounds.quorum import Quorum, QuorumError
 from fairbloom.server import polling, waiting
 from fairbloom.server.app import main
 from fairbloom.server.polling import PollingGrid
+from fairbloom.server.progress import describe_progress
+from fairbloom.server.run_folder.attendance import read_attendance
 from fairbloom.server.run_folder.files import ROUNDS
 from fairbloom.server.run_folder.flower import RunFolder
 from fairbloom.server.settings import Settings
@@ -182,6 +184,69 @@ def test_revoked_clients_are_neither_awaited_nor_counted(
     quorum = arrive(clock, until(NEVER, *NAMES[1:]), began=NAMES)
     assert clock.now == 0.0
     assert quorum.fewest == 1
+
+
+class Revoking(InProcessGrid):
+    """Its last client is revoked after two rounds, and then no longer online."""
+
+    registry: Path
+    gone = "client-3"
+
+    def get_nodes(self) -> list[Any]:
+        names = drop_revoked(f"client-{i}" for i in range(4))
+        numbered = enumerate(self.contexts)
+        return [node_info(each, name) for i, each in numbered if (name := f"client-{i}") in names]
+
+    def save(self, last: int) -> None:
+        """Note that rounds up to `last` are saved."""
+        if last == 2:
+            (self.registry / f"{self.gone}.toml").write_text('revoked = "2026"')
+
+
+def test_a_client_revoked_in_mid_run_is_named_in_each_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once in the log, in the table and the status, also after the run's process began anew."""
+    registry = tmp_path / "registry"
+    registry.mkdir()
+    enroll(registry, monkeypatch, {f"client-{i}": False for i in range(4)})
+    out = tmp_path / "run"
+    grid = type("Revoked", (Revoking,), {"registry": registry})
+    word = "the operator has revoked client-3: the run goes on without it"
+    submitted(out, grid, **{"num-rounds": 4})
+    assert caplog.messages.count(word) == 1
+    caplog.clear()
+    rows = submitted(out, grid, **{"num-rounds": 5})
+    assert caplog.messages.count(word) == 1
+    assert [row["revoked"] for row in rows] == ["", "", *["client-3"] * 3]
+    assert {row["offline"] + row["missing"] + row["refused"] for row in rows} == {""}
+    assert [row["participants"] for row in rows] == [*"44333"]
+    assert describe_progress(out)["revoked"] == "client-3"
+    (client,) = read_attendance(out)[-1:]
+    assert str(client) == "client-3 took part in 2 of 5 rounds (revoked in 3)"
+
+
+def test_a_client_that_is_enrolled_again_is_no_longer_revoked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "registry").mkdir()
+    enroll(tmp_path / "registry", monkeypatch, {f"client-{i}": False for i in range(4)})
+    grid = type("Revoked", (Revoking,), {"registry": tmp_path / "registry"})
+    submitted(tmp_path / "run", grid, **{"num-rounds": 3})
+    enroll(tmp_path / "registry", monkeypatch, {"client-3": False})
+    rows = submitted(tmp_path / "run", grid, **{"num-rounds": 4})
+    assert [row["revoked"] for row in rows] == ["", "", "client-3", ""]
+    assert [row["participants"] for row in rows] == [*"4434"]
+
+
+def test_a_run_that_waits_awaits_no_revoked_client(clock: Clock) -> None:
+    def enrolled(names: Iterable[str]) -> list[str]:
+        return [name for name in names if name != "site-1"]
+
+    quorum = Quorum(0.0, clock=clock, known=NAMES, enrolled=enrolled)
+    quorum.fewest = 3
+    with pytest.raises(QuorumError, match=r"awaited: site-2, site-3\."):
+        quorum.is_met(["site-0"])
 
 
 def test_more_enrolled_clients_than_expected_are_not_awaited(
@@ -637,7 +702,7 @@ def with_quorum(
     monkeypatch.setattr(
         slow, "get_node_ids", lambda: [node for node in nodes if not slow.is_away(node)]
     )
-    quorum = Quorum(patience, clock=slow)
+    quorum = Quorum(patience, clock=slow, enrolled=options.get("enrolled", tuple))
     quorum.fewest = fewest
     quorum.observe({f"client-{node}": node for node in nodes})
     timeout = options.get("timeout", 600.0)
@@ -649,8 +714,7 @@ def with_quorum(
     ]
     for message in messages:
         message.metadata.__dict__["_created_at"] = slow.time()
-    enrolled = options.get("enrolled", tuple)
-    grid: Any = PollingGrid(slow, min_replies=min_replies, quorum=quorum, enrolled=enrolled)  # type: ignore[arg-type]
+    grid: Any = PollingGrid(slow, min_replies=min_replies, quorum=quorum)  # type: ignore[arg-type]
     return [
         str(reply.metadata.reply_to_message_id)
         for reply in grid.send_and_receive(messages, timeout=timeout)

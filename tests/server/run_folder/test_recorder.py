@@ -190,7 +190,7 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 def test_a_new_run_has_nothing_to_continue_and_empty_tables(tmp_path: Path) -> None:
     assert records(tmp_path, settings()).resume() is None
     assert (tmp_path / "rounds.csv").read_text() == ",".join(
-        round_columns(settings().strategy(), also=("owing", "other_rows"))
+        round_columns(settings().strategy(), also=("owing", "revoked", "other_rows"))
     ) + "\n"
     assert (tmp_path / "clients.csv").read_text() == ",".join(ClientRows().columns) + "\n"
 
