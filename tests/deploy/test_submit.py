@@ -740,6 +740,7 @@ def test_a_running_run_names_who_is_absent_and_how(capsys: pytest.CaptureFixture
         {
             "server": "down",
             "started": None,
+            "version": None,
             "connections": {"open": None},
             "clients": {},
             "runs": [run | about | absent],
