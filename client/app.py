@@ -74,7 +74,8 @@ def redact_data_errors(context: Context) -> Iterator[None]:
 def query(message: Message, context: Context) -> Message:
     """Reply this client's name, the terms that it supports, and its number of training examples.
 
-    On a device, a number below the owner's floor is left out.
+    On a device, the answer also has the number of rows that its data had before and lack now, and a
+    number below the owner's floor is left out.
     """
     from .guard.disclosure import Gate
     from .local import find_client_key
@@ -86,8 +87,9 @@ def query(message: Message, context: Context) -> Message:
         task = load_task(settings)
         key = find_client_key(settings, task, partition, name)
         splits = task.splits(key)
-        examples = Gate(min_rows_in(context), task, splits).pass_count("train", splits.train)
-    client = ConfigRecord({wire.NAME: name or key, **examples, wire.HONOURS: SUPPORTED.wire_keys})
+        gate = Gate(min_rows_in(context), task, splits)
+        counts = {**gate.pass_count("train", splits.train), **gate.pass_missing()}
+    client = ConfigRecord({wire.NAME: name or key, **counts, wire.HONOURS: SUPPORTED.wire_keys})
     return Message(RecordDict({wire.CLIENT: client}), reply_to=message)
 
 
@@ -209,8 +211,9 @@ def _answer(
 
 
 def _name_rows(local: LocalClient) -> dict[str, int]:
-    """Return the number of a device's table, {} in one process."""
-    return {wire.ROWS_VERSION: version} if (version := local.splits.version) else {}
+    """Return the number of a device's table, and of its missing rows; {} in one process."""
+    version = local.splits.version
+    return {wire.ROWS_VERSION: version, **local.gate.pass_missing()} if version else {}
 
 
 def load_states(context: Context) -> dict[str, dict[int, StateDict]]:

@@ -56,6 +56,10 @@ class OpenGate:
         """Return the number of train or test examples by its name, {} if it may not leave."""
         return {NUM_EXAMPLES: len(examples)}
 
+    def pass_missing(self) -> dict[str, int]:
+        """Return the number of rows that a device's data had before and lack now, by its name."""
+        return {}
+
     def pass_scores(
         self, measurement: Measurement, scores: Mapping[str, float]
     ) -> Mapping[str, float]:

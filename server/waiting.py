@@ -16,6 +16,8 @@ from fairbloom.rounds.screening import beyond_others
 from fairbloom.system.deadline import Deadline
 from fairbloom.text import text_if
 
+from .run_folder.files import describe_missing
+
 # A client that reports more than this multiple of the others' median number of examples needs a
 # number that the operator has stated (enrolled-sizes).
 MOST_TIMES = 10
@@ -139,6 +141,8 @@ def ask_sizes(clients: FlowerClients, quorum: Quorum) -> Mapping[str, float]:
             "the run begins without clients that refuse it: %s",
             describe_reasons(clients.refusing),
         )
+    for name, missing in clients.missing_rows.items():
+        log.warning("%s has %s", name, describe_missing(missing))
     return sizes
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fairbloom.errors import ReportableError
-from fairbloom.protocol.names import LARGER_CLASS, NUM_EXAMPLES
+from fairbloom.protocol.names import LARGER_CLASS, NUM_EXAMPLES, ROWS_MISSING
 from fairbloom.protocol.terms import Terms
 from fairbloom.tables import DataError
 from fairbloom.tasks import Splits, Task
@@ -119,6 +119,19 @@ class Gate(OpenGate):
             return {NUM_EXAMPLES: len(examples)}
         hold_back(f"number of its {part} examples, because it is below {self.min_rows}")
         return {}
+
+    def pass_missing(self) -> dict[str, int]:
+        """Return the number of missing rows, or units, by its name, {} if there are none.
+
+        A number below the floor is held back, as that of any other few rows.
+        """
+        missing = self._splits.missing
+        if not missing:
+            return {}
+        if missing < self.min_rows:
+            hold_back(f"number of its missing rows, because it is below {self.min_rows}")
+            return {}
+        return {ROWS_MISSING: missing}
 
     def pass_scores(
         self, measurement: Measurement, scores: Mapping[str, float]

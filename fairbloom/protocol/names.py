@@ -118,6 +118,10 @@ LOSS_DEVIATION = "loss-deviation"
 # 1: other rows have another number. It is in the metrics of a reply.
 ROWS_VERSION = "rows-version"
 
+# How many fewer rows, or units, a device's data have than before they last changed: a file may be
+# cut off. It is in the metrics of a reply, and in the answer to QUERY.
+ROWS_MISSING = "rows-missing"
+
 # The share of a client's test examples that belong to the larger one of two classes.
 LARGER_CLASS = "larger-class"
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from fairbloom.errors import FairbloomError, did_you_mean, join_names
 from fairbloom.protocol.accounts import AccountStatus
-from fairbloom.protocol.names import ROWS_VERSION, SNAPSHOT
+from fairbloom.protocol.names import ROWS_MISSING, ROWS_VERSION, SNAPSHOT
 from fairbloom.protocol.terms import Terms
 
 from .arrays import FloatArray, Model
@@ -200,7 +200,7 @@ def average_metrics(reports: Reports, weight_key: str) -> Metrics:
     """
     weighted = [report for report in reports.values() if weight_key in report]
     counts = Counter(chain.from_iterable(weighted))
-    for key in (weight_key, ROWS_VERSION):  # of which a mean says nothing
+    for key in (weight_key, ROWS_VERSION, ROWS_MISSING):  # of which a mean says nothing
         del counts[key]
     averaged: Metrics = {}
     for key, count in counts.items():

@@ -53,6 +53,7 @@ from .records import (
     read_context_state,
     read_examples,
     read_metrics,
+    read_missing,
     read_name,
     read_second,
     read_supported,
@@ -290,6 +291,7 @@ class FlowerClients:
                     node,
                     terms=read_supported(reply.content),
                     examples=read_examples(reply.content),
+                    missing=read_missing(reply.content),
                     account=read_account(reply.content),
                 )
             elif has_no_query(reply):
@@ -321,6 +323,15 @@ class FlowerClients:
             name: float(examples)
             for name, node_id in nodes.items()
             if (examples := self._roster.nodes[node_id].examples)
+        }
+
+    @property
+    def missing_rows(self) -> Mapping[str, int]:
+        """How many fewer rows than before clients online have, of those with fewer."""
+        return {
+            name: missing
+            for name, node_id in self._roster.online.items()
+            if (missing := self._roster.nodes[node_id].missing)
         }
 
     @property

@@ -50,7 +50,7 @@ class Rounds:
     known
         The names of the clients that the run has known before.
     enrolled
-        Returns those of some clients that the operator has not revoked.
+        Leaves the clients that the operator has revoked out of some names.
     all_evaluate_last
         Whether all clients evaluate the last round's model, regardless of the method's fraction,
         unless that is 0.
@@ -92,7 +92,7 @@ class Rounds:
         # Known clients that are offline. `self.online` has the others: there may be a million.
         self._offline = set(known)
         self._enrolled = enrolled
-        self._revoked = frozenset[str]()  # those of them that were revoked when a round began
+        self._revoked = frozenset[str]()  # when a round began
         # The reason why the rounds ended before the last one, or "".
         self.stopped = ""
         # The last status of each client's privacy account.

@@ -88,7 +88,7 @@ class Quorum:
     clock
         The clock of all waits of the run, also those for replies.
     enrolled
-        Returns those of some clients that were not revoked: the others are not awaited.
+        Leaves the revoked clients out of some names: these are not awaited.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Quorum:
         self._names.update({node_id: name for name, node_id in online.items()})
 
     def find_revoked(self, nodes: Iterable[int]) -> set[int]:
-        """Return the nodes among these whose clients were revoked."""
+        """Return the nodes among these that belong to revoked clients."""
         names = {node_id: self._names[node_id] for node_id in nodes if node_id in self._names}
         kept = set(self._enrolled(names.values()))
         return {node_id for node_id, name in names.items() if name not in kept}

@@ -22,6 +22,7 @@ from fairbloom.protocol.names import (
     NAME,
     NUM_EXAMPLES,
     PRIVACY,
+    ROWS_MISSING,
     SNAPSHOT,
     UPDATE_BITS,
     ZERO_RATE,
@@ -75,9 +76,18 @@ def read_name(reply: Message) -> str:
 
 def read_examples(content: RecordDict) -> int:
     """Return the training examples that a client reports in its answer to QUERY, 0 if unknown."""
-    examples = content.config_records.get(CLIENT, ConfigRecord()).get(NUM_EXAMPLES)
+    return _read_count(content, NUM_EXAMPLES)
+
+
+def read_missing(content: RecordDict) -> int:
+    """Return the rows that a device reports in its answer to QUERY as missing, 0 if none are."""
+    return _read_count(content, ROWS_MISSING)
+
+
+def _read_count(content: RecordDict, key: str) -> int:
+    count = content.config_records.get(CLIENT, ConfigRecord()).get(key)
     # Not isinstance: True is an int, too.
-    return examples if type(examples) is int and 1 <= examples <= LARGEST_COUNT else 0
+    return count if type(count) is int and 1 <= count <= LARGEST_COUNT else 0
 
 
 def read_supported(content: RecordDict) -> frozenset[str]:

@@ -19,8 +19,9 @@ class Node:
 
     `claim` is the name that it gave when it came online, "" if it gave none. The `terms` of local
     work that it supports and the number of its training `examples`, 0 if it reports none, are None
-    before it was asked. `refusal` is why it refuses the run, which its owner may end, and `fault`
-    the error that it answered with, such as that its data do not fit the schema. `has_frozen` says
+    before it was asked. A device's data have `missing` fewer rows than before. `refusal` is why it
+    refuses the run, which its owner may end, and `fault` the error that it answered with, such as
+    that its data do not fit the schema. `has_frozen` says
     whether it holds all frozen parameters of the run's model. It has left `missed` messages
     unanswered since its last reply.
     """
@@ -28,6 +29,7 @@ class Node:
     claim: str = ""
     terms: frozenset[str] | None = None
     examples: int | None = None
+    missing: int = 0
     refusal: str = ""
     fault: str = ""
     account: AccountStatus | None = None

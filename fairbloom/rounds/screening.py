@@ -32,6 +32,7 @@ from fairbloom.protocol.names import (
     PERSONAL,
     PERSONAL_ROUND,
     POSITIVES,
+    ROWS_MISSING,
     ROWS_VERSION,
     STEP_SUM,
     TRAIN,
@@ -132,7 +133,7 @@ def usable_evaluation(record: Mapping[str, Any], weight_key: str) -> dict[str, f
     """
     if record.get(NUM_EXAMPLES) == 0:
         raise ValueError("it has no test examples, so it counts in no measure")
-    others = (f"{TRAIN}-", PERSONAL_ROUND, ROWS_VERSION)
+    others = (f"{TRAIN}-", PERSONAL_ROUND, ROWS_VERSION, ROWS_MISSING)
     if NUM_EXAMPLES not in record and all(
         name.startswith(others) or f"-{VALIDATION}" in name for name in record
     ):

@@ -31,7 +31,7 @@ from fairbloom.tables.sizes import Row
 from fairbloom.text import join_first, plural, text_if
 
 from .partition import MIN_EXAMPLES, Parts, splits_of
-from .sides import split_by_sides
+from .sides import count_missing, split_by_sides
 from .targets import Target, as_targets
 from .task import Setup, Splits
 
@@ -70,7 +70,8 @@ class FileClients:
         usable = {name: each[encoded.usable[each]] for name, each in rows.items()}
         self._usable = {name: each for name, each in usable.items() if len(each) >= smallest}
         self._setup = setup
-        self._versions: dict[str, int] = {}
+        # The number of each client's table, and of its missing rows, as in Splits.
+        self._tables: dict[str, tuple[int, int]] = {}
         self.names = tuple(self._usable)
         self.left_out = tuple(name for name in rows if name not in self._usable)
 
@@ -79,7 +80,8 @@ class FileClients:
         parts = self._parts_of(client)
         inputs, targets, groups, units, _ = self._examples
         splits = splits_of(inputs, targets, parts, groups, units)
-        return replace(splits, version=self._versions[client])
+        version, missing = self._tables[client]
+        return replace(splits, version=version, missing=missing)
 
     def parts_in_file(self, client: str) -> Mapping[str, Rows]:
         """Return the rows of the file in each part of a client's examples, in the file's order."""
@@ -152,17 +154,17 @@ class FileClients:
         usable = self._usable[client]
         units = self.encoded.units
         firsts = np.arange(kept)
+        count = rows
         if units is not None:
             _, firsts, of_row = np.unique(units[usable], return_index=True, return_inverse=True)
             self._check_units(len(firsts))
+            count = len(np.unique(units[self.rows[client]]))
         # No unit is split, and shares count units.
-        parts, self._versions[client] = split_by_sides(
-            len(firsts),
-            self._setup,
-            client,
-            lambda: self._contents(usable[firsts]),
-            self.encoded.schema.unit,
+        unit = self.encoded.schema.unit
+        parts, version = split_by_sides(
+            len(firsts), self._setup, client, lambda: self._contents(usable[firsts]), unit
         )
+        self._tables[client] = version, count_missing(count, self._setup, client, unit)
         if units is None:
             return Parts(*(start + part for part in parts))
         return Parts(*(start + np.flatnonzero(np.isin(of_row, part)) for part in parts))

@@ -31,7 +31,7 @@ from fairbloom.text import join_first, plural, text_if
 from . import models
 from .catalogue import TASKS
 from .partition import MIN_EXAMPLES, splits_of
-from .sides import split_by_sides
+from .sides import count_missing, split_by_sides
 from .targets import POSITIVE_WORDS, Target, as_targets
 from .task import Setup, Splits, Task
 
@@ -259,7 +259,8 @@ def _load_client(folder: Path, client: str, setup: Setup, schema: ImageSchema) -
         ),
         parts,
     )
-    return replace(splits, version=version)
+    missing = count_missing(len(files), setup, client, "image")
+    return replace(splits, version=version, missing=missing)
 
 
 def _remark_on_brightness(

@@ -30,7 +30,7 @@ LOSS = (
     " begin a run with another seed"
 )
 
-COUNT_LOSS = "it only has the number of rows: delete it"
+COUNT_LOSS = "it only has numbers of rows: delete it"
 
 
 class DeviceSetup(Setup):
@@ -101,25 +101,35 @@ def split_by_sides(
     parts, rows = assign(kept.rows, digests, first, setup)
     table = _digest(sorted(digests))
     sides = Sides(rows, [*dict.fromkeys([*kept.tables, table])])
-    if setup.writes:
-        if sides != kept:
-            write_kept(path, sides.encode(), secret)
-        _note_count(folder / FOLDER / f"count-{_digest(of_all)}", count, secret)
+    if setup.writes and sides != kept:
+        write_kept(path, sides.encode(), secret)
     return parts, sides.tables.index(table) + 1
 
 
-def _note_count(path: Path, count: int, secret: bytes) -> None:
-    """Note the number of a table's rows, or units; warn if it had more before, by any split."""
-    before = int(read_kept(path, secret, COUNT_LOSS) or 0)
-    if count < before:
-        log.warning(
-            "the data have %d rows, or units, and had %d before: if a file was cut off or a table"
-            " is missing, put it back",
-            count,
-            before,
-        )
-    if count != before:
-        write_kept(path, str(count).encode(), secret)
+def count_missing(count: int, setup: Setup, client: str, unit: str = "") -> int:
+    """Return how many fewer rows, or units, a client's data have than before they last changed.
+
+    `count` is their number, also of no use to the run. A device keeps the last two, whatever
+    the split and the schema were, and warns when there are fewer; elsewhere, none are missing.
+    """
+    if not isinstance(setup, DeviceSetup):
+        return 0
+    folder = Path(setup.state_dir)
+    path = folder / FOLDER / f"counts-{_digest([unit, client])}"
+    secret = secret_of(folder)
+    now, before = map(int, json.loads(read_kept(path, secret, COUNT_LOSS) or "[0, 0]"))
+    if count == now:
+        return max(0, before - count)
+    if setup.writes:
+        write_kept(path, json.dumps([count, now]).encode(), secret)
+        if count < now:
+            log.warning(
+                "the data have %d rows, or units, and had %d before: if a file was cut off or a"
+                " table is missing, put it back",
+                count,
+                now,
+            )
+    return max(0, now - count)
 
 
 def assign(

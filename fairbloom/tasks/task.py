@@ -205,12 +205,15 @@ class Splits:
         The examples that choose the best model; None if there are none.
     version
         On a device, the number of its table, from 1: other rows have another one. Else 0.
+    missing
+        On a device, how many fewer rows, or units, its data have than before they last changed.
     """
 
     train: AnyExamples
     test: AnyExamples
     validation: AnyExamples | None = None
     version: int = 0
+    missing: int = 0
 
     def __iter__(self) -> Iterator[AnyExamples]:
         """Yield the training examples, then the test examples."""
@@ -255,6 +258,7 @@ class Splits:
             change(self.test),
             None if self.validation is None else change(self.validation),
             self.version,
+            self.missing,
         )
 
 

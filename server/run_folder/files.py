@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from numpy.typing import NDArray
 
 from fairbloom.logs import log
-from fairbloom.protocol.names import ROWS_VERSION
+from fairbloom.protocol.names import ROWS_MISSING, ROWS_VERSION
 from fairbloom.protocol.scores import ACCURACY, NO_UNIT, Score
 from fairbloom.rounds.round import Round
+from fairbloom.rounds.screening import LARGEST_COUNT
 from fairbloom.system.files import write_whole
 from fairbloom.system.lock import is_held
 from fairbloom.system.sealed import read_about
@@ -257,7 +258,8 @@ PRIVACY = File[Mapping[str, Any]](
     remedy="Restore it from a copy, or delete it",
 )
 
-# Of each device, pairs of a round and the number of the table that it had from then on.
+# Of each device, a round, the number of the table that it had from then on, and how many fewer rows
+# that table has than the one before it, by the device's word.
 ROWS = File[Mapping[str, Sequence[Sequence[int]]]](
     name="rows.json",
     encode=_encode_json,
@@ -397,7 +399,7 @@ def record_trained(folder: Path, counts: Mapping[str, float]) -> None:
 
 
 def record_rows(folder: Path, finished: Round) -> list[str]:
-    """Note the numbers of devices' tables; return the clients with others than before a round."""
+    """Note what devices say of their tables; return the clients with others than before a round."""
     before = ROWS.read(folder)
     tables = {
         name: [change for change in changes if change[0] < finished.number]  # it may be repeated
@@ -405,13 +407,25 @@ def record_rows(folder: Path, finished: Round) -> list[str]:
     }
     changed = []
     for name, report in {**finished.train_metrics, **finished.evaluations}.items():
-        last = [number for _, number in tables.get(name, [])][-1:]
-        if ROWS_VERSION in report and last != [number := int(report[ROWS_VERSION])]:
-            tables[name] = [*tables.get(name, []), [finished.number, number]]
+        if ROWS_VERSION not in report:
+            continue
+        number = int(report[ROWS_VERSION])
+        last = [each for _, each, _ in tables.get(name, [])][-1:]
+        if last != [number]:
+            missing = int(min(max(report.get(ROWS_MISSING, 0), 0), LARGEST_COUNT))
+            tables[name] = [*tables.get(name, []), [finished.number, number, missing]]
             changed += [name] * len(last)
     if tables != before:
         ROWS.write(folder, tables)
     return sorted(changed)
+
+
+def describe_missing(missing: int) -> str:
+    """Return in words that a device has this many fewer rows than before, and the remedy."""
+    return (
+        f"{missing} fewer rows, or units, than before its data last changed: if a file was cut off"
+        " or a table is missing, its owner puts it back"
+    )
 
 
 def record_known(folder: Path, names: Iterable[str]) -> Known:

@@ -73,6 +73,31 @@ def test_coins_are_guessed_after_a_file_has_grown_twice(tmp_path: Path) -> None:
         arrays = trained["arrays"]
 
 
+@pytest.mark.parametrize(("rows", "missing"), [(99, 61), (155, 5), (156, None), (161, None)])
+def test_a_device_says_how_many_rows_are_gone(
+    tmp_path: Path, rows: int, missing: int | None
+) -> None:
+    """In its first answer and with each reply; a number below the floor stays on the device."""
+    device = Device(tmp_path)
+    grow(device, 160)
+    quick = {"local-epochs": 1}
+
+    def introduce(seed: int) -> ConfigRecord:
+        return device.ask(
+            MessageType.QUERY, {**SETTINGS, **quick, "seed": seed}, RecordDict()
+        ).config_records["client"]
+
+    assert "rows-missing" not in introduce(0)
+    grow(device, rows)
+    for seed in (0, 1):  # by any split
+        assert introduce(seed).get("rows-missing") == missing
+        for kind in (MessageType.TRAIN, MessageType.EVALUATE):
+            metrics = ask(device, kind, initial(seed=seed), seed=seed, **quick)["metrics"]
+            assert metrics.get("rows-missing") == missing, kind
+    held_back = "number of its missing rows, because it is below 5"
+    assert (held_back in (device.state / "sent.jsonl").read_text()) == (rows == 156)
+
+
 def test_a_device_that_is_killed_goes_on_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

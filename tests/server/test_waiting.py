@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 import tomli_w
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
@@ -932,6 +932,27 @@ def test_a_run_that_one_client_can_join_begins(
     settings = {"wait-for-clients": 0.0, "training-clients": training, "min-clients": 1}
     grid = type("Unable", (Unable,), {"code": code, "unable": unable})
     assert len(submitted(tmp_path / "run", grid, **settings)) == 2
+
+
+def test_missing_rows_of_a_device_are_said_before_round_1(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    quorum = Quorum(100.0, clock=clock)
+    clients = FlowerClients(FedAvg(), None, 5.0, quorum)
+    grid = Nodes(clock, clients=3)
+    told: dict[str, Any] = {"site-0": 120, "site-1": -1, "site-2": True}
+
+    def answer(message: Message) -> list[Message]:
+        name = grid.nodes[message.metadata.dst_node_id]
+        about = {"name": name, "num-examples": 30, "rows-missing": told[name]}
+        return [Message(RecordDict({"client": ConfigRecord(about)}), reply_to=message)]
+
+    grid._answers = answer  # type: ignore[method-assign]
+    clients.grid = grid
+    assert ask_sizes(clients, quorum) == dict.fromkeys(told, 30.0)
+    (said,) = [words for words in caplog.messages if "fewer rows" in words]
+    assert said.startswith("site-0 has 120 fewer rows, or units, than before")
+    assert said.endswith("its owner puts it back")
 
 
 @pytest.mark.parametrize("second", [40.0, NEVER])

@@ -18,7 +18,7 @@ from fairbloom.protocol.settings import RunSettings
 from fairbloom.system.versions import FOLDER, NAME
 from fairbloom.tasks import load_task
 from fairbloom.tasks.partition import Parts, split
-from fairbloom.tasks.sides import DeviceSetup, Sides, assign, split_by_sides
+from fairbloom.tasks.sides import DeviceSetup, Sides, assign, count_missing, split_by_sides
 
 SCHEMA = """
 target = "ill"
@@ -320,15 +320,46 @@ def test_a_split_that_moves_no_row_stands(tmp_path: Path) -> None:
 def test_fewer_rows_than_before_are_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By any seed: a file that was cut off between two lines looks like any other."""
-    for seed in (1, 2):
-        deal(tmp_path, range(40), seed=seed)
+    """By any seed: a file that was cut off between two lines looks like any other.
+
+    Their number stays until the data change again.
+    """
+
+    def count(rows: int, client: str = "lund", **changes: Any) -> int:
+        return count_missing(rows, setup_in(tmp_path, **changes), client)
+
+    assert [count(40, seed=seed) for seed in (1, 2)] == [0, 0]
+    assert count(30, seed=3, writes=False) == 10
     assert not caplog.records
-    deal(tmp_path, range(30), seed=3, writes=False)
-    assert not caplog.records
-    for seed in (3, 4):
-        deal(tmp_path, range(30), seed=seed)
+    assert [count(30, seed=seed) for seed in (3, 4)] == [10, 10]
     (said,) = caplog.messages
     assert "have 30 rows, or units, and had 40 before" in said
-    deal(tmp_path, range(50), seed=5)
+    assert count(20, "another") == 0
+    assert count(30, seed=5, writes=False) == 10
+    assert [count(50), count(50, writes=False)] == [0, 0]
     assert len(caplog.records) == 1
+
+
+def test_only_rows_that_a_file_lacks_are_missing(tmp_path: Path) -> None:
+    """Not those that a schema has no use for; and persons count, where a schema has them."""
+    site = Site(tmp_path)
+    write(site.data / "0.csv", [("p", each, "north", each % 2) for each in range(40)])
+    site.numbers = [*range(40)]
+    site.parts()
+    site.schema = f'missing = "drop"\n{OF_ROWS}'
+    rows = [("p", each if each % 4 else "", "north", each % 2) for each in range(40)]
+    write(site.data / "0.csv", rows)
+    site.parts()
+    assert (len(site.splits.train) < 30, site.splits.missing) == (True, 0)
+    write(site.data / "0.csv", rows[:32])
+    site.parts()
+    assert site.splits.missing == 8
+    persons = Site(tmp_path / "persons", OF_PERSONS)
+    persons.write([*range(40)])
+    persons.parts()
+    persons.write([*range(0, 40, 2), 1])  # one of two visits of each person, but the first
+    persons.parts()
+    assert persons.splits.missing == 0
+    persons.write([*range(0, 28, 2), 1])
+    persons.parts()
+    assert persons.splits.missing == 6

@@ -13,7 +13,7 @@ from fairbloom.protocol.scores import Score
 from fairbloom.rounds.screening import LARGEST_COUNT
 from fairbloom.server.run_folder.attendance import describe_rare
 from fairbloom.server.run_folder.csv_rows import ABSENT, SHARE_OF_LARGER_CLASS
-from fairbloom.server.run_folder.files import EXAMPLES, ROWS, SCHEMA
+from fairbloom.server.run_folder.files import EXAMPLES, ROWS, SCHEMA, describe_missing
 from fairbloom.tables.schema import parse_schema
 from fairbloom.tasks import TaskInfo
 from fairbloom.text import join_first, plural, text_if
@@ -158,12 +158,21 @@ def describe_rare_clients(run: Run) -> list[str]:
 
 
 def describe_other_rows(run: Run) -> list[str]:
-    """Return a sentence for each device with other rows from a round on."""
-    changes = {name: each[1:] for name, each in ROWS.read(run.folder).items() if len(each) > 1}
-    return [
-        f"{name}: other rows from round {join_all([str(number) for number, _ in each])} on."
-        for name, each in changes.items()
-    ]
+    """Return a sentence for each device with other rows from a round on, or with fewer than before.
+
+    The latter may be the rows that the run began with.
+    """
+    found = []
+    for name, tables in ROWS.read(run.folder).items():
+        changes = [str(number) for number, *_ in tables[1:]]
+        if changes:
+            found.append(f"{name}: other rows from round {join_all(changes)} on.")
+        found += [
+            f"{name}, from round {number} on: {describe_missing(missing)}."
+            for number, _, missing in tables
+            if missing
+        ]
+    return found
 
 
 def _single(runs: Sequence[Run], who: str) -> str:

@@ -69,7 +69,7 @@ def _contents_of(run: Run) -> Mapping[str, Sequence[object]]:
         return {"all clients": files}
     return {
         **{name: [count] for name, count in run.test_examples().items()},
-        **{name: [table for _, table in changes] for name, changes in devices},
+        **{name: [table for _, table, _ in changes] for name, changes in devices},
     }
 
 

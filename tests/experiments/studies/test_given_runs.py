@@ -213,8 +213,8 @@ def add_test_examples(folder: Path) -> None:
 OTHER_ROWS: dict[str, Callable[[Path, Path], object]] = {
     "site-0": lambda here, there: add_test_examples(here),
     "site-1": lambda here, there: [
-        ROWS.write(folder, {"site-1": [[1, 1], *changes], "site-2": [[1, 4]]})
-        for folder, changes in ((here, [[2, 2]]), (there, []))
+        ROWS.write(folder, {"site-1": [[1, 1, 0], *changes], "site-2": [[1, 4, 0]]})
+        for folder, changes in ((here, [[2, 2, 0]]), (there, []))
     ],
     "all clients": lambda here, there: [
         DATA.write(folder, {"a.csv": digest}) for folder, digest in ((here, "01"), (there, "23"))
@@ -233,13 +233,20 @@ def test_runs_of_other_rows_are_no_pair(here: Path, names: str) -> None:
 
 def test_rows_that_changed_in_both_runs_are_named(here: Path) -> None:
     for name in ("fedfv-0", "fedavg-0"):
-        ROWS.write(here / "runs" / name, {"a": [[1, 1]], "b": [[1, 1], [2, 2], [3, 1]]})
+        ROWS.write(here / "runs" / name, {"a": [[1, 1, 7]], "b": [[1, 1, 0], [2, 2, 0], [3, 1, 9]]})
         DATA.write(here / "runs" / name, {LEFT_OUT: [name]})
     compared = compare(runs=folders("fed*-0"), out="all", progress=False)
-    said = "b: other rows from round 2 and 3 on."
-    assert {f"{name}: {said}" for name in ("fedfv-0", "fedavg-0")} <= {*compared.caveats}
+    fewer = "fewer rows, or units, than before its data last changed: if a file was cut off or a"
+    remedy = "table is missing, its owner puts it back."
+    said = [
+        f"a, from round 1 on: 7 {fewer} {remedy}",
+        "b: other rows from round 2 and 3 on.",
+        f"b, from round 3 on: 9 {fewer} {remedy}",
+    ]
+    for name in ("fedfv-0", "fedavg-0"):
+        assert {f"{name}: {each}" for each in said} <= {*compared.caveats}
     found = caveats_of_run(load(here / "runs/fedfv-0"))
-    assert [each for each in found if "other rows" in each] == [said]
+    assert [each for each in found if " rows" in each] == said
 
 
 def test_the_reported_examples_widen_the_intervals(here: Path) -> None:

@@ -99,7 +99,7 @@ VALUES: dict[File[Any], Any] = {
     ),
     MODULES: {"my_module": "0123"},
     HELD_OUT: {"not in training": {"é": {"auc": None, "accuracy": 62.5}}},
-    files.ROWS: {"é": [[1, 1], [11, 2]]},
+    files.ROWS: {"é": [[1, 1, 0], [11, 2, 5]]},
     PRIVACY: {"simulated": True, "clients": {"é": {"epsilon": 3.0}}},
     GROUPED: Grouped(
         {"sex": ("ä", "b", None)}, (GroupScore("accuracy", percent=True), TRUE_POSITIVE_RATE)
@@ -250,10 +250,23 @@ def test_a_round_names_the_clients_with_other_rows_than_before(tmp_path: Path) -
     assert with_tables(4, a=5, b=1, c=1) == ["a", "b"]
     assert with_tables(5) == []
     assert files.ROWS.read(tmp_path) == {
-        "a": [[1, 3], [4, 5]],
-        "b": [[1, 1], [3, 2], [4, 1]],
-        "c": [[3, 1]],
+        "a": [[1, 3, 0], [4, 5, 0]],
+        "b": [[1, 1, 0], [3, 2, 0], [4, 1, 0]],
+        "c": [[3, 1, 0]],
     }
+
+
+@pytest.mark.parametrize(
+    ("said", "noted"), [(120.0, 120), (-3.0, 0), (1e300, 2**53), (0.0, 0), (None, 0)]
+)
+def test_the_missing_rows_of_a_table_are_noted(
+    tmp_path: Path, said: float | None, noted: int
+) -> None:
+    report = {"rows-version": 2.0} | ({} if said is None else {"rows-missing": said})
+    assert record_rows(tmp_path, replace(a_round(1), evaluations={"a": report})) == []
+    again = {"a": {"rows-version": 2.0, "rows-missing": 7.0}}  # of the same table
+    assert record_rows(tmp_path, replace(a_round(2), evaluations=again)) == []
+    assert files.ROWS.read(tmp_path) == {"a": [[1, 2, noted]]}
 
 
 def test_until_the_final_model_the_last_checkpoints_is_read(finished: Path, tmp_path: Path) -> None:
