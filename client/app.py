@@ -21,7 +21,7 @@ from fairbloom.protocol.bfloat16 import BITS_PER_NUMBER
 from fairbloom.protocol.codec import ENDING, digest_arrays
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import check_protocol
-from fairbloom.system.retry import deadline
+from fairbloom.system.retry import deadline, retrying_writes
 from fairbloom.tasks import load_task
 
 from .messages import (
@@ -178,8 +178,7 @@ def _answer(
     from .local import LocalClient
     from .states import INITIAL
 
-    until = deadline(message.metadata.ttl)
-    with redact_data_errors(context):
+    with redact_data_errors(context), retrying_writes(deadline(message.metadata.ttl)):
         config = message.content.config_records[wire.CONFIG]
         check_protocol(config)
         terms = Terms.of(config)
@@ -189,9 +188,9 @@ def _answer(
                 "pooled = true: the training data of all clients lie together in one process only:"
                 " leave it out with deployed clients, or use fairbloom run"
             )
-        local = LocalClient.of(settings, partition, name, load_states(context), until)
+        local = LocalClient.of(settings, partition, name, load_states(context))
         if is_deployed(context):
-            local = guarded(local, min_rows_in(context), order_in(context, settings), until)
+            local = guarded(local, min_rows_in(context), order_in(context, settings))
         received = received_model(
             message.content.array_records[wire.ARRAYS], terms.codec, local.model
         )

@@ -3,7 +3,6 @@
 It knows neither Flower nor messages, and no rules of methods: see `fairbloom.client.local_round`.
 """
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -76,7 +75,6 @@ class LocalClient:
         partition: object,
         name: str | None = None,
         states: Mapping[str, Mapping[int, StateDict]] | None = None,
-        until: float = -math.inf,
     ) -> "LocalClient":
         """Return the client of a partition of the task's data, as it is in one process.
 
@@ -88,8 +86,6 @@ class LocalClient:
             The server's name of it; None: the task's.
         states
             The versions of its states that are in memory, by name and round.
-        until
-            The moment up to which a write of its states is tried again; see `ClientStates`.
         """
         settings = RunSettings.of(settings)
         task, model = load_task_and_model(settings)
@@ -109,7 +105,7 @@ class LocalClient:
             task,
             splits,
             model,
-            ClientStates(files, in_memory=states, until=until),
+            ClientStates(files, in_memory=states),
             settings.seed,
         )
 

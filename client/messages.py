@@ -25,7 +25,7 @@ from fairbloom.protocol.codec import Codec, digest_arrays, name_of
 from fairbloom.protocol.settings import FINGERPRINT, Mark, RunSettings, marked
 from fairbloom.protocol.terms import Terms
 from fairbloom.recorddict import read_values, view_of
-from fairbloom.system.retry import deadline, write_until
+from fairbloom.system.retry import deadline, retrying_writes
 from fairbloom.system.versions import NAME
 from fairbloom.tables.folders import place_of
 from fairbloom.tables.schema import with_files
@@ -277,7 +277,8 @@ def log_exchange(message: Message, context: Context, answer: ClientAppCallable) 
         return reply
     sent = {**entry, "sent": plain_values(reply.content), **noted}
     try:  # before it leaves
-        write_until(lambda: open_log(folder).note({**sent}, settings), until, folder)
+        with retrying_writes(until):
+            open_log(folder).note(sent, settings)
     except OSError as error:
         raise ReportableError(
             "the log of what leaves this client cannot be written to its state-dir"

@@ -8,7 +8,6 @@ versions as the first time.
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from fairbloom.logs import log
 from fairbloom.protocol.settings import FINGERPRINT, RunSettings, fingerprint
 from fairbloom.protocol.terms import Terms
 from fairbloom.system.files import make_folder, write_private
-from fairbloom.system.retry import write_until
+from fairbloom.system.retry import retry_write
 from fairbloom.system.versions import Point, VersionEntry, Versions, needed_since
 from fairbloom.tables.preprocessing import PREPROCESSING, Preprocessing
 from fairbloom.tasks import Task
@@ -64,7 +63,7 @@ class ClientStates:
 
     `in_memory` has the versions in memory. They are also stored in `files`, if there are any: at
     once, or with the states of other clients by `store`. `unstored` has the rounds of the versions
-    that are not on disk. A write that the disk refuses is tried again up to the moment `until`; see
+    that are not on disk. A write that the disk refuses may be tried again; see
     `fairbloom.system.retry`.
     """
 
@@ -75,7 +74,6 @@ class ClientStates:
         in_memory: Mapping[str, Mapping[int, StateDict]] | None = None,
         *,
         at_once: bool = True,
-        until: float = -math.inf,
     ) -> None:
         self.in_memory = {
             name: dict(sorted(each.items())) for name, each in (in_memory or {}).items()
@@ -84,7 +82,6 @@ class ClientStates:
         self._files = files
         self._client = client
         self._at_once = at_once
-        self._until = until
 
     def find(self, name: str, before: int) -> Version | None:
         """Return the last version of a round before this one, or None."""
@@ -135,7 +132,7 @@ class ClientStates:
             self._retain(name, [made for made in self._stored(name) if made <= origin])
         if self._at_once and (files := self._files) is not None:
             with explain_disk_errors("written to"):
-                write_until(lambda: store(files, [self], number - 1), self._until, files.folder)
+                retry_write(lambda: store(files, [self], number - 1), files.folder)
 
     def take_unstored(self) -> Iterator[VersionEntry]:
         """Yield the versions that are not on disk, as they are stored."""

@@ -7,14 +7,12 @@ in last, and the fingerprint of the run's settings, because the server chooses t
 """
 
 import json
-import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from difflib import unified_diff
 from enum import StrEnum
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,6 @@ from fairbloom.errors import FairbloomError, join_names
 from fairbloom.logs import escape_unprintable
 from fairbloom.protocol.settings import FINGERPRINT
 from fairbloom.system.files import make_folder, write_private
-from fairbloom.system.retry import write_until
 from fairbloom.tables.schema import shorten_value
 
 from .accepted_settings import SCHEMA_KEY, SettingRefusedError
@@ -144,22 +141,17 @@ class Schemas:
         withdrawn = replace(chosen, state=State.WITHDRAWN)
         self._write([withdrawn if schema == chosen else schema for schema in known])
 
-    def admits(self, digest: str, run: int, settings: str, until: float = -math.inf) -> bool:
+    def admits(self, digest: str, run: int, settings: str) -> bool:
         """Return whether a run may have a schema; keep the schema of a run that is let in.
 
-        `settings` is the fingerprint of the run's settings. That is written again while the disk
-        refuses it, up to the moment `until`.
+        `settings` is the fingerprint of the run's settings.
         """
         state = next((schema.state for schema in self.known() if schema.digest == digest), None)
         runs: dict[str, list[str]] = read_json(self._folder / RUNS, {})
         is_same = runs.get(str(run)) == [digest, settings]
         if state == State.ACCEPTED and not is_same:
             latest = dict([*runs.items(), (str(run), [digest, settings])][-MAX_RUNS:])
-            write_until(
-                partial(write_private, self._folder / RUNS, json.dumps(latest).encode()),
-                until,
-                self._folder,
-            )
+            write_private(self._folder / RUNS, json.dumps(latest).encode())
         return state == State.ACCEPTED or (state == State.ENDED and is_same)
 
     def refuse(self, text: str) -> None:
@@ -178,17 +170,13 @@ class Schemas:
 
 
 def check_accepted(
-    settings: Mapping[str, Any],
-    state_dir: Path | None,
-    allowed: str,
-    run: int,
-    until: float = -math.inf,
+    settings: Mapping[str, Any], state_dir: Path | None, allowed: str, run: int
 ) -> None:
     """Raise SettingRefusedError and store the schema of a run if its owner has not accepted it.
 
     `settings` are the run's accepted settings. `allowed` is `schema` of the owner's limits; "any"
     accepts every schema. `state_dir` is None if the device stores nothing. `run` is the run's
-    number. For `until` see `Schemas.admits`.
+    number.
     """
     text = str(settings.get(SCHEMA_KEY, ""))
     if not text or allowed == "any":
@@ -199,7 +187,7 @@ def check_accepted(
             ' one, or schema = "any" under limits in owner.toml'
         )
     schemas = Schemas(state_dir)
-    if schemas.admits(digest_of(text), run, settings[FINGERPRINT], until):
+    if schemas.admits(digest_of(text), run, settings[FINGERPRINT]):
         return
     schemas.refuse(text)
     raise SettingRefusedError(

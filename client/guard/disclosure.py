@@ -199,18 +199,15 @@ class Gate(OpenGate):
             raise DataError(f"{len(examples)} training rows: {reason}", why, min_rows=self.min_rows)
 
 
-def guarded(
-    client: LocalClient, min_rows: int, order: int | str | None = None, until: float = -math.inf
-) -> LocalClient:
+def guarded(client: LocalClient, min_rows: int, order: int | str | None = None) -> LocalClient:
     """Return a client as it is on a device: behind a gate, and with an order of its rows.
 
-    `order` is the seed of the order; None: a secret, of which a write is tried again until the
-    moment `until`.
+    `order` is the seed of the order; None: a secret.
     """
     return replace(
         client,
         gate=Gate(min_rows, client.task, client.splits),
-        order=secret_order(client.settings, until) if order is None else order,
+        order=secret_order(client.settings) if order is None else order,
     )
 
 

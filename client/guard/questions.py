@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fairbloom.protocol.settings import FINGERPRINT, usual_fraction
-from fairbloom.system.retry import write_until
+from fairbloom.system.retry import retry_write
 
 from .accepted_settings import SettingRefusedError
 from .limits import Limits
@@ -60,15 +60,10 @@ class Asking:
 
 
 class Questions:
-    """The questions that a device has answered, in a file of its state folder.
+    """The questions that a device has answered, in a file of its state folder."""
 
-    The file is written again while the disk refuses it, up to the moment `until`; see
-    `write_until`.
-    """
-
-    def __init__(self, state_dir: Path, until: float = -math.inf) -> None:
+    def __init__(self, state_dir: Path) -> None:
         self._file = state_dir / FILE
-        self._until = until
         now = datetime.now(UTC)
         self._day = now.date().isoformat()
         self._month = self._day[:7]
@@ -168,7 +163,7 @@ class Questions:
                 raise OSError(errno.EIO, str(error)) from error
 
         try:
-            write_until(use, self._until, self._file.parent)
+            retry_write(use, self._file.parent)
         except (OSError, sqlite3.DatabaseError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise SettingRefusedError(

@@ -21,7 +21,7 @@ from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import WORK, Terms
 from fairbloom.protocol.version import check_protocol
 from fairbloom.recorddict import deserialize, serialize, view_of
-from fairbloom.system.retry import deadline, write_until
+from fairbloom.system.retry import deadline, retry_write, retrying_writes
 from fairbloom.system.supervise import finish_first
 from fairbloom.system.versions import Versions
 from fairbloom.tasks.permit import TASK, permit_reading
@@ -100,12 +100,13 @@ def reply_by(account: Account, message: Message, context: Context) -> RecordDict
         }
     )
     request = Request(account, kind, message, context, settings, terms)
-    if kind == wire.RELEASE:
-        with one_sentence():
-            client = request.load_client(partition, name_here, deadline(message.metadata.ttl))
-        return keep_released(message, context, client)
-    with account.ledger.lock():
-        return request.serve(partition, name_here)
+    with retrying_writes(deadline(message.metadata.ttl)):
+        if kind == wire.RELEASE:
+            with one_sentence():
+                client = request.load_client(partition, name_here)
+            return keep_released(message, context, client)
+        with account.ledger.lock():
+            return request.serve(partition, name_here)
 
 
 def about_account(account: Account, run: int, cost: Mapping[str, float]) -> ConfigRecord:
@@ -129,14 +130,13 @@ class Request:
         """Return the reply: a kept one, or a new one that is charged."""
         account = self.account
         ledger = account.ledger
-        until = deadline(self.message.metadata.ttl)
         key = self.digest()
         if kept := ledger.find_reply(key):
             return deserialize(kept)
         if ledger.is_halted:
             raise AccountError(IS_HALTED)
         with one_sentence():
-            client = self.load_client(partition, name, until)
+            client = self.load_client(partition, name)
             work = self._check(client)
         reports = int(self.kind == EVALUATE)
         run = self.message.metadata.run_id
@@ -160,13 +160,13 @@ class Request:
         if reports:
             charge[SHARE] = account.test_sigma**-2
         with finish_first(), one_sentence():
-            write_until(partial(ledger.charge, key, **charge), until, account.place)
+            retry_write(partial(ledger.charge, key, **charge), account.place)
             update = work.run(mechanism)
             reply = self._reply(update.metrics, cost)
             if update.arrays:
                 wanted = wanted_arrays(client, self.message)
                 reply[wire.ARRAYS] = record_of(update.arrays, wanted)
-            write_until(partial(ledger.keep_reply, key, serialize(reply)), until, account.place)
+            retry_write(partial(ledger.keep_reply, key, serialize(reply)), account.place)
         if (noted := NOTED.get()) is not None:
             noted["spent"] = {REPORTS: reports} if reports else {UNITS: units}
             noted["left"] = account.left()
@@ -194,12 +194,12 @@ class Request:
             }
         )
 
-    def load_client(self, partition: object, name: str | None, until: float) -> LocalClient:
+    def load_client(self, partition: object, name: str | None) -> LocalClient:
         """Return the client with the account's split of its rows."""
         account = self.account
         # the order of steps on all rows is no secret: it is the run's
         with permit_reading():
-            client = LocalClient.of(self.settings, partition, name, until=until)
+            client = LocalClient.of(self.settings, partition, name)
         return replace(client, splits=split_by(account, client.splits))
 
     def digest(self) -> str:

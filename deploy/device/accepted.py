@@ -5,7 +5,6 @@ The client runs its installed app.
 
 import importlib.util
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,8 +34,7 @@ OURS = "fairbloom"
 class RunDescription:
     """A run as the server describes it: its number, its app's distribution and its settings.
 
-    `question` is the digest of its message, "" if that brings no model, and `until` the moment when
-    the message's time is over.
+    `question` is the digest of its message, "" if that brings no model.
     """
 
     number: int
@@ -44,7 +42,6 @@ class RunDescription:
     version: str
     settings: Mapping[str, Any]
     question: str = ""
-    until: float = -math.inf
 
 
 @dataclass(frozen=True)
@@ -102,9 +99,9 @@ class Installed:
         if self.limits is not None:
             self.limits.check(settings)
             allowed = self.limits.schema
-        check_accepted(settings, state_dir, allowed, run.number, run.until)
+        check_accepted(settings, state_dir, allowed, run.number)
         if self.limits is not None and state_dir is not None:
-            questions = Questions(state_dir, until=run.until)
+            questions = Questions(state_dir)
             asking = Asking.of(run.settings, settings)
             if run.question:
                 questions.count(asking, run.question, self.limits)

@@ -74,23 +74,20 @@ def call_app(installed: Installed, node_config: Mapping[str, Any], task: PassedT
     set_message_id(message, head.id)
     identify(run_id=head.run, node_id=task.node, task_id=0)
     context = Context(head.run, task.node, dict(node_config), deserialize(task.state), {})
-    app, context.run_config = installed.accept(
-        RunDescription(
-            head.run,
-            described["distribution"],
-            described["version"],
-            described["settings"],
-            # the reply to a released model has no number of the data
-            text_if(
-                head.type != RELEASE and message.content.array_records,
-                f"{head.type} {head.digest.hex()}",
-            ),
-            deadline(seconds),
+    run = RunDescription(
+        head.run,
+        described["distribution"],
+        described["version"],
+        described["settings"],
+        # the reply to a released model has no number of the data
+        text_if(
+            head.type != RELEASE and message.content.array_records,
+            f"{head.type} {head.digest.hex()}",
         ),
-        context,
     )
     try:
         with retrying_writes(deadline(seconds)):
+            app, context.run_config = installed.accept(run, context)
             reply = address(log_exchange(message, context, app), message)
     except SystemExit as end:  # must not end this process: the server gets an error instead
         raise ReportableError(f"SystemExit: {end}", reportable(end)) from end

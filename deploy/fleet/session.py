@@ -17,7 +17,7 @@ from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.protocol.names import WORK_OF_ROUND
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.system.files import write_private
-from fairbloom.system.retry import deadline, retrying_writes, write_until
+from fairbloom.system.retry import deadline, retry_write, retrying_writes
 from fairbloom.system.versions import FIRST, Point, Versions, read_sealed, write_sealed
 
 from .calls import Calls, Received
@@ -213,10 +213,9 @@ class Session:
         done = threading.Event()
         beats = threading.Thread(target=self._beat, args=(message.head, done), daemon=True)
         beats.start()
-        until = deadline(seconds_left(message.head))
         try:
-            with retrying_writes(until):
-                answer = self._work(message, until)
+            with retrying_writes(deadline(seconds_left(message.head))):
+                answer = self._work(message)
         except OSError as error:
             answer = Answer.failed(
                 ErrorCode.CLIENT_APP_RAISED_EXCEPTION,
@@ -231,8 +230,8 @@ class Session:
             answer.content,
         )
 
-    def _work(self, message: Received, until: float) -> Answer:
-        """Return the worker's answer; raise OSError if the disk refuses a write up to `until`."""
+    def _work(self, message: Received) -> Answer:
+        """Return the worker's answer; raise OSError if the disk refuses a write."""
         head = message.head
         if message.refused:
             self._audit_log.note(
@@ -263,7 +262,7 @@ class Session:
             return Answer.failed(ErrorCode.CLIENT_APP_CRASHED, str(error))
         if answer.state is not None:
             save = partial(self._contexts.save, head, answer.state)
-            write_until(save, until, self._contexts.folder)
+            retry_write(save, self._contexts.folder)
         return answer
 
     def _beat(self, head: Head, done: threading.Event) -> None:

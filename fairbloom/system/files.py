@@ -13,7 +13,7 @@ from typing import IO, Any
 from fairbloom.errors import FairbloomError
 
 from .lock import open_locked
-from .retry import UNTIL, write_until
+from .retry import retry_write
 
 # Byte order marks that a text may begin with, and their encodings.
 MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
@@ -71,7 +71,7 @@ def write_whole(path: Path, content: bytes, mode: int | None = None) -> None:
         with whole_file(path, mode) as file:
             file.write(content)
 
-    write_until(write, UNTIL.get(), path.parent)
+    retry_write(write, path.parent)
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -100,7 +100,7 @@ def append_line(path: Path, line: bytes) -> None:
                 rest = rest[os.write(file.fileno(), rest) :]
             os.fsync(file.fileno())
 
-    write_until(append, UNTIL.get(), path.parent)
+    retry_write(append, path.parent)
 
 
 def make_folder(folder: Path) -> None:
@@ -115,7 +115,7 @@ def make_folder(folder: Path) -> None:
             if is_new:
                 sync_folder(place.parent)
 
-    write_until(make, UNTIL.get(), folder)
+    retry_write(make, folder)
 
 
 def sync_folder(folder: Path) -> None:

@@ -23,7 +23,7 @@ def deadline(seconds: float) -> float:
 
 @contextmanager
 def retrying_writes(until: float) -> Iterator[None]:
-    """Try writes of files again in this block, up to the moment `until`; see `write_until`.
+    """Try writes of files again in this block, up to the moment `until`; see `retry_write`.
 
     It is ambient so that no write below a device's state folder can be without it.
     """
@@ -34,11 +34,13 @@ def retrying_writes(until: float) -> Iterator[None]:
         UNTIL.reset(token)
 
 
-def write_until(write: Callable[[], object], until: float, folder: Path) -> None:
+def retry_write(write: Callable[[], object], folder: Path) -> None:
     """Call `write`, and again while it raises OSError: a disk may be full for a while only.
 
-    Raise the last OSError when the moment `until` comes; see `deadline`. The first one is logged.
+    Raise the last OSError when the moment of `retrying_writes` comes, at once outside of it. The
+    first one is logged.
     """
+    until = UNTIL.get()
     is_first = True
     while True:
         try:

@@ -8,7 +8,6 @@ The process of a device imports this module, which therefore loads no large libr
 """
 
 import json
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 from contextlib import suppress
@@ -22,7 +21,6 @@ from fairbloom.errors import ReportableError
 from fairbloom.logs import log
 
 from .files import make_folder, whole_file, write_private
-from .retry import write_until
 
 
 class Point(NamedTuple):
@@ -242,19 +240,12 @@ def read_sealed(file: Path, loss: str) -> tuple[bytes, bytes]:
     return head, kept[end:]
 
 
-def secret_of(folder: Path, until: float = -math.inf) -> bytes:
-    """Return the secret in a state folder, of SIZE bytes; it is made if needed.
-
-    A write is tried again until the moment `until`; see `write_until`.
-    """
+def secret_of(folder: Path) -> bytes:
+    """Return the secret in a state folder, of SIZE bytes; it is made if needed."""
     path = folder / NAME
-
-    def make() -> None:
+    if not path.exists() or path.stat().st_size != SIZE:
         make_folder(folder)
         write_private(path, token_bytes(SIZE))
-
-    if not path.exists() or path.stat().st_size != SIZE:
-        write_until(make, until, folder)
     return path.read_bytes()
 
 

@@ -4,11 +4,13 @@ Large content goes from process to process of one machine in a file without a na
 """
 
 import errno
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import tracemalloc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -33,6 +35,7 @@ from fairbloom.deploy.fleet.passing import Answer, PassedTask, receive, send
 from fairbloom.deploy.fleet.worker import CrashedError, Worker
 from fairbloom.errors import FairbloomError
 from fairbloom.recorddict import deserialize
+from fairbloom.system import retry
 
 from .apps import APP, NODE, RUN, content_of, task_of, write_app, write_version
 
@@ -86,6 +89,24 @@ def test_an_owners_own_app_is_in_the_owners_log(home: Path) -> None:
     words = [each["refused"].partition(" in ")[0] for each in refused]
     assert words[:2] == ["ValueError", "SystemExit"]
     assert words[2].startswith("the run is of other")
+
+
+def test_a_run_is_accepted_while_writes_are_tried_again(
+    answer: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a device notes of a run's schema and questions is written before the app is called."""
+    write_version(home, 1)
+    accept = Installed.accept
+    left = list[float]()
+
+    def watch(*arguments: Any) -> Any:
+        left.append(retry.UNTIL.get() - time.monotonic())
+        return accept(*arguments)
+
+    monkeypatch.setattr(Installed, "accept", watch)
+    assert content_of(answer(task_of("reply")))
+    assert left[0] > 0.0
+    assert retry.UNTIL.get() == -math.inf
 
 
 def test_what_the_app_raises_leaves_the_state(answer: Any, home: Path) -> None:

@@ -1,10 +1,11 @@
 """A device reads its tables by schemas alone that its owner has accepted."""
 
 import errno
+from contextlib import AbstractContextManager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from hypothesis import example, given, strategies as st
@@ -22,7 +23,7 @@ from fairbloom.client.guard.accepted_schemas import (
 )
 from fairbloom.client.guard.accepted_settings import SettingRefusedError
 from fairbloom.errors import FairbloomError
-from fairbloom.system import retry
+from fairbloom.system import files, retry
 from tests.experiments.helpers import fairbloom
 
 from ..hospital import SCHEMA, grouped
@@ -241,20 +242,21 @@ def test_a_disk_that_is_full_for_a_while_keeps_no_run_out(
 ) -> None:
     waits: list[float] = []
     schemas.accept("target = 'x'")
-    write = accepted_schemas.write_private
+    whole_file = files.whole_file
 
-    def refuse(path: Path, content: bytes) -> None:
+    def refuse(path: Path, mode: int | None) -> AbstractContextManager[IO[bytes]]:
         if len(waits) < 3:
             raise OSError(errno.ESTALE, "Stale file handle")
-        write(path, content)
+        return whole_file(path, mode)
 
     monkeypatch.setattr(
         retry, "time", SimpleNamespace(monotonic=lambda: sum(waits), sleep=waits.append)
     )
-    monkeypatch.setattr(accepted_schemas, "write_private", refuse)
+    monkeypatch.setattr(files, "whole_file", refuse)
     digest = accepted_schemas.digest_of("target = 'x'")
     with pytest.raises(OSError, match="Stale"):
         schemas.admits(digest, 1, "settings")
-    assert schemas.admits(digest, 1, "settings", 30.0)
+    with retry.retrying_writes(30.0):
+        assert schemas.admits(digest, 1, "settings")
     assert len(waits) == 3
     assert schemas.runs_of(schemas.accepted()[0]) == ["1"]
