@@ -87,6 +87,11 @@ def read_site(client: ClientSettings) -> SiteTables:
     return SiteTables([*marked.values()], parts)
 
 
+def _schema_of(client: ClientSettings, text: str) -> Schema:
+    """Return a schema as the device's files have it."""
+    return parse_schema(with_files(text, client.files, client.name))
+
+
 def _paths_of(client: ClientSettings) -> list[Path]:
     if not client.data_dir:
         raise DeployError("data-dir is missing, so the device has no tables: set it in owner.toml")
@@ -239,8 +244,7 @@ def find_faults(client: ClientSettings, schema: str) -> Sequence[str]:
     """
     if "classes" in counting_keys(schema):  # of images
         return ()
-    text = with_files(schema, client.files, client.name)
-    parsed = parse_schema(text)
+    parsed = _schema_of(client, schema)
     names = parsed.file("", client.name).names_of(parsed.unit) if parsed.unit else (ROW,)
     if client.unit and fold(client.unit) not in map(fold, names):
         raise DeployError(
@@ -251,7 +255,7 @@ def find_faults(client: ClientSettings, schema: str) -> Sequence[str]:
     if not client.data_dir:
         return ()
     try:
-        return [*map(str, encode_files(_paths_of(client), client.name, text).faults)]
+        return [*map(str, encode_files(_paths_of(client), client.name, parsed).faults)]
     except DataError as error:
         return [str(error)]
 
@@ -293,9 +297,7 @@ def choose_table(client: ClientSettings, schema: str, day: str) -> tuple[SentTab
     about = Letter(
         client=client.name, date=day, floor=floor, unit=client.unit, formats=(), rows=0, columns={}
     )
-    file = encode_files(
-        _paths_of(client), client.name, with_files(schema, client.files, client.name)
-    )
+    file = encode_files(_paths_of(client), client.name, _schema_of(client, schema))
     letters = describe_rows(file, about, with_numbers=limits.describe == "all")
     return SentTable(
         SiteTable(digest_of(schema), letters), names, site.digest(rows, secret, names)

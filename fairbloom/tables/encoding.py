@@ -24,7 +24,7 @@ from .cells import (
 )
 from .reading import CellError, ReadTable, Remark, Values, read
 from .reasons import MAX_FAULTS, DataError, raise_faults
-from .schema import MAX_TEXT, Decimal, Field, Schema, client_of, fold, normalise, parse_schema
+from .schema import MAX_TEXT, Decimal, Field, Schema, client_of, fold, normalise
 
 # The index of a cell that is in no category; a missing value has -1. In a column of numbers, a cell
 # that is not a number is inf.
@@ -417,8 +417,10 @@ class EncodedFile:
         # Only a column's first faults are listed; the values show its other faulty cells.
         faulty = self.has_unknown.copy()
         for fault in self.faults:
-            rows = getattr(fault, "rows", None)
-            faulty[slice(None) if rows is None else rows] = True
+            if isinstance(fault, CellError) and fault.rows is not None:
+                faulty[fault.rows] = True
+            else:
+                faulty[:] = True
         return faulty
 
     def raise_faults(self, rows: NDArray[np.intp]) -> None:
@@ -451,15 +453,15 @@ class ClientTable(NamedTuple):
         return {name: self.file.columns[name][self.rows] for name in self.file.found}
 
 
-def encode_files(paths: Sequence[Path], client: str, text: str) -> EncodedFile:
-    """Return a client's files encoded by a schema's text; encode them again only after a change."""
+def encode_files(paths: Sequence[Path], client: str, schema: Schema) -> EncodedFile:
+    """Return a client's files encoded by a schema; encode them again only after a change."""
     try:
         changes = tuple((each.st_ctime_ns, each.st_size) for each in map(Path.stat, paths))
     except OSError as error:
         raise DataError(
             f"{error.filename} cannot be read: {error.strerror}", "unreadable"
         ) from error
-    return _encode_files(tuple(paths), changes, client, text)
+    return _encode_files(tuple(paths), changes, client, schema)
 
 
 def _read_files(paths: Sequence[Path], client: str, schema: Schema) -> Iterator[ReadTable]:
@@ -473,9 +475,8 @@ def _read_files(paths: Sequence[Path], client: str, schema: Schema) -> Iterator[
 # The seeds of a study share the files that they split.
 @lru_cache(maxsize=128)
 def _encode_files(
-    paths: Sequence[Path], changes: Sequence[tuple[int, int]], client: str, text: str
+    paths: Sequence[Path], changes: Sequence[tuple[int, int]], client: str, schema: Schema
 ) -> EncodedFile:
-    schema = parse_schema(text)
     tables = [*_read_files(paths, client, schema)]
     rows, spellings = _rows_of_clients(tables[0], schema) if schema.client else (None, {})
     parts = [read_columns(table, schema) for table in tables]
@@ -485,19 +486,21 @@ def _encode_files(
     for name in (schema.target, *schema.inputs):
         if schema.missing_of(name) == "drop":
             usable &= ~is_missing(columns[name])
+    units, unit_names = _read_units(tables, schema)
     return EncodedFile(
-        paths[0] if len(paths) == 1 else paths[0].parent,
-        paths,
-        client,
-        schema,
-        columns,
-        [name for name in columns if any(table.own_names(name) for table in tables)],
-        usable,
-        [fault for _, faults in parts for fault in faults],
-        rows,
-        spellings,
-        *_read_units(tables, schema),
-        [remark for table in tables for remark in table.remarks],
+        path=paths[0] if len(paths) == 1 else paths[0].parent,
+        paths=paths,
+        client=client,
+        schema=schema,
+        columns=columns,
+        found=[name for name in columns if any(table.own_names(name) for table in tables)],
+        usable=usable,
+        faults=[fault for _, faults in parts for fault in faults],
+        rows=rows,
+        spellings=spellings,
+        units=units,
+        unit_names=unit_names,
+        remarks=[remark for table in tables for remark in table.remarks],
     )
 
 

@@ -26,7 +26,7 @@ from pydantic import (
     ValidationError,
 )
 
-from fairbloom.errors import ReportableError, did_you_mean, faults_in, reason_of
+from fairbloom.errors import ReportableError, did_you_mean, reason_of
 from fairbloom.system.files import expand_home, read_text
 
 from .groups import GroupBy, read_groups
@@ -40,12 +40,39 @@ GroupMark = Literal["", " ", ".", ",", "'", "’", "_"]
 # The treatment of a row with a missing value.
 Missing = Literal["error", "drop", "fill"]
 
+# What SAS and Stata write for a missing value, of several kinds.
+MISSING_CODES = [f".{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"]
+
+# What Excel writes into a cell without a value.
+MISSING_BY_EXCEL = [
+    "#N/A",
+    "#N/A N/A",
+    "#NA",
+    "#NV",
+    "#DIV/0!",
+    "#NAME?",
+    "#NULL!",
+    "#NUM!",
+    "#REF!",
+    "#VALUE!",
+]
+
 # The default markers of a missing value, in any case of letters.
 MISSING_VALUES = (
-    *("", "?", "NA", "NaN", "+NaN", "-NaN", "null", "N/A"),
-    *("<NA>", "NaT", "\\N"),  # pandas, and dumps of databases
-    *(".", *(f".{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")),  # SAS and Stata
-    *("#N/A", "#N/A N/A", "#NA", "#NV", "#DIV/0!", "#NAME?", "#NULL!", "#NUM!", "#REF!", "#VALUE!"),
+    "",
+    "?",
+    "NA",
+    "NaN",
+    "+NaN",
+    "-NaN",
+    "null",
+    "N/A",
+    "<NA>",  # pandas
+    "NaT",
+    "\\N",  # dumps of databases
+    ".",
+    *MISSING_CODES,
+    *MISSING_BY_EXCEL,
 )
 
 # Longest name of a column, category or class, in characters.
@@ -341,6 +368,16 @@ class Schema(_Table):
     missingValues: tuple[Name, ...] = MISSING_VALUES  # noqa: N815
     fields: Annotated[Mapping[str, Field], Len(0, MAX_COLUMNS)]
     files: Mapping[str, SchemaFile] = {}
+    _text: str = PrivateAttr("")
+
+    def __hash__(self) -> int:
+        """Return the hash of the text: what is made by a schema may be kept by it."""
+        return hash(self._text)
+
+    @property
+    def text(self) -> str:
+        """The text that it was parsed from; "" if it was made otherwise."""
+        return self._text
 
     @property
     def predicted(self) -> Field:
@@ -448,9 +485,15 @@ def without_client(text: str) -> str:
 def parse_schema(text: str, name: str = SCHEMA_NAME) -> Schema:
     """Return the schema in a text; raise SchemaError with the key, or line, of its first fault."""
     schema = _parse(Schema, text, name)
+    check_schema(schema, name)
+    schema._text = text
+    return schema
+
+
+def check_schema(schema: Schema, name: str) -> None:
+    """Raise SchemaError with the first contradiction between the parts of a schema."""
     for fault in _find_contradictions(schema):
         raise SchemaError(f"{name}: {fault}")
-    return schema
 
 
 class ImageSchema(_Table):
@@ -501,10 +544,9 @@ def with_files(text: str, files: Mapping[str, Any], client: str = "") -> str:
     if "fields" not in written:
         return text
     schema = parse_schema(text)  # its own faults are the run's, and the server may read them
+    together = {**written, "files": {**written.get("files", {}), **files}}
     try:
-        parse_schema(
-            tomli_w.dumps({**written, "files": {**written.get("files", {}), **files}}), name
-        )
+        check_schema(_validate(Schema, together, name), name)
     except SchemaError as error:
         raise SchemaError(str(error), OWN_FILES) from error
     own = {key.rpartition("/")[2]: about for key, about in read.items()}
@@ -544,11 +586,16 @@ def _parse(kind: type[AnyTable], text: str, name: str) -> AnyTable:
             f"{name} has {len(text):,} characters, and {MAX_BYTES:,} are the most: shorten it"
         )
     try:
-        return kind.model_validate(tomllib.loads(text))
+        return _validate(kind, tomllib.loads(text), name)
     except tomllib.TOMLDecodeError as error:
         raise SchemaError(f"{name} is not valid TOML: {error}: correct that line") from error
     except RecursionError as error:
         raise SchemaError(f"{name} is nested too deeply: take tables within tables out") from error
+
+
+def _validate(kind: type[AnyTable], written: Mapping[str, object], name: str) -> AnyTable:
+    try:
+        return kind.model_validate(written)
     except ValidationError as error:
         raise SchemaError(f"{name}: {_explain(error)}") from error
 
@@ -578,88 +625,91 @@ def _explain(error: ValidationError) -> str:
 
 def _find_contradictions(schema: Schema) -> Iterator[str]:
     """Yield contradictions between the parts of a schema, each as key, value and remedy."""
-    seen: dict[str, str] = {}
-    keys = {
-        "fields": [*schema.fields],
-        "ignore": schema.ignore,
-        "client": [*filter(None, [schema.client])],
-    }
-    for key, name in [(key, name) for key, names in keys.items() for name in names]:
-        yield from faults_in(
-            {
-                f"{key}.{shorten_value(name)}: the name of a column has 1 to {MAX_TEXT} characters:"
-                " shorten it": not 1 <= len(name) <= MAX_TEXT,
-                f"{key} has {name!r}, and {seen.get(fold(name))!r} is the same in another case of"
-                " letters: name it once": fold(name) in seen,
-            }
-        )
-        seen[fold(name)] = name
+    yield from _find_wrong_names(schema)
     if schema.target not in schema.fields:
         yield (
             f"target = {schema.target!r}: {did_you_mean(schema.target, schema.fields)}it must be"
             " one of the fields"
         )
         return
-    yield from (
-        f"unit = {schema.unit!r}: it is the {key}: name the column of persons, or none"
-        for key, column in (("target", schema.target), ("client", schema.client))
-        if schema.unit and fold(schema.unit) == fold(column)
-    )
-    yield from (
-        f"determining = {name!r}: {did_you_mean(name, schema.inputs)}name fields that are inputs"
-        for name in schema.determining
-        if name not in schema.inputs
-    )
-    yield from (
-        f"fields.{name}.{fault}"
-        for name, field in schema.fields.items()
-        for fault in _find_faults_of(field)
-    )
-    classes = schema.predicted.categories
-    wrong_positive = _find_wrong_positive(schema.positive, classes)
-    yield from faults_in(
-        {
-            "fields has no column but the target: nothing to learn from: add one": (
-                not schema.inputs
-            ),
-            f"fields.{schema.target}.center is missing: a quantity is learned in units of its scale"
-            " around its center": not classes and schema.predicted.center is None,
-            f"fields.{schema.target}.categories has one class: a target has two or more: add the"
-            " others": len(classes) == 1,
-            wrong_positive: wrong_positive,
-        }
-    )
+    for key, column in (("target", schema.target), ("client", schema.client)):
+        if schema.unit and fold(schema.unit) == fold(column):
+            yield f"unit = {schema.unit!r}: it is the {key}: name the column of persons, or none"
+    for name in schema.determining:
+        if name not in schema.inputs:
+            near = did_you_mean(name, schema.inputs)
+            yield f"determining = {name!r}: {near}name fields that are inputs"
+    for name, field in schema.fields.items():
+        for fault in _find_faults_of(field):
+            yield f"fields.{name}.{fault}"
+    if not schema.inputs:
+        yield "fields has no column but the target: nothing to learn from: add one"
+    yield from _find_wrong_target(schema)
     yield from find_wrong_groups(schema)
-    files: dict[str, str] = {}
+    clients: dict[str, str] = {}  # the first table with fields of each client
     for file, about in schema.files.items():
-        client = "" if schema.client else client_of(file)
-        is_own = bool(about.fields) and is_of_client(file)
-        other = files.setdefault(client, file) if is_own else file
-        yield from faults_in(
-            {
-                f"files.{file}.fields: files.{other} has those of the same client: leave one"
-                " out": other != file,
-                f"files.{file}.groupChar = {about.groupChar!r}: it is the decimal mark, too: choose"
-                " one of the two": about.groupChar and about.groupChar == about.decimalChar,
-            }
-        )
-        yield from (
-            f"files.{file}.fields.{name}: {did_you_mean(name, schema.fields)}it must be one of the"
-            " fields"
-            for name in about.fields.keys() - {*schema.fields, schema.unit}
-        )
-        for name in about.fields.keys() & schema.fields:
-            own = about.fields[name]
-            categories = schema.fields[name].categories
-            yield from (
-                f"files.{file}.fields.{name}.{fault}"
-                for fault in _find_wrong_spellings(categories, own.spellings)
+        for fault in _find_wrong_file(schema, file, about, clients):
+            yield f"files.{file}.{fault}"
+
+
+def _find_wrong_names(schema: Schema) -> Iterator[str]:
+    """Yield the names of columns that are too long, empty, or there twice."""
+    named = [("fields", name) for name in schema.fields]
+    named += [("ignore", name) for name in schema.ignore]
+    if schema.client:
+        named.append(("client", schema.client))
+    seen: dict[str, str] = {}
+    for key, name in named:
+        if not 1 <= len(name) <= MAX_TEXT:
+            yield (
+                f"{key}.{shorten_value(name)}: the name of a column has 1 to {MAX_TEXT} characters:"
+                " shorten it"
             )
-            if categories and (own.unit, own.factor, own.offset) != ("", 1.0, 0.0):
-                yield (
-                    f"files.{file}.fields.{name}: it has categories: leave unit, factor and offset"
-                    " out"
-                )
+        if fold(name) in seen:
+            yield (
+                f"{key} has {name!r}, and {seen[fold(name)]!r} is the same in another case of"
+                " letters: name it once"
+            )
+        seen[fold(name)] = name
+
+
+def _find_wrong_target(schema: Schema) -> Iterator[str]:
+    """Yield what a target lacks: a scale, a second class, or the positive one."""
+    classes = schema.predicted.categories
+    of_target = f"fields.{schema.target}"
+    if not classes and schema.predicted.center is None:
+        yield (
+            f"{of_target}.center is missing: a quantity is learned in units of its scale around its"
+            " center"
+        )
+    if len(classes) == 1:
+        yield (f"{of_target}.categories has one class: a target has two or more: add the others")
+    if wrong_positive := _find_wrong_positive(schema.positive, classes):
+        yield wrong_positive
+
+
+def _find_wrong_file(
+    schema: Schema, file: str, about: SchemaFile, clients: dict[str, str]
+) -> Iterator[str]:
+    """Yield the faults of what is said of a file; it joins `clients` if it has their fields."""
+    if about.fields and is_of_client(file):
+        client = "" if schema.client else client_of(file)
+        other = clients.setdefault(client, file)
+        if other != file:
+            yield f"fields: files.{other} has those of the same client: leave one out"
+    if about.groupChar and about.groupChar == about.decimalChar:
+        yield (
+            f"groupChar = {about.groupChar!r}: it is the decimal mark, too: choose one of the two"
+        )
+    for name in about.fields.keys() - {*schema.fields, schema.unit}:
+        yield f"fields.{name}: {did_you_mean(name, schema.fields)}it must be one of the fields"
+    for name in about.fields.keys() & schema.fields:
+        own = about.fields[name]
+        categories = schema.fields[name].categories
+        for fault in _find_wrong_spellings(categories, own.spellings, with_names=False):
+            yield f"fields.{name}.{fault}"
+        if categories and (own.unit, own.factor, own.offset) != ("", 1.0, 0.0):
+            yield f"fields.{name}: it has categories: leave unit, factor and offset out"
 
 
 def _find_wrong_positive(positive: str, classes: Sequence[str]) -> str:
@@ -674,44 +724,46 @@ def _find_faults_of(field: Field) -> Iterator[str]:
     """Yield the faults of one column, each as key, value and remedy."""
     texts = (*field.categories, *chain(*field.spellings.values()))
     limits = field.constraints
-    yield from faults_in(
-        {
-            "categories is missing: a column of texts needs them; or name the column in ignore": (
-                field.type == "string" and not field.categories
-            ),
-            **{
-                f"missingValues: {marker!r} is a category, or spells one: leave it out of one": (
-                    marker in texts
-                )
-                for marker in field.missingValues
-            },
+    if field.type == "string" and not field.categories:
+        yield "categories is missing: a column of texts needs them; or name the column in ignore"
+    for marker in field.missingValues:
+        if marker in texts:
+            yield f"missingValues: {marker!r} is a category, or spells one: leave it out of one"
+    if field.categories and limits != Constraints(required=limits.required):
+        yield (
             "constraints is for numbers: a column of categories has no minimum, maximum or enum:"
-            " leave them out": field.categories and limits != Constraints(required=limits.required),
+            " leave them out"
+        )
+    if not limits.minimum <= limits.maximum:
+        yield (
             f"constraints.minimum = {limits.minimum:g} is above the maximum, {limits.maximum:g}:"
-            " exchange them": not limits.minimum <= limits.maximum,
-            f"{'scale' if field.scale is None else 'center'} is missing: center and scale belong"
-            " together": (field.center is None) != (field.scale is None),
-        }
-    )
-    yield from _find_wrong_spellings(field.categories, field.spellings, field.categories)
+            " exchange them"
+        )
+    if (field.center is None) != (field.scale is None):
+        missing = "scale" if field.scale is None else "center"
+        yield f"{missing} is missing: center and scale belong together"
+    yield from _find_wrong_spellings(field.categories, field.spellings, with_names=True)
 
 
 def _find_wrong_spellings(
-    categories: Sequence[str], spellings: Mapping[str, Sequence[str]], names: Sequence[str] = ()
+    categories: Sequence[str], spellings: Mapping[str, Sequence[str]], *, with_names: bool
 ) -> Iterator[str]:
-    """Yield the faults of spellings, and of `names` among them, each as key, value and remedy."""
+    """Yield the faults of spellings as key, value and remedy.
+
+    `with_names`: the categories' own names are spellings, too.
+    """
     seen: dict[str, int] = {}
-    yield from (
-        f"categories: {text!r} is a spelling of {categories[other]!r} and of {name!r}:"
-        " leave it out of one"
-        for place, name in enumerate(categories)
-        for text in (*names[place : place + 1], *spellings.get(name, ()))
-        if (other := seen.setdefault(normalise(text), place)) != place
-    )
-    yield from (
-        f"spellings.{name}: {did_you_mean(name, categories)}it must be one of the categories"
-        for name in {*spellings} - {*categories}
-    )
+    for place, name in enumerate(categories):
+        texts = spellings.get(name, ())
+        for text in (name, *texts) if with_names else texts:
+            other = seen.setdefault(normalise(text), place)
+            if other != place:
+                yield (
+                    f"categories: {text!r} is a spelling of {categories[other]!r} and of {name!r}:"
+                    " leave it out of one"
+                )
+    for name in {*spellings} - {*categories}:
+        yield f"spellings.{name}: {did_you_mean(name, categories)}it must be one of the categories"
 
 
 def find_wrong_groups(schema: Schema, key: str = "groups") -> Iterator[str]:

@@ -6,7 +6,7 @@ PyTorch is imported late, when a client's examples are needed.
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -26,7 +26,6 @@ from fairbloom.tables.preprocessing import (
     find_beyond,
     input_columns,
 )
-from fairbloom.tables.schema import parse_schema
 from fairbloom.tables.sizes import Row
 from fairbloom.text import join_first, plural, text_if
 
@@ -58,14 +57,20 @@ class FileExamples(NamedTuple):
 class FileClients:
     """The clients of one file, `encoded`.
 
-    `rows` has the rows of each client in it. Clients with fewer than `smallest` usable rows are
-    left out: `names` has the others.
+    `rows` has the rows of each client in it, and `preprocessing` is that of all. Clients with fewer
+    than `smallest` usable rows are left out: `names` has the others.
     """
 
     def __init__(
-        self, encoded: EncodedFile, rows: Mapping[str, Rows], setup: Setup, smallest: int = 0
+        self,
+        encoded: EncodedFile,
+        rows: Mapping[str, Rows],
+        setup: Setup,
+        preprocessing: Preprocessing,
+        smallest: int = 0,
     ) -> None:
         self.encoded = encoded
+        self._of_all = preprocessing
         self.rows = rows
         usable = {name: each[encoded.usable[each]] for name, each in rows.items()}
         self._usable = {name: each for name, each in usable.items() if len(each) >= smallest}
@@ -93,9 +98,7 @@ class FileClients:
     def preprocessing(self, client: str) -> Preprocessing:
         """Return a client's preprocessing: numbers are standardised by its training rows."""
         self._parts_of(client)
-        return preprocessing_of(self._setup.schema_).of_client(
-            client, self._examples.moments[client].tolist()
-        )
+        return self._of_all.of_client(client, self._examples.moments[client].tolist())
 
     def table(self, client: str) -> ClientTable:
         """Return the client's rows of the file, those that are left out among them."""
@@ -208,7 +211,7 @@ class FileClients:
         values = dict(zip(own, numbers, strict=True)) | {
             name: column[order] for name, column in self.encoded.columns.items() if name not in own
         }
-        columns = preprocessing_of(self._setup.schema_).columns
+        columns = self._of_all.columns
         inputs = encode_columns(
             columns,
             values,
@@ -243,10 +246,8 @@ def own_columns(schema: Schema) -> list[str]:
     ]
 
 
-@lru_cache(maxsize=16)  # called for each client
-def preprocessing_of(text: str) -> Preprocessing:
-    """Return the preprocessing of tables by a schema's text, for all clients."""
-    schema = parse_schema(text)
+def preprocessing_of(schema: Schema) -> Preprocessing:
+    """Return the preprocessing of tables by a schema, for all clients."""
     target = Target.of(schema)
     return Preprocessing(
         form=TABLE,
@@ -256,5 +257,5 @@ def preprocessing_of(text: str) -> Preprocessing:
         target_center=target.center,
         target_scale=target.scale,
         per_client=tuple(own_columns(schema)),
-        schema=text,
+        schema=schema.text,
     )

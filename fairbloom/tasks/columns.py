@@ -19,6 +19,7 @@ from fairbloom.tables.preprocessing import Preprocessing
 from fairbloom.tables.schema import (
     EVERY_FILE,
     Missing,
+    Schema,
     SchemaError,
     client_of,
     is_of_client,
@@ -80,14 +81,14 @@ def load(setup: Setup, *, smallest_client: int, **_: str) -> Task:
     The other settings are for the inference of a schema.
     """
     schema = parse_schema(setup.schema_)
-    files = CsvFiles(setup, smallest_client)
+    files = CsvFiles(setup, schema, smallest_client)
     predicted = Target.of(schema)
     place = predicted.classes.index(schema.positive) if schema.positive else None
 
     def preprocessing(client: str) -> Preprocessing:
         if client:
             return files.clients_with(client).preprocessing(client)
-        return preprocessing_of(setup.schema_)
+        return files.preprocessing
 
     def model() -> "nn.Module":
         from . import models
@@ -112,7 +113,7 @@ def load(setup: Setup, *, smallest_client: int, **_: str) -> Task:
         classes=len(predicted.classes),
         class_names=predicted.classes,
         positive=place,
-        schema=setup.schema_,
+        schema=schema.text,
         left_out=files.left_out,
     )
 
@@ -134,13 +135,14 @@ class CsvFiles:
     `clients` are named as their files or folders, or by a column of a single file, which is read at
     once. A setup for one client has all files of the folder as its parts.
     `left_out` are the clients of a single file that have too few rows: they are logged, and
-    DataError is raised if all are.
+    DataError is raised if all are. `preprocessing` is that of all clients.
     """
 
-    def __init__(self, setup: Setup, smallest: int) -> None:
+    def __init__(self, setup: Setup, schema: Schema, smallest: int) -> None:
         self._setup = setup
         self._smallest = smallest
-        self._schema = parse_schema(setup.schema_)
+        self._schema = schema
+        self.preprocessing = preprocessing_of(schema)
         self._paths = files_in(setup.data_dir, ENDINGS, of_one=setup.clients == 1)
         self._of_file = lru_cache(maxsize=None)(self._read_file)
         self.clients = tuple(self._paths)
@@ -166,10 +168,11 @@ class CsvFiles:
         return self._of_file(*self._paths) if self._schema.client else self._of_file(client)
 
     def _read_file(self, name: str) -> FileClients:
-        file = encode_files(self._paths[name], name, self._setup.schema_)
+        file = encode_files(self._paths[name], name, self._schema)
         if file.rows is None:
-            return FileClients(file, {name: np.arange(len(file))}, self._setup)
-        return FileClients(file, file.rows, self._setup, self._smallest)
+            rows = {name: np.arange(len(file))}
+            return FileClients(file, rows, self._setup, self.preprocessing)
+        return FileClients(file, file.rows, self._setup, self.preprocessing, self._smallest)
 
     def describe(self, every: bool) -> Described:
         """Return tables that describe the data: of each client if `every`, or else in short.

@@ -22,6 +22,7 @@ from fairbloom.prediction.predictor import Predictor
 from fairbloom.server.run_folder.files import CONFIG
 from fairbloom.server.run_folder.values import RecordedSettings
 from fairbloom.tables.preprocessing import Preprocessing
+from fairbloom.tables.schema import parse_schema
 from fairbloom.tasks.clients import preprocessing_of
 from tests.commands import forked
 
@@ -165,7 +166,7 @@ def test_the_file_of_the_page_predicts_the_same(tmp_path: Path) -> None:
 def test_rows_that_predict_refuses_are_nan(
     lines: str, app: ModuleType, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    how = preprocessing_of(SCHEMA + lines)
+    how = preprocessing_of(parse_schema(SCHEMA + lines))
     predictor = predictor_of(tmp_path, how)
     frame = pandas.DataFrame([{**FIRST, **change} for change in (*PREDICTED, *REFUSED)])
     model = app.to_onnx(predictor)
@@ -186,7 +187,7 @@ def test_rows_that_predict_refuses_are_nan(
 
 
 def test_a_file_has_the_clients_units_and_no_path(app: ModuleType, tmp_path: Path) -> None:
-    how = preprocessing_of(SCHEMA + CLASSES).of_client("site", ())
+    how = preprocessing_of(parse_schema(SCHEMA + CLASSES)).of_client("site", ())
     model = app.to_onnx(predictor_of(tmp_path, how))
     frame = pandas.DataFrame([{**FIRST, "age": age} for age in (400.0, 1070.0, 1071.0)])
     found = predict(model.SerializeToString(), frame)

@@ -87,7 +87,7 @@ def test_rows_of_a_person_in_two_files_stay_together(tmp_path: Path) -> None:
     schema = 'target="target"\nunit="id"\nfields.x.type="number"\n' + (
         'fields.target = {type="integer", categories=[0, 1]}'
     )
-    units = encode_files(files_in(str(there), ENDINGS)["a"], "a", schema).units
+    units = encode_files(files_in(str(there), ENDINGS)["a"], "a", parse_schema(schema)).units
     assert units is not None
     assert units[0] == units[2]
     assert len({*units.tolist()}) == 3
@@ -266,7 +266,9 @@ def test_two_names_of_a_column_in_one_file_are_a_fault(tmp_path: Path) -> None:
 def test_a_unit_may_be_that_of_one_file(tmp_path: Path) -> None:
     schema = SCHEMA + '[files."a/2.csv"]\nfields.dose = {name = "dose_mg", factor = 10.0}\n'
     there = write(tmp_path, a__1=RENAMED[0], a__2=RENAMED[1], b=csv_of(20, 2))
-    dose = encode_files(files_in(str(there), ENDINGS)["a"], "a", schema).columns["dose"]
+    dose = encode_files(files_in(str(there), ENDINGS)["a"], "a", parse_schema(schema)).columns[
+        "dose"
+    ]
     read = [float(line.split(",")[1]) for text in RENAMED for line in text.splitlines()[1:]]
     np.testing.assert_array_equal(dose, np.array(read) * ([1.0] * 20 + [10.0] * 20))
 
@@ -500,7 +502,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
         changed.setattr(reading, "columns_by_name", name_columns)
         words = "changed while it was read" if change == "grows" else "cannot be read: No such file"
         with pytest.raises(DataError, match=rf"b\.csv {words}"):
-            encode_files([path], "b", SCHEMA)
-        encode_files([tmp_path / "a.csv"], "a", SCHEMA)
+            encode_files([path], "b", parse_schema(SCHEMA))
+        encode_files([tmp_path / "a.csv"], "a", parse_schema(SCHEMA))
     write(tmp_path, b=csv_of(20))
-    assert len(encode_files([path], "b", SCHEMA)) == 20  # the remedy
+    assert len(encode_files([path], "b", parse_schema(SCHEMA))) == 20  # the remedy

@@ -20,6 +20,7 @@ from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.tables import encoding
 from fairbloom.tables.folders import files_in, folders_in
+from fairbloom.tables.schema import parse_schema
 from fairbloom.tasks import Examples, check_data, describe_data, forget_tasks, load_task
 from fairbloom.tasks.columns import ENDINGS
 from fairbloom.tasks.score import decide_score
@@ -204,7 +205,7 @@ def test_a_persons_number_is_the_same_in_all_spellings(tmp_path: Path) -> None:
         [spelling for k in range(6) for spelling in (f"P{k}", f"p{k}", f"P{k} ")],
     )
     schema = schema_with(('target = "target"', 'target = "target"\nunit = "site"'))
-    units = encoding.encode_files([file], "all", schema).units
+    units = encoding.encode_files([file], "all", parse_schema(schema)).units
     assert units is not None
     assert len({*units.tolist()}) == 6
 
