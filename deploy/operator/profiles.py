@@ -1,8 +1,8 @@
 """Compare the profiles of clients, and draft the schema of all: no data meet."""
 
-import tomllib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from fairbloom.logs import escape_unprintable
 from fairbloom.system.files import read_small, write_whole
 from fairbloom.tables.advice import propose, say, spell
 from fairbloom.tables.comparison import QUIET, Finding
-from fairbloom.tables.inference import draft, squash
+from fairbloom.tables.inference import Draft, Wanted, draft
 from fairbloom.tables.letters import (
     NUMBER,
     ROW,
@@ -21,9 +21,17 @@ from fairbloom.tables.letters import (
     describe,
     stand_in,
 )
-from fairbloom.tables.schema import EVERY_FILE, SCHEMA_NAME, Schema, fold, parse_schema
+from fairbloom.tables.schema import (
+    EVERY_FILE,
+    SCHEMA_NAME,
+    Schema,
+    check_schema,
+    fold,
+    parse_schema,
+    squash,
+)
 from fairbloom.tables.site_table import SiteTable
-from fairbloom.tables.toml import quote, write_key
+from fairbloom.tables.toml import quote, write_fields, write_key
 from fairbloom.tasks.targets import POSITIVE_WORDS
 from fairbloom.text import join_first, text_if
 
@@ -118,24 +126,31 @@ def write_schema(
     """
     units = Counter(letter.unit for letter in letters.values())
     unit = "" if ROW in units else units.most_common(1)[0][0]
-    tables = [stand_in(letter, unit) for letter in letters.values() if letter.rows]
-    lines, _, ignored = draft(
-        {table.path: table for table in tables},
-        {table.path: table.path.stem for table in tables},
-        positive_words=POSITIVE_WORDS,
-        unit=unit,
-        **wanted,
-    )
+    tables = {
+        table.path: table
+        for table in (stand_in(letter, unit) for letter in letters.values() if letter.rows)
+    }
+    clients = {path: path.stem for path in tables}
+    drafted = draft(tables, clients, Wanted(positive_words=POSITIVE_WORDS, unit=unit, **wanted))
+    # how the tables that stand for letters are written is not how the clients' files are
+    drafted = replace(drafted, schema=drafted.schema.model_copy(update={"files": {}}))
     (folder / "clients").mkdir(parents=True, exist_ok=True)
     file = folder / SCHEMA_NAME
-    before = file.read_text() if file.exists() else ""
-    text = _extend(before, lines) if before else "\n".join(lines) + "\n"
-    schema = parse_schema(text, str(file))
-    if text != before:
-        write_whole(file, text.encode())
-        yield f"{file} is {'extended' if before else 'written'}: read it and correct it"
-    if unknown := [name for name in ignored if before and not _knows(schema, name)]:
-        yield f"{file} does not name {join_first(unknown)}: extend ignore by {quote(unknown)}"
+    if file.exists():
+        before = file.read_text()
+        text = _extend(before, drafted)
+        schema = parse_schema(text, str(file))
+        unknown = [name for name in drafted.left_out if not _knows(schema, name)]
+        if text != before:
+            write_whole(file, text.encode())
+            yield f"{file} is extended: read it and correct it"
+        if unknown:
+            yield f"{file} does not name {join_first(unknown)}: extend ignore by {quote(unknown)}"
+    else:
+        schema = drafted.schema
+        check_schema(schema, drafted.text, str(file))
+        write_whole(file, drafted.text.encode())
+        yield f"{file} is written: read it and correct it"
     for client, letter in letters.items():
         block = folder / "clients" / f"{client}.toml"
         if not block.exists():
@@ -144,15 +159,13 @@ def write_schema(
             yield f"{block} is written: lines for the owner.toml of {client}"
 
 
-def _extend(text: str, lines: Collection[str]) -> str:
+def _extend(text: str, drafted: Draft) -> str:
     """Return a schema with the fields of a draft that it does not have, at its end."""
     schema = parse_schema(text)
-    new = [
-        each
-        for each in "\n".join(lines).split("\n\n")[1:]
-        if not _knows(schema, next(iter(tomllib.loads(each)["fields"])))
-    ]
-    return "\n\n".join([text.rstrip("\n"), *new]) + "\n" if new else text
+    new = {name: field for name, field in drafted.schema.fields.items() if not _knows(schema, name)}
+    if not new:
+        return text
+    return "\n".join([text.rstrip("\n"), *write_fields(new, drafted.notes), ""])
 
 
 def _knows(schema: Schema, name: str) -> bool:

@@ -7,7 +7,8 @@ This package reads such files into columns of one meaning, or refuses them by na
   groups, and what to do with missing values.
 - `read` (reading.py) reads one CSV, Parquet or Excel file. Marks, cells and folders have a module
   each: marks.py, cells.py and folders.py.
-- `infer` (inference.py) drafts a schema from the files of all sites, for a person to correct.
+- `infer` (inference.py) drafts a schema from the files of all sites, for a person to correct:
+  column_laws.py says what a column suggests, and toml.py writes it.
 - `EncodedFile` (encoding.py) has a file's columns by the schema, and all of its faults.
 - `profile` (profiles.py) says of each column of a site what a person needs to describe it, and
   `compare` (comparison.py) who stands out among the profiles of sites, here or far away; advice.py

@@ -49,7 +49,8 @@ DATED = re.compile(
 
 # Numbers in such columns: Excel's of the days from 1920 to 2100, and the seconds since 1970 from
 # 1980 to 2100, or thousandths of them and so on, as pandas and databases have them.
-TIMES = ((7_306, 73_051), *((3.155e8 * unit, 4.134e9 * unit) for unit in (1, 1e3, 1e6, 1e9)))
+SECONDS = [(3.155e8 * unit, 4.134e9 * unit) for unit in (1, 1e3, 1e6, 1e9)]
+TIMES = ((7_306, 73_051), *SECONDS)
 
 # Identifiers of persons or cases.
 IDENTIFIER = re.compile(
@@ -61,8 +62,20 @@ IDENTIFIER = re.compile(
     re.IGNORECASE,
 )
 
-NUMBERS_OF_ROWS = "it looks like numbers of rows"
-NUMBERS_OF_PERSONS = "it looks like numbers of persons or cases"
+
+class Reason(NamedTuple):
+    """Why a column is left out; `of_it`: in the sentence, "it" goes before `said`."""
+
+    said: str
+    of_it: bool = True
+
+    def __str__(self) -> str:
+        """Return the whole sentence."""
+        return f"it {self.said}" if self.of_it else self.said
+
+
+NUMBERS_OF_ROWS = Reason("looks like numbers of rows")
+NUMBERS_OF_PERSONS = Reason("looks like numbers of persons or cases")
 
 # Different values of a column that may name persons with several rows each; and at a site of
 # average size.
@@ -78,8 +91,8 @@ SAME = 0.95
 BY_CHANCE = 0.8
 
 
-class Finding(NamedTuple):
-    """What is done with a column, with the reason; "" if it is used.
+class Judgement(NamedTuple):
+    """What is done with a column, with the reason; None if it is used.
 
     Attributes
     ----------
@@ -91,28 +104,33 @@ class Finding(NamedTuple):
         What a person should look at.
     """
 
-    ignored: str = ""
-    unused: str = ""
+    ignored: Reason | None = None
+    unused: Reason | None = None
     remark: str = ""
 
+    @property
+    def identifies(self) -> bool:
+        """Whether the column seems to name persons, rows or dates."""
+        return self.ignored is not None or self.unused is not None
 
-def judge_numbers(name: str, column: Column) -> Finding:
+
+def judge_numbers(name: str, column: Column) -> Judgement:
     """Return whether a column of numbers numbers rows or persons, or has dates."""
     if are_dates(name, column.numbers[column.codes]):
-        return Finding(ignored="it looks like dates")
+        return Judgement(ignored=Reason("looks like dates"))
     if NEVER.fullmatch(name):
-        return Finding()
+        return Judgement()
     of_files = np.split(
         column.numbers[column.codes], np.cumsum([len(rows) for rows in column.sites.rows])[:-1]
     )
     parts = [numbers for numbers in of_files if not np.isnan(numbers).all()]
     if not parts or not all(map(_all_differ, parts)):
-        return Finding()
+        return Judgement()
     if all(part.max() - part.min() < DENSE * len(part) for part in parts):
-        return Finding(unused=NUMBERS_OF_ROWS)
+        return Judgement(unused=NUMBERS_OF_ROWS)
     if NAMED.fullmatch(name):
-        return Finding(ignored=NUMBERS_OF_PERSONS)
-    return Finding(
+        return Judgement(ignored=NUMBERS_OF_PERSONS)
+    return Judgement(
         remark="each row has another whole number: if they are numbers of persons or cases, put it"
         " in ignore"
     )
@@ -154,27 +172,30 @@ def _all_differ(numbers: NDArray[np.float64]) -> bool:
     )
 
 
-def judge_texts(column: Column) -> Finding:
+def judge_texts(column: Column) -> Judgement:
     """Return whether texts are too many or too long for categories, or say who a row is about."""
     counts = column.text_counts
     if len(counts) > MAX_CATEGORIES:
-        return Finding(ignored=f"it has {len(counts):,} different texts")
-    if (longest := max(map(len, counts), default=0)) > MAX_TEXT:
-        return Finding(ignored=f"a text of it has {longest:,} characters")
+        return Judgement(ignored=Reason(f"has {len(counts):,} different texts"))
+    longest = max(map(len, counts), default=0)
+    if longest > MAX_TEXT:
+        return Judgement(ignored=Reason(f"a text of it has {longest:,} characters", of_it=False))
     for kind, pattern in (
         ("dates", DATE),
         ("numbers of persons or cases, or addresses", IDENTIFIER),
     ):
         if 2 * sum(pattern.fullmatch(text) is not None for text in counts) > len(counts):
-            return Finding(ignored=f"it looks like {kind}")
+            return Judgement(ignored=Reason(f"looks like {kind}"))
     if any(
         nearly_all_differ(len(counts_of_site), counts_of_site.total())
         for counts_of_site in column.texts_of_sites()
     ):
-        return Finding(
-            ignored="nearly every row has a different text, which may say who it is about"
+        return Judgement(
+            ignored=Reason(
+                "nearly every row has a different text, which may say who it is about", of_it=False
+            )
         )
-    return Finding()
+    return Judgement()
 
 
 def nearly_all_differ(different: int, rows: int) -> bool:

@@ -28,7 +28,6 @@ from .advice import propose, say
 from .cells import MAX_NUMBER, MISSING, FileColumn, different_cells, parse_number
 from .comparison import Finding, Profiles, compare, match_names
 from .identifiers import DATE, find_units, judge_numbers, judge_texts
-from .inference import squash
 from .profiles import (
     MAX_LISTED,
     MAX_PATTERN,
@@ -39,7 +38,7 @@ from .profiles import (
 )
 from .reading import ReadTable
 from .reasons import DataError
-from .schema import MAX_TEXT, Field, SchemaFile, fold, normalise
+from .schema import MAX_TEXT, Field, SchemaFile, fold, normalise, squash
 from .survey import Column, Sites
 
 # The unit of a site where each row is another person.
@@ -328,8 +327,8 @@ def is_identifier(name: str, column: Column) -> bool:
     """Return whether a column seems to name persons, rows or dates, by its name or its cells."""
     odd = column.odd_counts
     is_number = 2 * odd.total() < column.is_present.sum()
-    finding = judge_numbers(name, column) if is_number else judge_texts(column)
-    return bool(finding.ignored or finding.unused) or max(map(len, odd), default=0) > MAX_TEXT
+    judgement = judge_numbers(name, column) if is_number else judge_texts(column)
+    return judgement.identifies or max(map(len, odd), default=0) > MAX_TEXT
 
 
 # Many sites ---------------------------------------------------------------------------------------

@@ -63,4 +63,4 @@ def _is_absence(name: str) -> bool:
 
 def ask_about_positive(reason: str) -> str:
     """Return the comment behind the positive class that a draft of a schema has chosen."""
-    return f"# {reason}: is it the class to find? Sensitivity, F1 and rates are of it"
+    return f"{reason}: is it the class to find? Sensitivity, F1 and rates are of it"

@@ -133,6 +133,16 @@ def fold(name: str) -> str:
     return normalise(unicodedata.normalize("NFKC", name)).casefold()
 
 
+def squash(name: str) -> str:
+    """Return a column's name without case, accents, spaces, _, - and ., and a unit in brackets."""
+    plain = "".join(
+        letter
+        for letter in unicodedata.normalize("NFKD", name)
+        if not unicodedata.combining(letter)
+    )
+    return re.sub(r"[\s_.\-]|[\[(][^\[\]()]*[\])]$", "", plain.casefold()) or name
+
+
 def fold_cell(text: str) -> str:
     """Return a normalised cell for comparisons: in lower case, with one variant of each mark."""
     return text.translate(FOLDED).casefold()
@@ -371,7 +381,7 @@ class Schema(_Table):
     _text: str = PrivateAttr("")
 
     def __hash__(self) -> int:
-        """Return the hash of the text: what is made by a schema may be kept by it."""
+        """Return the hash of the text: values can be kept by their schema."""
         return hash(self._text)
 
     @property
@@ -485,13 +495,14 @@ def without_client(text: str) -> str:
 def parse_schema(text: str, name: str = SCHEMA_NAME) -> Schema:
     """Return the schema in a text; raise SchemaError with the key, or line, of its first fault."""
     schema = _parse(Schema, text, name)
-    check_schema(schema, name)
+    check_schema(schema, text, name)
     schema._text = text
     return schema
 
 
-def check_schema(schema: Schema, name: str) -> None:
-    """Raise SchemaError with the first contradiction between the parts of a schema."""
+def check_schema(schema: Schema, text: str, name: str) -> None:
+    """Raise SchemaError if a schema's text is too long, or with its first contradiction."""
+    _check_length(text, name)
     for fault in _find_contradictions(schema):
         raise SchemaError(f"{name}: {fault}")
 
@@ -546,7 +557,7 @@ def with_files(text: str, files: Mapping[str, Any], client: str = "") -> str:
     schema = parse_schema(text)  # its own faults are the run's, and the server may read them
     together = {**written, "files": {**written.get("files", {}), **files}}
     try:
-        check_schema(_validate(Schema, together, name), name)
+        check_schema(validate(Schema, together, name), text, name)
     except SchemaError as error:
         raise SchemaError(str(error), OWN_FILES) from error
     own = {key.rpartition("/")[2]: about for key, about in read.items()}
@@ -581,19 +592,26 @@ AnyTable = TypeVar("AnyTable", bound=_Table)
 
 
 def _parse(kind: type[AnyTable], text: str, name: str) -> AnyTable:
-    if len(text) > MAX_BYTES:
-        raise SchemaError(
-            f"{name} has {len(text):,} characters, and {MAX_BYTES:,} are the most: shorten it"
-        )
+    _check_length(text, name)
     try:
-        return _validate(kind, tomllib.loads(text), name)
+        return validate(kind, tomllib.loads(text), name)
     except tomllib.TOMLDecodeError as error:
         raise SchemaError(f"{name} is not valid TOML: {error}: correct that line") from error
     except RecursionError as error:
         raise SchemaError(f"{name} is nested too deeply: take tables within tables out") from error
 
 
-def _validate(kind: type[AnyTable], written: Mapping[str, object], name: str) -> AnyTable:
+def _check_length(text: str, name: str) -> None:
+    if len(text) > MAX_BYTES:
+        raise SchemaError(
+            f"{name} has {len(text):,} characters, and {MAX_BYTES:,} are the most: shorten it"
+        )
+
+
+def validate(
+    kind: type[AnyTable], written: Mapping[str, object], name: str = SCHEMA_NAME
+) -> AnyTable:
+    """Return a table of a schema by its keys; raise SchemaError with the first fault of one."""
     try:
         return kind.model_validate(written)
     except ValidationError as error:
@@ -691,7 +709,7 @@ def _find_wrong_target(schema: Schema) -> Iterator[str]:
 def _find_wrong_file(
     schema: Schema, file: str, about: SchemaFile, clients: dict[str, str]
 ) -> Iterator[str]:
-    """Yield the faults of what is said of a file; it joins `clients` if it has their fields."""
+    """Yield the faults of a file's table; it joins `clients` if it has the fields of one."""
     if about.fields and is_of_client(file):
         client = "" if schema.client else client_of(file)
         other = clients.setdefault(client, file)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,7 +70,16 @@ class Sites:
 
     def having(self, rows: NDArray[np.bool_]) -> list[str]:
         """Return the sites that have some of these rows."""
-        return [self.names[place] for place in np.flatnonzero(self.count(rows)).tolist()]
+        return self.names_of(self.count(rows))
+
+    def names_of(self, chosen: NDArray[Any]) -> list[str]:
+        """Return the names of the sites that are chosen."""
+        return [self.names[place] for place in np.flatnonzero(chosen).tolist()]
+
+    def table_of(self, site: str) -> ReadTable:
+        """Return the first table of a site."""
+        is_one = len(self.tables) == 1
+        return self.tables[0 if is_one else self.owners.index(self.names.index(site))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,6 +163,16 @@ class Column:
             marks,
             is_there,
         )
+
+    @property
+    def having(self) -> list[str]:
+        """The sites that have the column."""
+        return self.sites.names_of(self.is_there)
+
+    @property
+    def lacking(self) -> list[str]:
+        """The sites that do not have the column."""
+        return self.sites.names_of(~self.is_there)
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:

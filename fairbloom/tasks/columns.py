@@ -15,12 +15,14 @@ from fairbloom.logs import log
 from fairbloom.tables import ClientTable, DataError
 from fairbloom.tables.encoding import encode_files
 from fairbloom.tables.folders import files_in
+from fairbloom.tables.inference import Wanted
 from fairbloom.tables.preprocessing import Preprocessing
 from fairbloom.tables.schema import (
     EVERY_FILE,
     Missing,
     Schema,
     SchemaError,
+    check_schema,
     client_of,
     is_of_client,
     key_of_client,
@@ -55,8 +57,7 @@ def infer(
     files = files_in(setup.data_dir, ENDINGS)
     if client.strip():
         _check_single(setup.data_dir, client.strip(), sum(map(len, files.values())))
-    text, left_out = tables.infer(
-        {name: paths for name, paths in files.items() if client.strip() or name not in without},
+    wanted = Wanted(
         positive_words=POSITIVE_WORDS,
         target=target.strip(),
         client=client.strip(),
@@ -66,11 +67,15 @@ def infer(
         without=without,
         advise=advise,
     )
-    parse_schema(text, f"the schema that {setup.data_dir} suggests")
-    if left_out:
+    used = files if wanted.client else {name: files[name] for name in files if name not in without}
+    draft = tables.infer(used, wanted)
+    text = draft.text
+    check_schema(draft.schema, text, f"the schema that {setup.data_dir} suggests")
+    if draft.left_out:
+        reasons = [f"{name} ({why.said})" for name, why in draft.left_out.items()]
         log.warning(
             "left out: %s; the schema that fairbloom data --write-schema writes has all reasons",
-            join_names([f"{name} ({why.removeprefix('it ')})" for name, why in left_out.items()]),
+            join_names(reasons),
         )
     return text
 

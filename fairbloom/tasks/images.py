@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,8 +24,8 @@ from fairbloom.tables.folders import count_endings, folders_in, is_visible
 from fairbloom.tables.positive import ask_about_positive, choose_positive
 from fairbloom.tables.preprocessing import IMAGES, Preprocessing
 from fairbloom.tables.reasons import raise_faults
-from fairbloom.tables.schema import ImageSchema, parse_image_schema
-from fairbloom.tables.toml import quote
+from fairbloom.tables.schema import ImageSchema, parse_image_schema, validate
+from fairbloom.tables.toml import Note, Place, write_keys
 from fairbloom.text import join_first, plural, text_if
 
 from . import models
@@ -79,20 +79,19 @@ def infer(
         )
     files = [file for each in found for images in each.values() for file in images]
     width, height = (size, size) if size else _most_common_size(files)
-    lines = [f"classes = [{', '.join(map(quote, named))}]"]
+    stated: dict[str, Any] = {"classes": named, "size": (width, height)}
+    notes: dict[Place, list[Note]] = {
+        ("size",): [Note("width and height in pixels", behind=True)],
+    }
     if len(named) == 2:
-        positive, reason = choose_positive(
-            named,
-            [sum(len(each.get(name, ())) for each in found) for name in named],
-            POSITIVE_WORDS,
-        )
-        lines.append(f"positive = {quote(positive)}  {ask_about_positive(reason)}")
-    lines += [
-        f"size = [{width}, {height}]  # width and height in pixels",
-        text_if(grey, "grey = true"),
-        text_if(size > 0, "resize = true"),
-    ]
-    return "\n".join(filter(None, lines)) + "\n"
+        counts = [sum(len(each.get(name, ())) for each in found) for name in named]
+        stated["positive"], reason = choose_positive(named, counts, POSITIVE_WORDS)
+        notes["positive",] = [Note(ask_about_positive(reason), behind=True)]
+    if grey:
+        stated["grey"] = True
+    if size:
+        stated["resize"] = True
+    return "\n".join([*write_keys(validate(ImageSchema, stated), notes), ""])
 
 
 def _most_common_size(files: Sequence[Path]) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.tables import infer
 from fairbloom.tables.encoding import read_columns
 from fairbloom.tables.folders import files_in
+from fairbloom.tables.inference import Wanted
 from fairbloom.tables.reading import CellError, read
 from fairbloom.tables.schema import parse_schema
 from fairbloom.tasks.columns import ENDINGS
@@ -75,7 +76,8 @@ NAMES = (
 
 def unannounced(folder: Path, **wanted: Any) -> Iterator[str]:
     """Yield the faults of files by the schema that they suggest, except those that it names."""
-    text, _ = infer(files_in(str(folder), ENDINGS), positive_words=POSITIVE_WORDS, **wanted)
+    asked = Wanted(positive_words=POSITIVE_WORDS, **wanted)
+    text = infer(files_in(str(folder), ENDINGS), asked).text
     schema = parse_schema(text)
     comments: dict[str, str] = {}
     for part in text.split("\n\n")[1:]:

@@ -1,7 +1,6 @@
 """What leaves a hospital in a letter, and attacks on it: with two floors, by rows and by persons."""
 
 import json
-import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
-from fairbloom.tables.inference import draft, survey_files
+from fairbloom.tables.inference import Wanted, draft, survey_files
 from fairbloom.tables.letters import (
     IDENTIFIES,
     MAX_BYTES,
@@ -417,22 +416,22 @@ def test_stand_ins_of_one_or_too_few_rows_are_drafted(tmp_path: Path) -> None:
     tables = [
         stand_in(letter(tmp_path, hospital(count, seed=count), floor=20), "") for count in (400, 60)
     ]
-    lines, _, ignored = draft(
+    drafted = draft(
         {Path(str(k)): table for k, table in enumerate(tables)},
         {Path("0"): "north", Path("1"): "south"},
-        positive_words=(),
-        target="outcome",
+        Wanted(positive_words=(), target="outcome"),
     )
-    schema = parse_schema("\n".join(lines))
+    schema = parse_schema(drafted.text)
+    assert schema.model_dump() == drafted.schema.model_dump()
     assert {name: each.type for name, each in schema.fields.items()} == {
         "age": "number",
         "stage": "number",
         "sex": "string",
         "outcome": "integer",
     }
-    assert ignored.keys() == {"patient", "remark"}
-    assert "determines" not in "\n".join(lines)
-    assert tomllib.loads("\n".join(lines))["target"] == "outcome"
+    assert drafted.left_out.keys() == {"patient", "remark"}
+    assert "determines" not in drafted.text
+    assert schema.target == "outcome"
 
 
 def test_columns_are_joined_by_name_and_lacking_ones_are_said(tmp_path: Path) -> None:

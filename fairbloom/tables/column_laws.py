@@ -1,0 +1,514 @@
+"""Draft a column: what its cells say of its field, by one law after the other.
+
+A law gets the column and its draft so far, and returns the next one. The first that leaves the
+column out is the last.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from fairbloom.text import join_first, plural, text_if
+
+from .advice import SHOWN
+from .cells import CODE, FLAG, WITH_UNIT, find_sign, parse_number, shorten, sort_classes
+from .comparison import compare
+from .encoding import ColumnValues, explain_cell, is_unknown, measure_moments
+from .grammar import FEW_VALUES, NEARLY_ALL, are_numbers
+from .identifiers import (
+    NAMED,
+    NEVER,
+    Judgement,
+    Reason,
+    judge_numbers,
+    judge_texts,
+    nearly_all_differ,
+)
+from .profiles import ColumnProfile
+from .reasons import MAX_FAULTS, DataError
+from .schema import MAX_CATEGORIES, Field, fold, fold_cell
+from .survey import Column
+from .toml import Note, write_line
+
+# A number with a leading 0, as codes have.
+PADDED = re.compile(r"0[0-9]+")
+
+# A target with more distinct whole numbers is a quantity, unless csv.kind is set.
+MAX_NUMBERED_CLASSES = 100
+
+# Different values of a column of numbers and other texts that may be categories.
+MAX_MIXED = 20
+
+# Share of rows with a text, above which the texts among numbers are categories, and no faults.
+MIXED_SHARE = 0.05
+
+# Different whole numbers that may be codes: few of them, or many that leave most numbers between
+# them out, and have this many rows each on average.
+MAX_FEW = 20
+CODE_DENSITY = 0.45  # even numbers have 0.5
+CODE_ROWS = 10
+
+# A number with a letter that may be a flag. Letters of one of these kinds are units: temperatures,
+# times, weights.
+FLAGGED = re.compile(rf"[+-]?[0-9]+(?:[.,][0-9]+ ?| )(?P<flag>{FLAG})")
+UNIT_LETTERS = ("cfk", "smhdwyja", "gtk")
+MAX_FLAGS = 8
+
+# Texts that mean a missing value among numbers; among other texts they may be categories.
+GAPS = ("n.a.", "n.a", "na.", "-", "--", "---", "none", "null", "unknown", "missing", "nil")
+
+# Truth values of programs and spreadsheets, which other sites may write as numbers.
+BOOLEANS = {"true", "false", "wahr", "falsch", "vrai", "faux", "vero", "falso", "verdadero"}
+
+# The key of a field above which a line stands that a person may uncomment.
+SUGGESTED = "missing"
+
+
+@dataclass(frozen=True)
+class ColumnDraft:
+    """A column of a draft, as far as the laws have come.
+
+    Attributes
+    ----------
+    name
+        The column.
+    target
+        What the target is to be, a value of csv.kind; "" for any other column.
+    is_number
+        Whether the column has numbers.
+    judgement
+        Whether it seems to name persons, rows or dates.
+    keys
+        The keys of the field.
+    notes
+        Notes on the field, by the key that they stand at, () for the field itself.
+    left_out
+        Why the column is left out; None if it is a field.
+    """
+
+    name: str
+    target: str = ""
+    is_number: bool = False
+    judgement: Judgement = field(default_factory=Judgement)
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[tuple[tuple[str, ...], Note], ...] = ()
+    left_out: Reason | None = None
+
+    def say(self, *texts: str) -> "ColumnDraft":
+        """Return it with further comments above the field."""
+        return self.note((), *map(Note, texts))
+
+    def note(self, at: tuple[str, ...], *notes: Note) -> "ColumnDraft":
+        """Return it with further notes on a key of the field."""
+        return replace(self, notes=(*self.notes, *((at, each) for each in notes)))
+
+    def state(self, **keys: Any) -> "ColumnDraft":
+        """Return it with further keys of the field."""
+        return replace(self, keys={**self.keys, **keys})
+
+
+@dataclass(frozen=True, eq=False)
+class Drafted:
+    """A field of a draft: its column, the field, its values by it, and notes by its keys."""
+
+    column: Column
+    field: Field
+    values: ColumnValues
+    notes: tuple[tuple[tuple[str, ...], Note], ...]
+
+    def say(self, text: str) -> "Drafted":
+        """Return it with a further comment above the field."""
+        return replace(self, notes=(*self.notes, ((), Note(text))))
+
+
+def draft_column(name: str, column: Column, target: str = "") -> Drafted | Reason:
+    """Return the field that a column suggests, or why it is left out.
+
+    `target` is the kind of target that it is to be, "" for any other column. Raise DataError if it
+    cannot be one.
+    """
+    drafted = ColumnDraft(name, target)
+    for law in LAWS:
+        drafted = law(column, drafted)
+        if drafted.left_out is not None:
+            return drafted.left_out
+    about = Field(**drafted.keys)
+    values = column.encode(about)
+    drafted = drafted.say(*_announce(column, drafted, about, values))
+    return Drafted(column, about, values, drafted.notes)
+
+
+# Which columns are fields -------------------------------------------------------------------------
+
+
+def leave_out_of_few_sites(column: Column, drafted: ColumnDraft) -> ColumnDraft:
+    """Leave out what at most half of the sites have."""
+    having = column.having
+    sites = column.sites.names
+    if drafted.target or 2 * len(having) > len(sites) or len(having) == len(sites):
+        return drafted
+    said = f"only at {join_first(having, SHOWN)}" if having else "lists, bytes or other values"
+    return replace(drafted, left_out=Reason(said, of_it=False))
+
+
+def leave_out_names_of_sites(column: Column, drafted: ColumnDraft) -> ColumnDraft:
+    """Leave out a column of which each of several sites has one value, which no other one has."""
+    if drafted.target or np.count_nonzero(column.counts) > 1 + len(column.sites.names):
+        return drafted
+    held = [*filter(None, column.texts_of_sites())]
+    different = {text for texts in held for text in texts}
+    if not len(held) == len(different) == sum(map(len, held)) > 1:
+        return drafted
+    return replace(drafted, left_out=Reason("says only which site a row is of"))
+
+
+def leave_out_identifiers(column: Column, drafted: ColumnDraft) -> ColumnDraft:
+    """Leave out what names persons or dates, and what numbers the rows of some sites only."""
+    if drafted.target:
+        return drafted
+    if drafted.is_number:
+        judgement = judge_numbers(drafted.name, column)
+    else:
+        judgement = judge_texts(column)
+    left_out = judgement.ignored
+    if column.lacking:
+        left_out = judgement.unused or left_out
+    return replace(drafted, judgement=judgement, left_out=left_out)
+
+
+def say_who_lacks_it(column: Column, drafted: ColumnDraft) -> ColumnDraft:
+    """Say which sites do not have a column that most have."""
+    lacking = column.lacking
+    return drafted.say(f"not at {join_first(lacking, SHOWN)}") if lacking else drafted
+
+
+def say_what_it_may_name(_: Column, drafted: ColumnDraft) -> ColumnDraft:
+    """Numbers of rows are no input; other numbers that all differ are a question."""
+    unused = drafted.judgement.unused
+    if unused is not None:
+        drafted = drafted.say(f"{unused}: no input of the model; input = true makes it one")
+        drafted = drafted.state(input=False)
+    remark = drafted.judgement.remark
+    return drafted.say(remark) if remark else drafted
+
+
+# Numbers or categories ----------------------------------------------------------------------------
+
+
+def tell_numbers(column: Column, drafted: ColumnDraft) -> ColumnDraft:
+    """Tell columns of numbers from columns of texts."""
+    return replace(drafted, is_number=_is_number(drafted.name, column))
+
+
+def _is_number(name: str, column: Column) -> bool:
+    """Return whether a column holds numbers, a few of which may have faults.
+
+    Texts among numbers are categories if there are few, and they are no exceptions (K, 1, 2, 3); or
+    else the column is what most cells at half of the sites are.
+    """
+    odd = {text: count for text, count in column.odd_counts.items() if not is_gap(text)}
+    if not odd:
+        return bool((~np.isnan(column.numbers) & (column.counts > 0)).any())
+    numbers, counts = column.number_counts
+    are_written = are_numbers(odd, len(numbers)) or _find_flags(column)
+    if are_written and not NAMED.fullmatch(name):
+        return True
+    signs = {text: find_sign(text) for text in odd}
+    units = {fold(_unit_of(text)) for text, sign in signs.items() if sign == "unit"}
+    bounds = {text[0] for text, sign in signs.items() if sign == "bound"}
+    are_codes = any(PADDED.fullmatch(text) for text in column.texts.values())
+    of_names = {
+        "": True,
+        "range": True,
+        "unit": len(units) > 1 or are_codes,  # as in 0 no, 1 yes; and in 01, 23, 7p
+        "bound": len(bounds) > 1 and not len(numbers),  # as in <60, ≥60
+    }
+    names = {text for text, sign in signs.items() if of_names.get(sign)}
+    if not names:
+        return True
+    is_repeated = min([*odd.values(), *counts.tolist()]) > 1
+    rows = sum(odd[text] for text in names)
+    total = sum(odd.values()) + int(counts.sum())
+    is_usual = rows >= MIXED_SHARE * total or all(signs[text] == "range" for text in names)
+    if len(odd) + len(numbers) <= MAX_MIXED and is_repeated and is_usual:
+        return False
+    gaps = {text for text in column.odd_counts if is_gap(text)}
+    is_near = ~np.isnan(column.numbers[column.codes]) | column.rows_of(odd.keys() - names)
+    present = column.sites.count(column.is_present & ~column.rows_of(gaps))
+    filled = present > 0
+    are_near = 2 * column.sites.count(is_near) > present
+    return bool(2 * are_near[filled].sum() >= filled.sum())
+
+
+def is_gap(text: str) -> bool:
+    """Return whether a text among numbers means that a value is missing."""
+    return fold_cell(text) in GAPS
+
+
+def _unit_of(text: str) -> str:
+    found = WITH_UNIT.fullmatch(text)
+    return found["unit"] if found else ""
+
+
+# Numbers ------------------------------------------------------------------------------------------
+
+
+def draft_numbers(column: Column, drafted: ColumnDraft) -> ColumnDraft:
+    """Draft a column of numbers, some of which may be codes."""
+    if drafted.target or not drafted.is_number:
+        return drafted
+    drafted = _state_numbers(column, drafted)
+    if may_be_codes(drafted.name, column):
+        line = write_line(Field(**_categorise(column.text_counts)), "categories")
+        comment = Note(f"{line}  # for codes: uncomment this line", is_line=True)
+        drafted = drafted.note((SUGGESTED,), comment)
+    return drafted.say(
+        *(
+            f"{text!r} is read as a number: if it is a code, list all in categories"
+            for text in column.odd_counts
+            if CODE.fullmatch(text)
+        )
+    )
+
+
+def _state_numbers(column: Column, drafted: ColumnDraft) -> ColumnDraft:
+    """State the flags behind numbers, or the usual unit if each of them has one, and markers."""
+    drafted = drafted.state(type="number")
+    units = Counter(_unit_of(text) for text in column.odd_counts if not is_gap(text))
+    if flags := _find_flags(column):
+        question = Note("left out: is each a flag, and no unit?", behind=True)
+        drafted = drafted.state(flags=flags).note(("flags",), question)
+    elif units and "" not in units and not len(column.number_counts[0]):
+        drafted = drafted.state(unit=units.most_common(1)[0][0])
+    return _state_gaps(column, drafted)
+
+
+def _state_gaps(column: Column, drafted: ColumnDraft) -> ColumnDraft:
+    """State a column's own markers of a missing value."""
+    gaps = sorted({text.casefold() for text in column.odd_counts if is_gap(text)})
+    return drafted.state(missingValues=gaps) if gaps else drafted
+
+
+def _find_flags(column: Column) -> list[str]:
+    """Return the letters after numbers, as in 5.1 H and 3.0 L; [] of one, or of units."""
+    texts = [text for text in column.odd_counts if not is_gap(text)]
+    flags = [found["flag"] for text in texts if (found := FLAGGED.fullmatch(text))]
+    if not flags:
+        return []
+    letters = {*"".join(flags).casefold()}
+    are_many = len(texts) + len(column.number_counts[0]) > FEW_VALUES
+    are_units = any(letters <= {*units} for units in UNIT_LETTERS)
+    are_flags = are_many and not are_units and len(flags) >= NEARLY_ALL * len(texts)
+    return sorted({*flags}) if are_flags and 1 < len({*flags}) <= MAX_FLAGS else []
+
+
+def may_be_codes(name: str, column: Column) -> bool:
+    """Return whether whole numbers may be codes: they are few, far between, or begin with a 0."""
+    is_whole = np.isnan(column.numbers) | (column.numbers == np.round(column.numbers))
+    if column.odd_counts or NEVER.fullmatch(name) or not is_whole.all():
+        return False
+    numbers, counts = column.number_counts
+    if not 2 <= len(numbers) <= MAX_CATEGORIES or numbers[0] < 0.0:
+        return False
+    if len(numbers) <= MAX_FEW or any(re.match("0[0-9]", text) for text in column.text_counts):
+        return True
+    others = numbers[numbers != 0.0]  # a 0 often means something else
+    are_far_between = len(others) < CODE_DENSITY * (others[-1] - others[0])
+    are_frequent = counts.sum() >= CODE_ROWS * len(numbers)
+    return bool(are_far_between and are_frequent and counts.max() < counts.sum() / 2)
+
+
+# Categories ---------------------------------------------------------------------------------------
+
+
+def draft_texts(column: Column, drafted: ColumnDraft) -> ColumnDraft:
+    """Draft a column of texts: its categories, with other spellings of them."""
+    if drafted.target or drafted.is_number:
+        return drafted
+    texts = column.text_counts
+    odd = {fold_cell(text) for text in column.odd_counts if not is_gap(text)}
+    if odd <= BOOLEANS and len(column.number_counts[0]):  # True may mean 1
+        sites = dict(zip(column.sites.names, column.texts_of_sites(), strict=True))
+        strange = _find_strange(sites, "categories")
+        drafted = drafted.say(*_ask_for_spellings(strange, "categories"))
+        texts = _add(sites, strange)
+    return drafted.state(**_categorise(texts)).say(*_question_gaps(texts, "a category"))
+
+
+def _question_gaps(texts: Counter[str], part: str) -> Iterator[str]:
+    """Return a comment on each category that may mean a missing value."""
+    return (
+        f"{text!r} is {part} of {texts[text]} rows: if it means a missing value, move it from"
+        " categories to missingValues"
+        for text in filter(is_gap, texts)
+    )
+
+
+def _find_strange(sites: Mapping[str, Counter[str]], part: str) -> list[str]:
+    """Return the sites that share no text with the others, or have moved codes."""
+    codes = {site: ColumnProfile(counts.total(), {}, counts) for site, counts in sites.items()}
+    moved = [each.sites[-1] for each in compare({part: codes}) if each.explained_by]
+    return [*_find_unlinked(sites), *moved]
+
+
+def _find_unlinked(sites: Mapping[str, Counter[str]]) -> list[str]:
+    """Return the sites that share no class with the others, directly or by way of other sites."""
+    sets = {site: frozenset(map(fold_cell, texts)) for site, texts in sites.items() if texts}
+    kinds = Counter(sets.values())
+    known = set(kinds.most_common(1)[0][0])
+    for _ in kinds:  # then all that are linked by shared classes
+        known |= set().union(*(kind for kind in kinds if kind & known))
+    if len(known) < 2:  # sites of one class each
+        return []
+    return [site for site, each in sets.items() if not each & known]
+
+
+def _ask_for_spellings(strange: list[str], part: str) -> Iterator[str]:
+    """Yield a comment that names the sites with other texts; `part` says what the texts are."""
+    if strange:
+        use = plural(len(strange), "uses", "use")
+        yield f"{join_first(strange, MAX_FAULTS)} {use} other {part}: map them in spellings"
+
+
+def _add(sites: Mapping[str, Counter[str]], strange: list[str]) -> Counter[str]:
+    """Return the number of rows of each text at the sites that are not strange."""
+    usual = (counts for site, counts in sites.items() if site not in strange)
+    return sum(usual, Counter[str]())
+
+
+def _categorise(texts: Counter[str]) -> dict[str, Any]:
+    """Return the keys of a field of categories; texts that are alike if folded are one."""
+    alike: dict[str, list[str]] = {}
+    for text in sorted(texts, key=lambda each: (-texts[each], each)):
+        alike.setdefault(fold_cell(text), []).append(text)
+    names = sort_classes([spellings[0] for spellings in alike.values()])
+    of_numbers = bool(names) and all(re.fullmatch("[0-9]+", name) for name in names)
+    keys: dict[str, Any] = {"type": "integer" if of_numbers else "string", "categories": names}
+    several = sorted(spellings for spellings in alike.values() if len(spellings) > 1)
+    if several:
+        keys["spellings"] = {name: others for name, *others in several}
+    return keys
+
+
+# The target ---------------------------------------------------------------------------------------
+
+
+def draft_quantity(column: Column, drafted: ColumnDraft) -> ColumnDraft:
+    """Draft a target that is a quantity, in units of its deviation around its mean."""
+    if not drafted.target:
+        return drafted
+    if not column.is_present.any():
+        raise _no_target(drafted.name, "has no value")
+    is_quantity = drafted.target == "auto" and drafted.is_number and _is_quantity(column)
+    if drafted.target != "regression" and not is_quantity:
+        return drafted
+    numbers = column.numbers[column.codes]
+    center, scale = measure_moments(numbers[~np.isnan(numbers)]) or (0.0, 1.0)
+    return _state_numbers(column, drafted).state(center=center, scale=scale or 1.0)
+
+
+def _is_quantity(column: Column) -> bool:
+    """Return whether the numbers of a target are too many for classes, or no whole ones."""
+    numbers = column.number_counts[0]
+    are_whole = (numbers == np.round(numbers)) & (np.abs(numbers) < 2**53)
+    return len(numbers) > MAX_NUMBERED_CLASSES or not are_whole.all()
+
+
+def draft_classes(column: Column, drafted: ColumnDraft) -> ColumnDraft:
+    """Draft a target with classes; say which sites have only classes that no other has."""
+    if not drafted.target or drafted.keys:
+        return drafted
+    texts_of_sites = dict(zip(column.sites.names, column.texts_of_sites(), strict=True))
+    faulty: set[str] = set()
+    if drafted.target == "auto" and drafted.is_number:
+        faulty = {*column.odd_counts}
+    sites = {site: _without(texts, faulty) for site, texts in texts_of_sites.items()}
+    classes = _add(sites, [])
+    if _are_no_classes(sites, len(classes)):
+        raise _no_target(
+            drafted.name,
+            f"has {len(classes):,} different values in {classes.total():,} rows, which are no"
+            " classes",
+        )
+    if len({*map(fold_cell, classes)}) < 2:
+        shown = repr(next(iter(classes or column.odd_counts), ""))
+        or_so = text_if(faulty, " or so")
+        raise _no_target(drafted.name, f"is {shown}{or_so} in each row: there is nothing to learn")
+    strange = _find_strange(sites, "class names")
+    usual = _add(sites, strange)
+    drafted = drafted.say(*_ask_for_spellings(strange, "class names"))
+    drafted = drafted.state(**_categorise(usual)).say(*_question_gaps(usual, "a class"))
+    return _state_gaps(column, drafted) if faulty else drafted
+
+
+def _without(counts: Counter[str], texts: set[str]) -> Counter[str]:
+    return Counter({text: count for text, count in counts.items() if text not in texts})
+
+
+def _are_no_classes(sites: Mapping[str, Counter[str]], different: int) -> bool:
+    """Return whether a target's texts are too many, or differ in nearly every row of a site."""
+    if different > MAX_NUMBERED_CLASSES:
+        return True
+    return any(
+        _has_texts(counts) and nearly_all_differ(len(counts), counts.total())
+        for counts in sites.values()
+    )
+
+
+def _has_texts(cells: Iterable[str]) -> bool:
+    return any(parse_number(text) is None for text in cells)
+
+
+def _no_target(name: str, problem: str) -> DataError:
+    return DataError(f"the target, column {name!r}, {problem}: name the right column by csv.target")
+
+
+# Faults -------------------------------------------------------------------------------------------
+
+
+def _announce(
+    column: Column, drafted: ColumnDraft, about: Field, values: ColumnValues
+) -> Iterator[str]:
+    """Yield a comment for each kind of cells, or each category, that is a fault by the draft."""
+    is_target = bool(drafted.target)
+
+    def explain(entry: int, file: str) -> tuple[str, str]:
+        decimal = column.marks[entry].decimal
+        return explain_cell(column.texts[entry], drafted.name, about, is_target, decimal, file)
+
+    kinds: dict[tuple[str, str], list[int]] = {}
+    for entry in np.unique(column.codes[is_unknown(values)]).tolist():
+        problem, _ = explain(entry, "")
+        kinds.setdefault((problem, text_if(about.categories, column.texts[entry])), []).append(
+            entry
+        )
+    for (problem, text), entries in kinds.items():
+        rows = np.isin(column.codes, entries)
+        count = int(rows.sum())
+        having = column.sites.having(rows)
+        _, remedy = explain(entries[0], column.sites.table_of(having[0]).file.key)
+        cells = plural(count, "1 cell", f"{count} cells")
+        others = text_if(len(entries) > 1 and not text, " and the like")
+        yield (
+            f"{join_first(having, MAX_FAULTS)}: {shorten(column.texts[entries[0]])!r}{others} in"
+            f" {cells}, {problem}: {remedy}"
+        )
+
+
+# What is said of a column, in this order.
+LAWS = (
+    leave_out_of_few_sites,
+    leave_out_names_of_sites,
+    tell_numbers,
+    say_who_lacks_it,
+    leave_out_identifiers,
+    draft_quantity,
+    draft_classes,
+    draft_numbers,
+    draft_texts,
+    say_what_it_may_name,
+)
