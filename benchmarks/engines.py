@@ -103,6 +103,7 @@ def under_ray(settings: Settings) -> float:
         with flower(Path(scratch, "home")) as runtime:
             # Opacus installs a package with the name benchmarks, too.
             runtime.environment["PYTHONPATH"] = str(ROOT)
+            runtime.start_local()
             status = runtime.run(
                 "local", config, f"num-supernodes={settings.clients} client-resources-num-cpus=1"
             )

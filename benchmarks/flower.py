@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import httpx
+
 from .processes import free_port
 
 ROOT = Path(__file__).parents[1]
@@ -90,6 +92,27 @@ class Flower:
     def command(self, *command: str) -> str:
         return self.execute("flwr", *command).stdout
 
+    def start_local(self) -> None:
+        """Start a SuperLink that simulates, and wait until it answers: the connection `local`.
+
+        `flwr run` starts one by itself, but gives up after 15 seconds, and starts another on the
+        same port where the first one takes more than 0.4 seconds to answer.
+        """
+        address = f"127.0.0.1:{self.local_port}"
+        (self.home / "config.toml").write_text(
+            f'[superlink]\ndefault = "local"\n\n'
+            f'[superlink.local]\naddress = "{address}"\ninsecure = true\n'
+        )
+        server = self.start(
+            *("flower-superlink", "--insecure", "--simulation"),
+            *("--host", "127.0.0.1", "--port", str(self.local_port)),
+        )
+        wait_until(
+            lambda: server.poll() is not None or answers(f"http://{address}/health"),
+            lambda: self.log(server)[-3000:],
+        )
+        assert server.poll() is None, self.log(server)[-3000:]
+
     def run(
         self,
         connection: str,
@@ -100,12 +123,12 @@ class Flower:
         """Submit an app, wait for its end and return its status."""
         config = " ".join(f"{key}={json.dumps(value)}" for key, value in run_config.items())
         options = ["--federation-config", federation] if federation else []
-        submitted = json.loads(
-            self.command(
-                "run", str(app), connection, "--format", "json", "--run-config", config, *options
-            )
-        )
-        run_id = str(submitted["run-id"])
+        words = ("run", str(app), connection, "--format", "json", "--run-config", config)
+        submitted = self.execute("flwr", *words, *options)
+        # Flower exits with 0 also where it has started no run.
+        if '"run-id"' not in submitted.stdout:
+            raise RuntimeError(f"flwr run started no run:\n{submitted.stdout}{submitted.stderr}")
+        run_id = str(json.loads(submitted.stdout)["run-id"])
         (self.home / "run.log").write_text(self.command("log", run_id, connection))
         listed = json.loads(
             self.command("list", connection, "--run-id", run_id, "--format", "json")
@@ -145,6 +168,13 @@ def flower(home: Path, scripts: Path = SCRIPTS) -> Iterator[Flower]:
 def listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=5.0).is_success
+    except httpx.HTTPError:
+        return False
 
 
 def wait_for_port(port: int) -> None:

@@ -3,6 +3,7 @@
 import importlib
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -10,6 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from fairbloom.errors import FairbloomError, ReportableError, did_you_mean
+
+# Held while a process imports one of the apps. Flower's simulation imports both at once, in two
+# threads, and two threads that meet in a package may each get a module that is not finished.
+IMPORTS = threading.Lock()
 
 IMPORT_STRING = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 

@@ -271,29 +271,27 @@ def python_m(app: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_the_app_prints_rounds_and_clients_and_no_log(app: Path) -> None:
-    done = python_m(app, "my_hearts", "num-rounds=2")
+def test_a_run_prints_rounds_continues_and_serves_its_worst(
+    app: Path, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    out = tmp_path / "run"
+    begun = python_m(app, "my_hearts", f"out={out}", "num-rounds=2")
+    assert begun.returncode == 0, begun.stderr
+    with subtests.test("rounds and clients are printed, and no log"):
+        lines = begun.stdout.splitlines()
+        assert lines[0] == "2 rounds with 8 clients"
+        assert [
+            (number, line)
+            for number, line in enumerate(lines[1:3], 1)
+            if not re.fullmatch(rf"round {number}: accuracy \d+%, worst client \d+%", line)
+        ] == []
+        assert re.search(r"client-1 +\d+\.\d +67\n", begun.stdout)
+        assert "Aggregate" not in begun.stderr + begun.stdout
+    rows = table(out / "rounds.csv")
+    done = python_m(app, "my_hearts", f"out={out}", "num-rounds=20")
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[0] == "2 rounds with 8 clients"
-    assert [
-        (number, line)
-        for number, line in enumerate(lines[1:3], 1)
-        if not re.fullmatch(rf"round {number}: accuracy \d+%, worst client \d+%", line)
-    ] == []
-    assert re.search(r"client-1 +\d+\.\d +67\n", done.stdout)
-    assert "Aggregate" not in done.stderr + done.stdout
-
-
-@pytest.mark.slow
-def test_a_run_of_it_is_continued_and_serves_its_worst(app: Path, tmp_path: Path) -> None:
-    rows = []
-    for rounds in (15, 20):
-        done = python_m(app, "my_hearts", f"out={tmp_path / 'run'}", f"num-rounds={rounds}")
-        assert done.returncode == 0, done.stderr
-        rows.append(table(tmp_path / "run" / "rounds.csv"))
-    begun, whole = rows
-    assert (begun, len(whole)) == (whole[:15], 20)
+    whole = table(out / "rounds.csv")
+    assert (rows, len(whole)) == (whole[:2], 20)
     assert float(whole[-1]["test_accuracy_of_global_model_worst"]) > 70
 
 

@@ -70,6 +70,7 @@ def test_the_wheel_puts_one_name_on_the_path(tmp_path: Path, scripts: Path) -> N
 def test_flwr_run_finds_both(app: Path, scripts: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     with flower(tmp_path / "home", scripts) as runtime:
+        runtime.start_local()
         options = "num-supernodes=2 client-resources-num-cpus=1"
         assert runtime.run("local", {"out": str(out)}, options, app) == "finished:completed"
         written = json.loads(out.read_text())

@@ -675,6 +675,7 @@ def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Flower]:
     with flower(tmp_path / "home") as runtime:
         for name in runtime.environment.keys() - os.environ.keys():
             monkeypatch.setenv(name, runtime.environment[name])
+        runtime.start_local()
         yield runtime
 
 
