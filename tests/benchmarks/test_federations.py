@@ -18,6 +18,7 @@ from benchmarks.tables import read_csv
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.streams import generator
 from fairbloom.rounds.arrays import FloatArray
+from tests.commands import fork_workers
 from tests.originals import is_there, needs
 from tests.strategies.helpers import cohort_of
 
@@ -109,7 +110,10 @@ def test_updates_are_described_by_cosines_of_thirty_of_them() -> None:
     assert measured(U, 11) == measured(moving[:1], 1) == []
 
 
-def test_a_workload_is_described_by_the_rounds_of_its_seeds(tmp_path: Path) -> None:
+def test_a_workload_is_described_by_the_rounds_of_its_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork_workers(monkeypatch)
     chosen = [{"arm": "FedAvg (learning-rate=0.1)", "seed": seed} for seed in (0, 1)]
     settings = {"clients": 4, "num-rounds": 11, "model": "logistic", "device": "cpu"}
     workload = Workload(settings)
