@@ -175,7 +175,7 @@ def _answer(
     from .device import choose_device, computing_in
     from .frozen import arrays_sent_once, complete
     from .guard.disclosure import guarded
-    from .local import LocalClient
+    from .local import LocalClient, check_described
     from .states import INITIAL
 
     with redact_data_errors(context), retrying_writes(deadline(message.metadata.ttl)):
@@ -189,6 +189,7 @@ def _answer(
                 " leave it out with deployed clients, or use fairbloom run"
             )
         local = LocalClient.of(settings, partition, name, load_states(context))
+        check_described(local.task, str(config.get(wire.MODEL_MADE, "")))
         if is_deployed(context):
             local = guarded(local, min_rows_in(context), order_in(context, settings))
         received = received_model(

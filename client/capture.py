@@ -18,11 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fairbloom.errors import failure_reason
+from fairbloom.tasks.generators import generators_of, restore_states
 from fairbloom.tasks.inputs import Inputs, map_inputs, names_of, tensors_of
 from fairbloom.tasks.optimizers import OF_PYTORCH, SGD
 
 from .dropout import make_draws
-from .generators import generators_of, restore_states
 from .work import STEP_FIELDS, LocalWork, unchanged
 
 T = TypeVar("T")

@@ -18,6 +18,7 @@ from fairbloom.protocol.terms import Terms
 from fairbloom.system.versions import Versions
 from fairbloom.tasks import Splits, Task, find_task, load_task
 from fairbloom.tasks.models import frozen_parameters
+from fairbloom.tasks.models.made import Made, check_made, describe_made
 from fairbloom.tasks.score import count_classes, has_two_classes
 
 from .capture import NO_CAPTURE, Capture
@@ -252,6 +253,23 @@ def find_client_key(settings: RunSettings, task: Task, partition: object, name: 
 def load_task_and_model(settings: RunSettings) -> tuple[Task, torch.nn.Module]:
     """Return the task and a model on the settings' device; equal settings share both."""
     return _load_for_device(load_task(settings), settings.device)
+
+
+def check_described(task: Task, text: str) -> None:
+    """Raise ReportableError unless a model is made here as a server's `text` describes it.
+
+    A server that is not ours describes none: "".
+    """
+    if not text:
+        return
+    try:
+        there = Made.decode(text)
+    except (ValueError, LookupError, TypeError) as error:
+        raise ReportableError(
+            "the server describes its model in words that this client does not know: upgrade"
+            " fairbloom on the older one"
+        ) from error
+    check_made(describe_made(task), there, "the run's server")
 
 
 @lru_cache(maxsize=1)  # on a card, another run's data and model would stay beside this run's

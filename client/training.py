@@ -16,6 +16,7 @@ from fairbloom.errors import ReportableError
 from fairbloom.protocol.names import LOSS
 from fairbloom.tasks import Task
 from fairbloom.tasks.collated import BATCH, CollatedExamples
+from fairbloom.tasks.generators import all_seeded, generators_of, restore_states, seed_all
 from fairbloom.tasks.inputs import (
     Inputs,
     arguments_of,
@@ -32,7 +33,6 @@ from fairbloom.tasks.task import AnyExamples, is_of_model
 from .augmentation import Augment, make_augmentation
 from .capture import NO_CAPTURE, Capture, find_step
 from .device import autocast, in_double, read_scalars
-from .generators import all_seeded, generators_of, restore_states, seed_all
 from .group_metrics import group_examples, measure_groups
 from .work import Copy, LocalWork, StepsTaken, batches, count_steps, descend, min_batch_of
 

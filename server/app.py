@@ -64,7 +64,7 @@ from fairbloom.protocol.settings import (
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.rounds.arrays import Model, forms_of
-from fairbloom.rounds.clients import ClientPool
+from fairbloom.rounds.clients import ModelMakers
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.learning import NothingLearnedError
 from fairbloom.rounds.loop import Rounds
@@ -84,6 +84,7 @@ from fairbloom.tasks.models import (
     personal_arrays,
     shared_parameters,
 )
+from fairbloom.tasks.models.made import Made, form_of_task, make_checked
 from fairbloom.tasks.models.personal import PARTS
 from fairbloom.tasks.models.weights import (
     check_rows,
@@ -101,7 +102,7 @@ from .polling import PollingGrid
 from .progress import announce
 from .run_folder.checks import check_folder, check_same_data
 from .run_folder.csv_rows import Validation
-from .run_folder.errors import explain_other_state, name_app_option
+from .run_folder.errors import RunFolderError, explain_other_state, name_app_option
 from .run_folder.files import (
     BEST,
     CHECKPOINTS,
@@ -109,6 +110,7 @@ from .run_folder.files import (
     COUNTS,
     EXAMPLES,
     KNOWN,
+    MADE,
     MODEL,
     PRIVACY,
     ROUNDS,
@@ -238,11 +240,11 @@ def declare_arrays(method: FairStrategy, module: Module, output: str) -> None:
 
 def federate(
     settings: Settings,
-    clients_of: Callable[[Method], ClientPool],
+    clients_of: Callable[[Method], ModelMakers],
     on_round: OnRound = ignore,
     *,
     deployed: bool = False,
-    engine: Callable[[Method], tuple[ClientPool, Mapping[str, object]]] | None = None,
+    engine: Callable[[Method], tuple[ModelMakers, Mapping[str, object]]] | None = None,
     score_held_out: Callable[[Method, Model], None] = lambda method, model: None,
 ) -> Path:
     """Run the settings' run, or continue it if it is unfinished; return the run folder.
@@ -293,7 +295,8 @@ def federate(
         settings, task, str(CONFIG.read(path).settings.get("score", "")), deployed=deployed
     )
     settings = settings.model_copy(update={"score": score.name})
-    module = make_model(settings, task, path)
+    module, made = make_model(settings, task, path, clients)
+    clients.announce(made.encode().decode())
     if method.compares_groups:
         find_two_groups(task.groupings, task.classes)
     check_measured(settings, method.needs, task)
@@ -329,7 +332,8 @@ def federate(
             log_finished(path)
             return path
         write_initial_files(
-            path, RunStart(task, data, choice, deployed, find_task(settings.task).is_user_defined)
+            path,
+            RunStart(task, data, choice, deployed, find_task(settings.task).is_user_defined, made),
         )
         check_arrays(module)
         declare_arrays(method, module, task.output)
@@ -372,12 +376,25 @@ def federate(
     return path
 
 
-def make_model(settings: Settings, task: Task, path: Path) -> Module:
-    """Return the task's model, with the initial weights if the run in a folder has not begun."""
-    module = task.model()
+def make_model(
+    settings: Settings, task: Task, path: Path, clients: ModelMakers
+) -> tuple[Module, Made]:
+    """Return the task's model, with the initial weights if the run in a folder has not begun.
+
+    Also return how it is made. Raise FairbloomError if it differs each time it is made, or from
+    that with which the run began.
+    """
+    form = form_of_task(task) or clients.form
+    module = make_checked(task, form)
+    made = Made.of(module, form, task.output)
+    began_with = MADE.read(path)
+    if began_with is not None and (
+        explained := made.explain_difference(began_with, f"the run in {path}")
+    ):
+        raise RunFolderError(f"{explained}, and begin again in another folder (--out)")
     if settings.initial_weights and not list_checkpoints(CHECKPOINTS.path_in(path)):
         load_initial_weights(module, settings.initial_weights)
-    return module
+    return module, made
 
 
 def log_kept_parts(method: FairStrategy, module: Module, output: str) -> None:

@@ -18,8 +18,8 @@ from fairbloom.protocol.advice import SECURE_AGGREGATION, UNKNOWN_TERM, advice_o
 from fairbloom.protocol.streams import generator
 from fairbloom.protocol.terms import PROXIMAL, Terms
 from fairbloom.protocol.version import check_protocol
+from fairbloom.tasks.generators import all_seeded
 
-from ..generators import all_seeded
 from ..rules.registry import kinds_of
 from .contexts import give_own, keep_context, keep_own
 from .training import SUPPORTED, Function, TrainingCall

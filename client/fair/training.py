@@ -20,10 +20,10 @@ from torch.utils.data import BatchSampler, DataLoader, Subset
 from fairbloom.errors import ReportableError
 from fairbloom.protocol.names import ACCURACY, LEARNING_RATE, LOSS
 from fairbloom.protocol.terms import Terms
+from fairbloom.tasks.generators import all_seeded, seed_all
 from fairbloom.text import text_if
 
 from ..frozen import check_frozen_unchanged
-from ..generators import all_seeded, seed_all
 from ..metrics import (
     AFTER,
     BEFORE,

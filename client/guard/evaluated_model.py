@@ -14,13 +14,14 @@ from typing import Any
 
 import tomli_w
 
-from fairbloom.protocol.names import DEPLOYED, ONE_CLIENT
+from fairbloom.protocol.names import DEPLOYED, MODEL_MADE_FILE, ONE_CLIENT
 from fairbloom.protocol.settings import Mark, RunSettings, marked
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT
 from fairbloom.system.files import make_folder, sync_folder, write_private
 from fairbloom.system.sealed import Arrays, read_about, save_model
 from fairbloom.tables.schema import SCHEMA_NAME
 from fairbloom.tasks import Task
+from fairbloom.tasks.models.made import describe_made
 from fairbloom.tasks.models.weights import describe_rows
 
 from ..states import fingerprint_of, folder_of, keep_preprocessing
@@ -93,6 +94,7 @@ def write_model(
     )
     if task.schema:
         write_private(draft / SCHEMA_NAME, task.schema.encode())
+    write_private(draft / MODEL_MADE_FILE, describe_made(task).encode())
     keep_preprocessing(draft, task, (client,))
     states = folder_of(settings.model_copy(update={"state_dir": "."}), client)
     # the owner's log knows the run by it

@@ -27,7 +27,7 @@ from fairbloom.system.versions import Versions
 from fairbloom.tasks.permit import TASK, permit_reading
 
 from ..gate import NOTED, hold_back
-from ..local import LocalClient, Metrics
+from ..local import LocalClient, Metrics, check_described
 from ..messages import (
     PLACES,
     keep_evaluated,
@@ -46,8 +46,9 @@ from .ledger import SHARE, AccountError
 from .mechanism import Testing, Training
 from .split import reads_alike, split_by
 
-# Keys in the config of a message that name a run or a folder, and ask for no other work.
-IDENTIFIERS = frozenset({wire.RUN_FOLDER, wire.CONTEXTS})
+# Keys in the config of a message that name a run or a folder, or describe its model, and ask for no
+# other work.
+IDENTIFIERS = frozenset({wire.RUN_FOLDER, wire.CONTEXTS, wire.MODEL_MADE})
 
 IS_HALTED = (
     f"{HALTED}, as work failed after a charge: its owner can resume it (fairbloom client account"
@@ -175,7 +176,9 @@ class Request:
     def _check(self, client: LocalClient) -> Training | Testing:
         """Return the work; raise AccountError for what no account does, by public facts."""
         arrays = self.message.content.array_records
+        made = str(self.message.content.config_records[wire.CONFIG].get(wire.MODEL_MADE, ""))
         try:
+            check_described(client.task, made)
             received = received_model(arrays[wire.ARRAYS], self.terms.codec, client.model)
             if self.kind == EVALUATE:
                 testing = Testing(client, received, self.terms)

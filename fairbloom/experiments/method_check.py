@@ -17,7 +17,6 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from fairbloom.client.generators import all_seeded
 from fairbloom.errors import FairbloomError
 from fairbloom.logs import log_from
 from fairbloom.protocol import names as wire
@@ -35,6 +34,7 @@ from fairbloom.rounds.method import Method
 from fairbloom.rounds.refusals import Refusals
 from fairbloom.server.checkpoint import load_checkpoint, save_checkpoint
 from fairbloom.strategies import FairStrategy
+from fairbloom.tasks.generators import all_seeded
 
 # The rounds of a run that is checked; it is stopped after the first HALF.
 ROUNDS = 4

@@ -32,6 +32,7 @@ from fairbloom.server.run_folder.files import (
     CONFIG,
     DATA,
     KNOWN,
+    MADE,
     MODEL,
     MODULES,
     PERSONAL,
@@ -57,6 +58,7 @@ from fairbloom.tables.schema import Schema, client_of, fold, parse_schema
 from fairbloom.tasks import Task, find_task, load_task
 from fairbloom.tasks.datasets.store import digest_of
 from fairbloom.tasks.inputs import Inputs, split_inputs
+from fairbloom.tasks.models.made import Made, check_made
 from fairbloom.text import join_first, plural, text_if
 
 from .new_data import NewData, data_of_table, read_new_data
@@ -348,6 +350,7 @@ def load_predictor(
     settings = settings_in(folder)
     with only_trusted_imports(trust):
         task = _load_task(folder, settings)
+        check_made_of(folder, task)
         module = task.model()
         preprocessing = PREPROCESSING.read(folder)
         if not preprocessing and task.preprocessing:
@@ -495,6 +498,13 @@ def _load_task(folder: Path, settings: Mapping[str, Any]) -> Task:
                 folder,
             )
     return task
+
+
+def check_made_of(folder: Path, task: Task) -> None:
+    """Raise FairbloomError if the model of a run's task is made here otherwise than in the run."""
+    if (there := MADE.read(folder)) is not None:
+        here = Made.of(task.model(), there.form, task.output)
+        check_made(here, there, f"the run in {folder}")
 
 
 def settings_in(folder: Path) -> Mapping[str, Any]:

@@ -23,7 +23,7 @@ from fairbloom.tables.schema import client_of, parse_schema, with_files, without
 from fairbloom.tasks import find_task, load_task
 from fairbloom.tasks.score import decide_score
 
-from .predictor import global_arrays, read_kept, schema_in, settings_in
+from .predictor import check_made_of, global_arrays, read_kept, schema_in, settings_in
 
 MODELS = ("last", "best")
 
@@ -92,6 +92,7 @@ def evaluate_site(run: Path, data_dir: str, client: str, model: str) -> SiteScor
         local = LocalClient.of(RunSettings.of(settings), clients.index(name), name)
     except FairbloomError as error:
         raise FairbloomError(f"the data of {name} do not fit the run in {run}: {error}") from error
+    check_made_of(run, local.task)
     found = evaluate_client(
         local,
         {each: torch.as_tensor(np.array(array)) for each, array in arrays.items()},

@@ -212,3 +212,9 @@ PLACE_FOLDER = "FAIRBLOOM_PLACE"
 
 # Key in the config of every message of our server: the number of its protocol, see version.py.
 PROTOCOL = "fairbloom-protocol"
+
+# Key of the description of how the server's model is made, see fairbloom/tasks/models/made.py.
+MODEL_MADE = "model-made"
+
+# The file with it in a run folder, and next to a model that a device keeps.
+MODEL_MADE_FILE = "model.json"

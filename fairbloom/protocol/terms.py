@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self, get_args
 from fairbloom.errors import ReportableError
 
 from .codec import CODECS, Codec
-from .names import FROZEN, PROTOCOL
+from .names import FROZEN, MODEL_MADE, PROTOCOL
 from .options import DECLARED
 from .parameters import Parameter, Range, SettingsError, annotated, key_of
 
@@ -316,7 +316,7 @@ control_variates, client_rule, wire_dtype
             others={
                 key: value
                 for key, value in config.items()
-                if key not in (*names, "measure", FROZEN, PROTOCOL)
+                if key not in (*names, "measure", FROZEN, PROTOCOL, MODEL_MADE)
             },
         )
 

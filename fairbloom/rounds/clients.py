@@ -266,6 +266,17 @@ class ClientPool(Protocol):
         """
 
 
+class ModelMakers(ClientPool, Protocol):
+    """Clients that make the model of a task themselves."""
+
+    @property
+    def form(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
+        """The shape and the type of an example's inputs by name, {} if they are not known here."""
+
+    def announce(self, made: str) -> None:
+        """Tell clients in other processes how the model is made, which they make themselves."""
+
+
 def check_names(key: str, named: Sequence[str], clients: Sequence[str]) -> None:
     """Raise FairbloomError if a setting names an unknown client."""
     known = set(clients)

@@ -26,6 +26,7 @@ from fairbloom.protocol.names import (
     FROZEN,
     LOSS,
     LOSS_DEVIATION,
+    MODEL_MADE,
     PROTOCOL,
     RUN_FOLDER,
     TRAIN_LOSS,
@@ -160,6 +161,15 @@ class FlowerClients:
     def simulated(self) -> bool:
         """Whether the nodes are those of Flower's simulation, which gets no further ones."""
         return is_simulated(self.grid)
+
+    @property
+    def form(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
+        """Nothing of the examples is known: {}."""
+        return {}
+
+    def announce(self, made: str) -> None:
+        """Send each client with every model how it is made."""
+        self._keys[MODEL_MADE] = made
 
     # Clients online -------------------------------------------------------------------------------
 

@@ -52,8 +52,10 @@ from fairbloom.rounds.updates import Updates
 from fairbloom.rounds.vectors import Matrix
 from fairbloom.system.versions import Versions
 from fairbloom.tasks import Examples, Task, load_task
+from fairbloom.tasks.generators import all_seeded
 from fairbloom.tasks.inputs import move
 from fairbloom.tasks.models import arrays_of
+from fairbloom.tasks.models.made import Form, form_of
 from fairbloom.tasks.permit import TASK
 from fairbloom.tasks.task import MAX_CACHED_CLIENTS
 
@@ -168,6 +170,21 @@ class LocalClients:
     def close(self) -> None:
         """Free the engine's graphs."""
         self.capture.release()
+
+    @property
+    def form(self) -> Form:
+        """The shape and the type of an example's inputs by name, {} if the first has no data."""
+        task, _ = self.task_and_model()
+        try:
+            train = task.splits(task.clients[0]).train
+            with all_seeded(0):  # a Dataset may draw random numbers when it is read
+                inputs, _ = train[slice(0, 1)]
+        except Exception:  # a client's own reply says why its data cannot be used
+            return {}
+        return form_of(inputs)
+
+    def announce(self, made: str) -> None:
+        """Say nothing: these clients share this process, which makes the model."""
 
     # For engines ----------------------------------------------------------------------------------
 

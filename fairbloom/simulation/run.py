@@ -16,7 +16,7 @@ from fairbloom.protocol.scores import LOSS_SCORE
 from fairbloom.protocol.settings import RunSettings, SettingsError
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.arrays import Model
-from fairbloom.rounds.clients import ClientPool
+from fairbloom.rounds.clients import ModelMakers
 from fairbloom.rounds.method import Method
 from fairbloom.server.app import choose_run_folder, federate, keep_schema
 from fairbloom.server.run_folder.csv_rows import ENDINGS
@@ -73,7 +73,7 @@ def simulate(
         ExitStack() as ending,
     ):
 
-        def engine(method: Method) -> tuple[ClientPool, Mapping[str, object]]:
+        def engine(method: Method) -> tuple[ModelMakers, Mapping[str, object]]:
             of_method = with_states.model_copy(update={"fraction": method.fraction_train})
             if debug:
                 return DebuggedClients(method, of_method), ENGINE.read(folder) or {}

@@ -6,7 +6,7 @@ from functools import wraps
 from itertools import pairwise
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairbloom.errors import FairbloomError, ReportableError, place_of_function, raise_first
 from fairbloom.logs import log
@@ -15,6 +15,7 @@ from fairbloom.tables.preprocessing import Preprocessing
 from fairbloom.text import quote, text_if
 
 from .collated import CollatedExamples
+from .generators import all_seeded
 from .inputs import arguments_of, names_of, tensors_of
 from .models import choose_output
 from .probabilities import are_probabilities, takes_probabilities
@@ -24,9 +25,12 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def guard_task(
-    name: str, task: Task, validation_share: float = 0.0, test_share: float = 0.2
+    name: str, task: Task, validation_share: float = 0.0, test_share: float = 0.2, seed: int = 0
 ) -> Task:
-    """Return the task with checks: faulty splits, preprocessing or losses raise FairbloomError."""
+    """Return the task with checks: faulty splits, preprocessing or losses raise FairbloomError.
+
+    The global generators are seeded whenever its model is made.
+    """
     _check_names(name, task)
     on_training: list[str] = []
     probabilities: list[bool] = []  # known with the first examples
@@ -91,6 +95,10 @@ def guard_task(
             on_training.append(client)
         return made
 
+    def model() -> nn.Module:
+        with all_seeded(seed):
+            return task.model()
+
     def preprocessing(client: str) -> Preprocessing:
         made: object = task.preprocessing(client) if task.preprocessing else None
         if not isinstance(made, Preprocessing):
@@ -102,6 +110,7 @@ def guard_task(
 
     return replace(
         task,
+        model=model,
         splits=splits,
         loss=guard_loss(name, task.loss),
         preprocessing=preprocessing if task.preprocessing else None,

@@ -245,7 +245,7 @@ def _load(
         return task
     from .checks import guard_task  # imported late: it needs PyTorch
 
-    return guard_task(info.loader, task, setup.validation_share, setup.test_share)
+    return guard_task(info.loader, task, setup.validation_share, setup.test_share, setup.seed)
 
 
 @lru_cache(maxsize=4)

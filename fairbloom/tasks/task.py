@@ -338,7 +338,8 @@ class Task:
     clients
         Client names in the order of partition ids.
     model
-        Returns a freshly initialised model, with the same weights every time.
+        Returns a freshly initialised model, with the same weights every time. The global generators
+        of PyTorch, NumPy and Python are seeded with the run's seed before.
     loss
         (outputs, targets) → the loss of each example, shape (n,).
     splits

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from numpy.typing import NDArray
 
 from fairbloom.logs import log
-from fairbloom.protocol.names import ROWS_MISSING, ROWS_VERSION
+from fairbloom.protocol.names import MODEL_MADE_FILE, ROWS_MISSING, ROWS_VERSION
 from fairbloom.protocol.scores import ACCURACY, NO_UNIT, Score
 from fairbloom.rounds.round import Round
 from fairbloom.rounds.screening import LARGEST_COUNT
@@ -38,6 +38,7 @@ from .tables import Cells, read_table
 from .values import Known, RecordedSettings, RunStart
 
 if TYPE_CHECKING:
+    from fairbloom.tasks.models.made import Made
     from fairbloom.tasks.split import Split
 
 T = TypeVar("T")
@@ -150,7 +151,13 @@ def _splits() -> "type[Split]":
     return Split
 
 
-def _encode_optional(value: "Preprocessing | Grouped | None") -> bytes:
+def _decode_made(content: bytes) -> "Made":
+    from fairbloom.tasks.models.made import Made  # imported late: it needs PyTorch
+
+    return Made.decode(content)
+
+
+def _encode_optional(value: "Preprocessing | Grouped | Made | None") -> bytes:
     return b"" if value is None else value.encode()
 
 
@@ -239,6 +246,15 @@ SPLIT = File["Split | None"](
     initial=lambda start: (
         None if start.deployed or start.task.dealt is None else _splits().of(start.task)
     ),
+)
+
+MADE = File["Made | None"](
+    name=MODEL_MADE_FILE,
+    encode=_encode_optional,
+    decode=_decode_made,
+    default=None,
+    remedy="Restore it from a copy, or delete it",
+    initial=lambda start: start.made,
 )
 
 ENGINE = File["Mapping[str, Any] | None"](

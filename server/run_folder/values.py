@@ -11,6 +11,7 @@ from fairbloom.protocol.version import RUN_FOLDER_FORMAT as FORMAT
 from fairbloom.text import text_if
 
 if TYPE_CHECKING:
+    from fairbloom.tasks.models.made import Made
     from fairbloom.tasks.task import Task
 
 
@@ -23,7 +24,7 @@ class RunStart:
     """The facts that are known when a run begins.
 
     `data` has checksums of files; `engine` is empty if the run does not choose one. `is_own` is
-    whether the task is a user's own.
+    whether the task is a user's own. `made` is how its model is made.
     """
 
     task: "Task"
@@ -31,6 +32,7 @@ class RunStart:
     engine: Mapping[str, object]
     deployed: bool
     is_own: bool = False
+    made: "Made | None" = None
 
 
 @dataclass(frozen=True)

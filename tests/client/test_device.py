@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fairbloom.client import training
 from fairbloom.client.device import choose_device, computing_in
-from fairbloom.client.generators import seed_all
 from fairbloom.client.metrics import WorkDone
 from fairbloom.client.rules.control_variates import ControlVariates
 from fairbloom.client.work import StepsTaken
@@ -28,6 +27,7 @@ from fairbloom.simulation.clients import call_client
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import FedAvg
 from fairbloom.tasks import load_task
+from fairbloom.tasks.generators import seed_all
 
 from .helpers import run_config
 

@@ -345,6 +345,7 @@ def test_a_run_folder_has_what_is_documented_and_no_draft(finished: Path) -> Non
             "config.toml",
             "env.json",
             "scores.json",
+            "model.json",
             "engine.json",
             "split.npz",
             "preprocessing.json",

@@ -7,11 +7,24 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 
+def has_values(tensor: Tensor) -> bool:
+    """Return whether a tensor's values can be read, compared and written one by one.
+
+    A lazy one has none yet; sparse and nested ones have another layout.
+    """
+    return (
+        not is_lazy(tensor)
+        and not tensor.is_meta
+        and not tensor.is_nested
+        and tensor.layout == torch.strided
+    )
+
+
 class HeldTensors:
     """The tensors that a model's modules hold, other than parameters, as they are now.
 
-    A module may write into one, or assign another one in its place. A lazy buffer, which has no
-    values yet, is left out.
+    A module may write into one, or assign another one in its place. A lazy buffer is left out; what
+    is written into a sparse tensor stays.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -32,13 +45,14 @@ class HeldTensors:
             value: value.detach().clone()
             for values in (*self._buffers, *self._attributes)
             for value in values.values()
-            if isinstance(value, Tensor)
+            if isinstance(value, Tensor) and has_values(value)
         }
 
     def has_other_buffers(self) -> bool:
         """Return whether a buffer is another tensor now, or has other values."""
         return any(
-            buffer is not buffers.get(name) or not torch.equal(buffer, self._values[buffer])
+            buffer is not buffers.get(name)
+            or (buffer in self._values and not torch.equal(buffer, self._values[buffer]))
             for module, buffers in zip(self._modules, self._buffers, strict=True)
             for name, buffer in module.named_buffers(recurse=False)
         )

@@ -16,6 +16,7 @@ from fairbloom.errors import FairbloomError, ReportableError, did_you_mean, join
 from fairbloom.imports import imported, is_import_string
 
 from ..classifiers import PREFIX
+from ..generators import all_seeded
 from . import networks
 from .held import HeldTensors
 from .networks import IMAGE, Shape
@@ -50,6 +51,8 @@ def build(
 ) -> nn.Module:
     """Return a model for examples of a shape and dtype; its weights depend only on the seed.
 
+    The global generators of PyTorch, NumPy and Python are seeded while it is made.
+
     `name` is a built-in model, a classifier of torchvision with layers of this `norm`, or an import
     string; a dtype of torch.int64 is a line of characters.
     """
@@ -61,8 +64,7 @@ def build(
             f"norm = {norm!r} has no effect with model = {name!r}: it is for torchvision's models:"
             " leave it out"
         )
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    with all_seeded(seed):
         model = maker(shape, outputs)
         _check_outputs(name, model, torch.zeros(1, *shape, dtype=dtype), outputs)
     check_arrays(model)

@@ -50,6 +50,7 @@ from fairbloom.server.run_folder.files import (
     GROUPS,
     HELD_OUT,
     KNOWN,
+    MADE,
     MODEL,
     MODULES,
     PREPROCESSING,
@@ -71,6 +72,7 @@ from fairbloom.system.versions import Point, Versions
 from fairbloom.tables.preprocessing import InputColumn, Preprocessing
 from fairbloom.tasks import load_task
 from fairbloom.tasks.measures import TRUE_POSITIVE_RATE
+from fairbloom.tasks.models.made import Made
 from fairbloom.tasks.split import Split
 from tests.simulation.helpers import run
 from tests.tables.helpers import csv_of
@@ -86,6 +88,7 @@ VALUES: dict[File[Any], Any] = {
     EXAMPLES: {"seeds": "draw", "trained": {"é": 30}},
     SCHEMA: 'target = "é"\n',
     SPLIT: Split.of(load_task(Settings.of({"clients": 3}).run_config())),
+    MADE: Made({"é": (2.0, -0.5, 1e-300)}, {"": ((1, 8, 8), "float32")}, (1.0, 0.5, 0.25)),
     ENGINE: {"engine": "stacked", "block": 2},
     KNOWN: Known(("a", "b"), ("a", "b", "c")),
     PREPROCESSING: Preprocessing(
