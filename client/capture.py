@@ -422,16 +422,17 @@ def key_of(work: LocalWork) -> tuple[object, ...]:
 
 def find_unsupported(model: nn.Module, work: LocalWork, *, corrected: bool = False) -> str:
     """Return why this work cannot be recorded, or ""."""
-    reasons = {
-        "a rule corrects the gradients": corrected,
-        "time-budget stops between steps": work.time_budget < math.inf,
-        "a rule changes the loss": work.transform is not unchanged,
-        f"optimizer = {work.optimizer} is not one of PyTorch's": work.optimizer not in OF_PYTORCH,
-        "the model has hooks": any(
-            module._forward_hooks or module._forward_pre_hooks for module in model.modules()
-        ),
-    }
-    return next((reason for reason, holds in reasons.items() if holds), "")
+    if corrected:
+        return "a rule corrects the gradients"
+    if work.time_budget < math.inf:
+        return "time-budget stops between steps"
+    if work.transform is not unchanged:
+        return "a rule changes the loss"
+    if work.optimizer not in OF_PYTORCH:
+        return f"optimizer = {work.optimizer} is not one of PyTorch's"
+    if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
+        return "the model has hooks"
+    return ""
 
 
 def _attributes(model: nn.Module) -> list[object]:

@@ -23,7 +23,8 @@ def group_examples(task: Task, examples: AnyExamples) -> Tensor:
     Its shape is (n, number of groupings). Raise ReportableError if classes are a grouping, and an
     example's target is not one of them.
     """
-    columns = [places.cpu() for places in (examples.group_places(),) if places is not None]
+    places = examples.group_places()
+    columns = [] if places is None else [places.cpu()]
     if task.class_grouping is not None:
         targets = examples.all_targets.cpu().reshape(len(examples), -1)
         known = torch.arange(len(task.reported_groupings[task.class_grouping]))

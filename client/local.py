@@ -103,11 +103,11 @@ class LocalClient:
             name or key,
             key,
             settings,
-            task,
-            splits,
-            model,
-            ClientStates(files, in_memory=states),
-            settings.seed,
+            task=task,
+            splits=splits,
+            model=model,
+            states=ClientStates(files, in_memory=states),
+            order=settings.seed,
         )
 
     def describe_tests(self) -> Metrics:

@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from torch.nn import Module
 
-from fairbloom.errors import FairbloomError, ReportableError, join_names, raise_first
+from fairbloom.errors import FairbloomError, ReportableError, join_names
 from fairbloom.flower import is_simulated
 from fairbloom.logs import log
 from fairbloom.protocol.accounts import (
@@ -423,17 +423,21 @@ def check_accounts(
         return
     names = join_names(sorted(accounts))
     try:
-        faults: dict[str, object] = {
-            "test-share = 0: a privacy account has fixed the split of its rows, and its steps:"
-            " leave test-share out, and use the model of the run": not settings.test_share,
-            "early-stopping and best-model need scores of more than the last round, and privacy"
-            " accounts have few tests: leave them out": (
-                settings.early_stopping or settings.best_model != SETTINGS["best-model"].default
-            ),
-            f"score = {settings.score!r}: privacy accounts report only accuracy and loss: set"
-            " score = accuracy": settings.score not in ("", ACCURACY, LOSS),
-        }
-        raise_first(faults, ReportableError)
+        if not settings.test_share:
+            raise ReportableError(
+                "test-share = 0: a privacy account has fixed the split of its rows, and its steps:"
+                " leave test-share out, and use the model of the run"
+            )
+        if settings.early_stopping or settings.best_model != SETTINGS["best-model"].default:
+            raise ReportableError(
+                "early-stopping and best-model need scores of more than the last round, and privacy"
+                " accounts have few tests: leave them out"
+            )
+        if settings.score not in ("", ACCURACY, LOSS):
+            raise ReportableError(
+                f"score = {settings.score!r}: privacy accounts report only accuracy and loss: set"
+                " score = accuracy"
+            )
         check_settings(settings)
         check_terms(replace(method.terms(1), measure=tuple(sorted(method.needs))))
     except ReportableError as error:
@@ -444,7 +448,10 @@ def price_of_round(settings: Settings, method: FairStrategy) -> int:
     """Return the least units that a round costs a client's privacy account."""
     terms = method.terms(1)
     steps = 1 if terms.full_batch_step else terms.local_steps or settings.local_epochs
-    return STEP_UNITS * steps + LOSS_UNITS * (LOSS_BEFORE in method.needs)
+    price = STEP_UNITS * steps
+    if LOSS_BEFORE in method.needs:
+        price += LOSS_UNITS
+    return price
 
 
 def compare_budgets(

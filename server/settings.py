@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Self
 
-from fairbloom.errors import FairbloomError, did_you_mean, raise_first
+from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.accounts import SPENDS
 from fairbloom.protocol.attacks import share_in
 from fairbloom.protocol.effects import apply_marks, collect_marks, explain_without_effect
@@ -134,24 +134,30 @@ class Settings(RunSettings):
         For example, `min-clients` is at most the number of clients that exist or train.
         """
         training = len(split_names(self.training_clients))
-        fewest = f"min-clients = {self.min_clients} is more than"
-        faults: dict[str, object] = {
-            f"{fewest} clients = {self.clients}: lower it": 0 < self.clients < self.min_clients,
-            f"{fewest} the number of training-clients = {training}: lower it": (
-                0 < training < self.min_clients
-            ),
-            f"norm = {self.norm!r}: the initial weights were trained with the network's own norm"
-            " layers: leave norm out": self.initial_weights and self.norm in ("group", "layer"),
-            f"privacy.spend = {self.privacy__spend!r}: write all, lowest, or a number of units, as"
-            " in 100": (
-                self.privacy__spend not in SPENDS
-                and not re.fullmatch("[1-9][0-9]{0,14}", self.privacy__spend)
-            ),
-            f"warmup = {self.warmup} must be less than num-rounds = {self.num_rounds}: lower it": (
-                self.warmup >= max(2, self.num_rounds)
-            ),
-        }
-        raise_first(faults, SettingsError)
+        if 0 < self.clients < self.min_clients:
+            raise SettingsError(
+                f"min-clients = {self.min_clients} is more than clients = {self.clients}: lower it"
+            )
+        if 0 < training < self.min_clients:
+            raise SettingsError(
+                f"min-clients = {self.min_clients} is more than the number of training-clients ="
+                f" {training}: lower it"
+            )
+        if self.initial_weights and self.norm in ("group", "layer"):
+            raise SettingsError(
+                f"norm = {self.norm!r}: the initial weights were trained with the network's own"
+                " norm layers: leave norm out"
+            )
+        is_number = re.fullmatch("[1-9][0-9]{0,14}", self.privacy__spend)
+        if self.privacy__spend not in SPENDS and not is_number:
+            raise SettingsError(
+                f"privacy.spend = {self.privacy__spend!r}: write all, lowest, or a number of"
+                " units, as in 100"
+            )
+        if self.warmup >= max(2, self.num_rounds):
+            raise SettingsError(
+                f"warmup = {self.warmup} must be less than num-rounds = {self.num_rounds}: lower it"
+            )
         self._check_attack()
 
     def _check_attack(self) -> None:
@@ -218,23 +224,32 @@ class Settings(RunSettings):
 
     def check_deployed(self) -> None:
         """Raise SettingsError if deployed clients cannot run with these settings."""
-        faults: dict[str, object] = {
-            "pooled = true: the training data of all clients lie together in one process only:"
-            " leave it out with deployed clients, or use fairbloom run": self.pooled,
-            "privacy.mode = simulated: noise from the run's seed protects nobody: leave it out with"
-            " deployed clients, whose owners open accounts, or use fairbloom run": (
-                self.privacy__mode == SIMULATED
-            ),
-            f"attack = {self.attack!r}: clients attack in one process only: leave it out with"
-            " deployed clients, or use fairbloom run": self.attack,
-            f"threads = {self.threads}: it is for one process: leave it out with deployed clients,"
-            " and set OMP_NUM_THREADS on each device, or use fairbloom run": self.threads > 1,
-            f"held-out-clients = {self.held_out_clients:g}: every deployed client is in training:"
-            " leave it out, or name those that train by training-clients, or use fairbloom run": (
-                self.held_out_clients
-            ),
-        }
-        raise_first(faults, SettingsError)
+        if self.pooled:
+            raise SettingsError(
+                "pooled = true: the training data of all clients lie together in one process only:"
+                " leave it out with deployed clients, or use fairbloom run"
+            )
+        if self.privacy__mode == SIMULATED:
+            raise SettingsError(
+                "privacy.mode = simulated: noise from the run's seed protects nobody: leave it out"
+                " with deployed clients, whose owners open accounts, or use fairbloom run"
+            )
+        if self.attack:
+            raise SettingsError(
+                f"attack = {self.attack!r}: clients attack in one process only: leave it out with"
+                " deployed clients, or use fairbloom run"
+            )
+        if self.threads > 1:
+            raise SettingsError(
+                f"threads = {self.threads}: it is for one process: leave it out with deployed"
+                " clients, and set OMP_NUM_THREADS on each device, or use fairbloom run"
+            )
+        if self.held_out_clients:
+            raise SettingsError(
+                f"held-out-clients = {self.held_out_clients:g}: every deployed client is in"
+                " training: leave it out, or name those that train by training-clients, or use"
+                " fairbloom run"
+            )
 
     def check_schema(self) -> None:
         """Raise SettingsError if the task needs a schema on real nodes, and it is missing."""

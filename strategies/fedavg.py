@@ -66,8 +66,9 @@ class FedAvg(FairStrategy):
         """Keep C + Σ n_k (u_k / H_k − c), over the clients that took a step, with the sent c."""
         H = cohort.metrics[STEP_SUM]
         sizes = [cohort.roster[name] for name in cohort.names]
-        n = self.prior_weights_of(cohort.names, sizes) * (H > 0.0)
-        of_updates = np.divide(n, H, out=np.zeros_like(n), where=H > 0.0)
+        stepped = H > 0.0
+        n = np.where(stepped, self.prior_weights_of(cohort.names, sizes), 0.0)
+        of_updates = np.divide(n, H, out=np.zeros_like(n), where=stepped)
         of_C = 1.0 - n.sum() * cohort.sent.get(CONTROL, 0.0)
         row = np.concatenate([of_updates, np.full(len(cohort.memory), of_C)])
         return {Kept(CONTROL, cohort.round): row}

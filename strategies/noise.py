@@ -15,15 +15,8 @@ def check_noise(method: Method, wrapper: object, has_scalars: bool) -> None:
     if not getattr(wrapper, "noise_multiplier", 0.0) > 0.0:
         return
     name = type(method).__name__
-    reasons = {
-        f"{name} has weights that depend on losses or updates": not method.weighs_by_prior,
-        "control variates correct the step": method.control_variates,
-        "server_optimizer scales the step": method.server_optimizer is not None,
-        "personal_parameters are not in the updates": method.personal_parameters,
-        "frozen arrays would get noise, too": method.frozen,
-        "Flower clips no array without dimensions (make it one of shape (1,))": has_scalars,
-    }
-    if reason := next((reason for reason, holds in reasons.items() if holds), ""):
+    reason = _why_too_small(method, has_scalars)
+    if reason:
         raise FairbloomError(
             f"{type(wrapper).__name__} with {name}: its noise is for a mean of clipped updates of"
             f" all arrays, and {reason}: let the clients add noise, by Flower's LocalDpMod"
@@ -35,3 +28,20 @@ def check_noise(method: Method, wrapper: object, has_scalars: bool) -> None:
             " model further: weighting='uniform' makes them",
             type(wrapper).__name__,
         )
+
+
+def _why_too_small(method: Method, has_scalars: bool) -> str:
+    """Return why a client may move the model further than a wrapper's noise covers, or ""."""
+    if not method.weighs_by_prior:
+        return f"{type(method).__name__} has weights that depend on losses or updates"
+    if method.control_variates:
+        return "control variates correct the step"
+    if method.server_optimizer is not None:
+        return "server_optimizer scales the step"
+    if method.personal_parameters:
+        return "personal_parameters are not in the updates"
+    if method.frozen:
+        return "frozen arrays would get noise, too"
+    if has_scalars:
+        return "Flower clips no array without dimensions (make it one of shape (1,))"
+    return ""

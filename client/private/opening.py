@@ -210,7 +210,7 @@ def describe_account(account: Account) -> list[str]:
         f"{account.steps} training steps with as many losses: noise of a step {account.sigma:.4g}"
         f" times a row's largest gradient; of a reported loss"
         f" {account.sigma_of(LOSS_UNITS) * LOSS_BOUND / rows:.2g} times that of guessing",
-        f"{account.tests} test report{'s' * (account.tests != 1)}{next_report}",
+        f"{account.tests} test {plural(account.tests, 'report', 'reports')}{next_report}",
         f"left: {left[UNITS]} of {limits[UNITS]} units (a step has {STEP_UNITS}, a loss"
         f" {LOSS_UNITS}), {left[REPORTS]} of {account.tests} test reports; epsilon of what is"
         f" spent: {account.epsilon_spent:.3g}",
@@ -243,6 +243,6 @@ def _describe_life(account: Account) -> str:
         )
     accounts = len(account.with_earlier)
     return (
-        f"lifetime epsilon of {accounts} account{'s' * (accounts != 1)} of these data:"
+        f"lifetime epsilon of {accounts} {plural(accounts, 'account', 'accounts')} of these data:"
         f" {account.lifetime_epsilon:.3g}"
     )

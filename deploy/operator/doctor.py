@@ -200,7 +200,7 @@ def check_clock() -> CheckResult:
         answer = ""
     if answer == "yes":
         return ok("clock", "kept by a time server")
-    kept = {"no": "is not kept"}.get(answer, "is not known to be kept")
+    kept = "is not kept" if answer == "no" else "is not known to be kept"
     return warning(
         "clock",
         f"{kept} by a time server; certificates are refused if it is far off (timedatectl set-ntp"

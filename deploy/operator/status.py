@@ -166,7 +166,8 @@ def show(status: Mapping[str, Any]) -> None:
         parts += _describe_open_run(run)
     if not open_runs:
         parts.append(Text("no run is in progress"))
-        parts += [_describe_last_run(run) for run in ended_runs[:1]]
+        if ended_runs:
+            parts.append(_describe_last_run(ended_runs[0]))
     counts = Counter(client["state"] for client in clients.values())
     parts.append(
         _line(
@@ -256,9 +257,10 @@ def _describe_open_run(run: Mapping[str, Any]) -> list[RenderableType]:
     words = run["state"]
     if "round" in run:
         words += f": {run['method']} on {run['task'] or 'a user-defined task'}, "
-        words += {0: "before its first round"}.get(
-            run["round"], f"round {run['round']} of {run['of-rounds']}"
-        )
+        if run["round"] == 0:
+            words += "before its first round"
+        else:
+            words += f"round {run['round']} of {run['of-rounds']}"
         if run["seconds-a-round"] is not None:
             words += (
                 f", {run['seconds-a-round']:.3g} s a round, the last one"

@@ -34,10 +34,13 @@ class Codec:
         """Return the arrays of a model for a message; `rounded` names those that may be rounded."""
         if not self.rounds_model:
             return {**model}
-        return {
-            name + ENDING * (name in rounded): narrow(array) if name in rounded else array
-            for name, array in model.items()
-        }
+        sent: dict[str, NDArray[Any]] = {}
+        for name, array in model.items():
+            if name in rounded:
+                sent[name + ENDING] = narrow(array)
+            else:
+                sent[name] = array
+        return sent
 
     def receive_model(
         self, sent: Arrays, dtypes: Mapping[str, DTypeLike]

@@ -323,15 +323,30 @@ def annotated(
     kind, *others = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
     if kind not in (int, float, bool, str):
         return None
+    allowed: Range | Choices | Pairs | None = None
+    marks = set[Mark]()
+    partitions: tuple[str, ...] = ()
+    for other in others:
+        match other:
+            case Default():
+                default = other.value
+            case Meaning():
+                description = other.sentence
+            case Range() | Choices() | Pairs():
+                allowed = other
+            case Mark():
+                marks.add(other)
+            case Partitions():
+                partitions = other.names
     return Parameter(
         key_of(name),
         kind,
-        next((other.value for other in others if isinstance(other, Default)), default),
-        next((other.sentence for other in others if isinstance(other, Meaning)), description),
-        next((other for other in others if isinstance(other, Range | Choices | Pairs)), None),
-        frozenset(other for other in others if isinstance(other, Mark)),
-        owner,
-        next((other.names for other in others if isinstance(other, Partitions)), ()),
+        default,
+        description,
+        allowed=allowed,
+        marks=frozenset(marks),
+        owner=owner,
+        partitions=partitions,
     )
 
 

@@ -31,10 +31,21 @@ METRICS = frozenset({LOSS_BEFORE, LEARNING_RATE, UPDATE_NORM, STEP_SUM})
 # is added to, or by a user's own code.
 TERMS = frozenset(
     {
-        *("server_round", "state_round", "seed", "measure", "measures", "state_rounds"),
-        *("proximal_mu", "client_momentum", "full_batch_step", "local_steps"),
-        *("control_variates", "dynamic_alpha"),
-        *("privacy_units", "privacy_rounds", "privacy_budgets"),
+        "server_round",
+        "state_round",
+        "seed",
+        "measure",
+        "measures",
+        "state_rounds",
+        "proximal_mu",
+        "client_momentum",
+        "full_batch_step",
+        "local_steps",
+        "control_variates",
+        "dynamic_alpha",
+        "privacy_units",
+        "privacy_rounds",
+        "privacy_budgets",
     }
 )
 
@@ -42,11 +53,36 @@ TERMS = frozenset(
 # they act on what is released.
 ANY = frozenset(
     {
-        *("task", "model", "norm", "clients", "partition", "shards-per-client", "seed", "schema"),
-        *("classes-per-client", "dirichlet-alpha", "smallest-client", "test-share", "verify-data"),
-        *("method", "weights-digest", "after-all-rows", "num-rounds", "local-epochs", "device"),
-        *("learning-rate", "learning-rate-decay", "schedule", "warmup", "momentum", "nesterov"),
-        *("weight-decay", "gradient-clip", "stragglers", "drop-stragglers", "smallest-group"),
+        "task",
+        "model",
+        "norm",
+        "clients",
+        "partition",
+        "shards-per-client",
+        "seed",
+        "schema",
+        "classes-per-client",
+        "dirichlet-alpha",
+        "smallest-client",
+        "test-share",
+        "verify-data",
+        "method",
+        "weights-digest",
+        "after-all-rows",
+        "num-rounds",
+        "local-epochs",
+        "device",
+        "learning-rate",
+        "learning-rate-decay",
+        "schedule",
+        "warmup",
+        "momentum",
+        "nesterov",
+        "weight-decay",
+        "gradient-clip",
+        "stragglers",
+        "drop-stragglers",
+        "smallest-group",
         "smallest-batch",
     }
 )

@@ -323,7 +323,10 @@ control_variates, client_rule, wire_dtype
 
 _NAMES = (
     *(name for rule in RULES for name in rule.names),
-    *("state_round", "seed", "privacy_units", "privacy_rounds"),
+    "state_round",
+    "seed",
+    "privacy_units",
+    "privacy_rounds",
 )
 _FIELDS: Mapping[str, str] = {name.replace("_", "-"): name for name in _NAMES}
 _DEFAULTS: Mapping[str, Any] = {

@@ -10,13 +10,35 @@ from types import CodeType, FunctionType
 
 # What a class may define for a run to use: functions, then declarations.
 FUNCTIONS = (
-    *("weigh", "learn", "choose", "probe", "recalls", "sends", "terms", "own_metrics"),
-    *("prior_weights_of", "find_idle", "paced", "start"),
-    *("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate"),
+    "weigh",
+    "learn",
+    "choose",
+    "probe",
+    "recalls",
+    "sends",
+    "terms",
+    "own_metrics",
+    "prior_weights_of",
+    "find_idle",
+    "paced",
+    "start",
+    "configure_train",
+    "aggregate_train",
+    "configure_evaluate",
+    "aggregate_evaluate",
 )
 DECLARATIONS = (
-    *("needs", "requires", "reports", "second", "serves", "own_terms", "fixed_weights"),
-    *("default_weighting", "drawn_by_examples", "largest_loss", "lost_to_server_optimizers"),
+    "needs",
+    "requires",
+    "reports",
+    "second",
+    "serves",
+    "own_terms",
+    "fixed_weights",
+    "default_weighting",
+    "drawn_by_examples",
+    "largest_loss",
+    "lost_to_server_optimizers",
 )
 
 # Names under which users look for what another hook does.

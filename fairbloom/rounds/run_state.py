@@ -242,9 +242,10 @@ class RunState:
         """
         if self.changed:
             return self
-        return replace(
-            self, changed=changed, unchanged=self.unchanged + (unchanged and not changed)
-        )
+        rounds = self.unchanged
+        if unchanged and not changed:
+            rounds += 1
+        return replace(self, changed=changed, unchanged=rounds)
 
     def with_states(self, states: States, *, lost: bool) -> Self:
         """Return the state with the rounds of the clients' states after a round.

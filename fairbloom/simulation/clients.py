@@ -26,7 +26,7 @@ from fairbloom.client.states import (
     state_folder,
     store,
 )
-from fairbloom.errors import FairbloomError, failure_reason, raise_first
+from fairbloom.errors import FairbloomError, failure_reason
 from fairbloom.protocol.accounts import AccountStatus
 from fairbloom.protocol.attacks import attack_of
 from fairbloom.protocol.bfloat16 import BITS, widen
@@ -198,11 +198,11 @@ class LocalClients:
                 name,
                 name,
                 self.settings,
-                task,
-                task.splits(name),
-                model,
-                states,
-                self.settings.seed,
+                task=task,
+                splits=task.splits(name),
+                model=model,
+                states=states,
+                order=self.settings.seed,
                 capture=self.capture,
             )
             self._locals[name], self._accounts[name] = with_account(client, self.settings)
@@ -445,13 +445,16 @@ class HeldOutClients(LocalClients):
 
 def check_simulated(settings: RunSettings) -> None:
     """Raise FairbloomError unless devices could open privacy accounts for the run's data."""
-    faults: dict[str, object] = {
-        f"task = {settings.task!r}: a privacy account is for tables, also a simulated one: set"
-        f" task = {TASK}": settings.task != TASK,
-        "a privacy account, also a simulated one, is opened with a schema: fairbloom data DIR"
-        " --write-schema FILE infers one: set schema = FILE": not settings.schema_,
-    }
-    raise_first(faults, FairbloomError)
+    if settings.task != TASK:
+        raise FairbloomError(
+            f"task = {settings.task!r}: a privacy account is for tables, also a simulated one: set"
+            f" task = {TASK}"
+        )
+    if not settings.schema_:
+        raise FairbloomError(
+            "a privacy account, also a simulated one, is opened with a schema: fairbloom data DIR"
+            " --write-schema FILE infers one: set schema = FILE"
+        )
     check_schema(settings.schema_)
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from fairbloom.errors import FairbloomError, ReportableError, place_of_function, raise_first
+from fairbloom.errors import FairbloomError, ReportableError, place_of_function
 from fairbloom.logs import log
 from fairbloom.protocol.names import LONGEST_NAME, SEEDS, is_usable_name
 from fairbloom.tables.preprocessing import Preprocessing
@@ -50,17 +50,17 @@ def guard_task(
             raise FairbloomError(
                 f"task = {name!r}: splits({client!r}) must return Splits of two Examples, got {got}"
             )
-        raise_first(
-            {
+        if validation_share and made.validation is None:
+            raise FairbloomError(
                 f"validation-share = {validation_share:g}: task {name} sets no validation examples"
                 " apart: let it return Splits(train, test, validation), with setup.validation_share"
-                " of the examples": validation_share and made.validation is None,
+                " of the examples"
+            )
+        if not test_share and len(made.test) > 0:
+            raise FairbloomError(
                 f"test-share = 0: task {name} sets {len(made.test)} test examples of {client}"
-                " apart: let it train on all, by setup.test_share, or leave test-share out": (
-                    not test_share and len(made.test)
-                ),
-            }
-        )
+                " apart: let it train on all, by setup.test_share, or leave test-share out"
+            )
         parts = {
             "training": made.train,
             "test": made.test if test_share else None,

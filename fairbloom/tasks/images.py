@@ -122,7 +122,8 @@ def find_folders(place: str) -> dict[str, Path]:
     )
     if in_folders > below:  # they are folders of classes, maybe with a stray folder below
         return {own.resolve().name: own}
-    raise_faults(_find_stray(_images_in(own)))
+    stray = _images_in(own)
+    raise_faults([_describe_stray(stray)] if stray else [])
     return folders
 
 
@@ -165,19 +166,20 @@ def _find_misplaced(folder: Path) -> list[DataError]:
         and path.suffix.lower() in PICTURES
         and all(map(is_visible, path.relative_to(of_class).parts))
     ]
-    return [*([unread] if others else []), *_find_stray([*_images_in(folder), *below])]
+    faults = [unread] if others else []
+    stray = [*_images_in(folder), *below]
+    if stray:
+        faults.append(_describe_stray(stray))
+    return faults
 
 
-def _find_stray(images: Sequence[Path]) -> list[DataError]:
-    """Return as a fault the images that lie in no class's folder, if there are any."""
+def _describe_stray(images: Sequence[Path]) -> DataError:
+    """Return as a fault the images that lie in no class's folder, one at least."""
     more = text_if(len(images) > 1, f", as {len(images) - 1} more pictures do")
-    return [
-        DataError(
-            f"{image} lies in no class's folder{more}: move it to CLIENT/CLASS, or take it out",
-            "stray-picture",
-        )
-        for image in images[:1]
-    ]
+    return DataError(
+        f"{images[0]} lies in no class's folder{more}: move it to CLIENT/CLASS, or take it out",
+        "stray-picture",
+    )
 
 
 def load(setup: Setup, *, size: int, grey: bool, classes: str) -> Task:

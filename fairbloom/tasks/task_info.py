@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fairbloom.errors import FairbloomError, ReportableError, did_you_mean, raise_first
+from fairbloom.errors import FairbloomError, ReportableError, did_you_mean
 from fairbloom.imports import import_callable, imported, is_import_string
 from fairbloom.protocol.names import ONE_CLIENT
 from fairbloom.protocol.parameters import Parameter, parameters_of
@@ -200,15 +200,16 @@ class TaskInfo:
                     f" {', '.join(self.listed_partitions)}"
                 )
             import_partition(setup.partition)
-        faults: dict[str, object] = {
-            f"schema: task {self.name} reads no files of yours, so that it has none: leave it"
-            " out": setup.schema_ and not self.schema and not self.is_user_defined,
-            f"data-dir = {setup.data_dir!r}: task {self.name} reads no folder; leave data-dir out"
-            " (a deployed client may have it in its client.toml)": (
-                setup.data_dir and not (self.reads or self.files or self.is_user_defined)
-            ),
-        }
-        raise_first(faults)
+        if setup.schema_ and not self.schema and not self.is_user_defined:
+            raise FairbloomError(
+                f"schema: task {self.name} reads no files of yours, so that it has none: leave it"
+                " out"
+            )
+        if setup.data_dir and not (self.reads or self.files or self.is_user_defined):
+            raise FairbloomError(
+                f"data-dir = {setup.data_dir!r}: task {self.name} reads no folder; leave data-dir"
+                " out (a deployed client may have it in its client.toml)"
+            )
 
     def check_schema(self, setup: Setup, config: Mapping[str, object], place: str) -> None:
         """Raise FairbloomError if the schema's text, from a file at `place`, is not the task's.

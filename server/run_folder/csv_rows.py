@@ -238,14 +238,23 @@ def round_columns(
     """
     models = ("global", "personal") if method.terms(1).has_personal_models else ("global",)
     columns = (
-        *("round", "participants", "replies_used", "refused", "missing", "offline"),
+        "round",
+        "participants",
+        "replies_used",
+        "refused",
+        "missing",
+        "offline",
         *(name for name in OPTIONAL if name in also),
         text_if(method.keeps_states, "lost_states"),
-        *("clients", "clients_scored", IMPROVED),
+        "clients",
+        "clients_scored",
+        IMPROVED,
         *(f"{score.column(model)}_{measure}" for model in models for measure in MEASURES),
         getattr(validation, "column", ""),
         *(report.replace("-", "_") for report in method.all_reports),
-        *("bytes_sent", "bytes_received", "seconds"),
+        "bytes_sent",
+        "bytes_received",
+        "seconds",
     )
     return tuple(filter(None, columns))
 

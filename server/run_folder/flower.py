@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fairbloom.errors import FairbloomError, raise_first
+from fairbloom.errors import FairbloomError
 from fairbloom.flower import is_simulated
 from fairbloom.logs import log
 from fairbloom.own_code import digest_own_code
@@ -318,18 +318,16 @@ class RunFolder:
                     " the one that your clients reply, as in RunFolder(path, best_model='val_acc')"
                 )
             return
-        raise_first(
-            {
+        if not strategy.fraction_evaluate:
+            raise FairbloomError(
                 f"best_model = {self.validation.metric!r} has no effect with fraction_evaluate = 0,"
-                " as no client evaluates: raise fraction_evaluate, or leave best_model out": (
-                    not strategy.fraction_evaluate
-                ),
+                " as no client evaluates: raise fraction_evaluate, or leave best_model out"
+            )
+        if early_stopping and not strategy.evaluate_every:
+            raise FairbloomError(
                 f"early_stopping = {early_stopping} has no effect with evaluate_every = 0,"
-                " which evaluates the last round only: set evaluate_every, as in 1": (
-                    early_stopping and not strategy.evaluate_every
-                ),
-            }
-        )
+                " which evaluates the last round only: set evaluate_every, as in 1"
+            )
 
 
 class RoundWriter:
@@ -367,9 +365,9 @@ class RoundWriter:
         if finished.evaluations and (
             missing := [name for name in self._unseen if name not in reported]
         ):
-            use = {self._scores[0].name: "in which fairness is to be measured"}.get(
-                missing[0], "which is named"
-            )
+            use = "which is named"
+            if missing[0] == self._scores[0].name:
+                use = "in which fairness is to be measured"
             if (value := finished.not_finite.get(missing[0])) is not None:
                 what = "NaN" if math.isnan(value) else "infinite"
                 raise FairbloomError(

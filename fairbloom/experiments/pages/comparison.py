@@ -70,25 +70,31 @@ def page_of_comparison(comparison: Comparison) -> Page:
         "baseline": comparison.baseline,
         "clients": comparison.client_count,
         "seeds": len(comparison.seeds),
-        **({"rounds": lines[0].runs[0].rounds_done} if lines else {}),
     }
-    subjects = [Subject.of(line.runs[0]) for line in lines[:1]]
-    about = "".join(subject.title for subject in subjects)
+    about = ""
+    about_runs = []
+    if lines:
+        facts["rounds"] = lines[0].runs[0].rounds_done
+        subject = Subject.of(lines[0].runs[0])
+        about = subject.title
+        about_runs.append(about_section(subject, lines[0].runs))
     count = len([line for line in lines if not line.same_runs_as]) or len(comparison.methods)
     brief = brief_sections(comparison)
-    joining = [describe_mean(found, comparison) for found in comparison.joining[:1]]
-    said = [*joining, comparison.verdict.headline, *comparison.verdict.sentences]
+    said = [comparison.verdict.headline, *comparison.verdict.sentences]
+    if comparison.joining:
+        said.insert(0, describe_mean(comparison.joining[0], comparison))
     figures = [path for end in ("png", "svg") if (path := folder / f"clients.{end}").exists()]
+    figure = [("figure", str(figures[0]))] if figures else []
     return Page(
-        f"{count} method{plural(count, '', 's')} compared{about}",
-        said[0],
-        said[1:],
-        [(name, str(value)) for name, value in facts.items()],
-        brief,
-        partial(detailed_sections, comparison, lines, brief),
-        files_of(folder, "tables and runs", *(("figure", str(path)) for path in figures[:1])),
-        partial(_named_charts if comparison.has_noise else sorted_charts, comparison),
-        [about_section(subject, lines[0].runs) for subject in subjects],
+        title=f"{count} method{plural(count, '', 's')} compared{about}",
+        headline=said[0],
+        sentences=said[1:],
+        facts=[(name, str(value)) for name, value in facts.items()],
+        sections=brief,
+        details=partial(detailed_sections, comparison, lines, brief),
+        files=files_of(folder, "tables and runs", *figure),
+        figure=partial(_named_charts if comparison.has_noise else sorted_charts, comparison),
+        about=about_runs,
     )
 
 

@@ -122,7 +122,9 @@ def gaps_table(reports: Reports, baseline: str) -> Table:
     A method is compared that has a gap with the same seeds as the baseline.
     """
     rows = []
-    columns = 5 + 2 * (len(reports) > 1)  # of one method, the smallest gap is its own
+    columns = 5
+    if len(reports) > 1:  # of one method, the smallest gap is its own
+        columns += 2
     of_baseline = reports[baseline][0]
     for grouping, score in itertools.product(of_baseline.grouped.groupings, of_baseline.scores):
         gaps = {

@@ -1,6 +1,7 @@
 """The page of a reproduction: measured numbers next to the printed ones."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from fairbloom.protocol.scores import Score
@@ -68,18 +69,10 @@ def page_of_reproduction(done: Reproduction) -> Page:
             f"Rows finished: {finished} of {len(done.outcomes)}; runs missing: {len(unfinished)}."
             f" The same command runs them. {verdict}"
         ).strip()
+    page = Page(recipe.title, verdict, said, facts, sections, files=files)
     if not _drawn(done):
-        return Page(recipe.title, verdict, said, facts, sections, files=files)
-    return Page(
-        recipe.title,
-        verdict,
-        said,
-        facts,
-        sections,
-        lambda: [_figure_section(done)],
-        files,
-        partial(_charts, done),
-    )
+        return page
+    return replace(page, details=lambda: [_figure_section(done)], figure=partial(_charts, done))
 
 
 def _holds(claim: str, found: Difference | None) -> str:

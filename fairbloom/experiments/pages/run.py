@@ -114,15 +114,15 @@ def page_of_run(run: Run) -> Page:
         return [*found, words_section([*present(sections), *found], [run])]
 
     return Page(
-        f"{run.label}{subject.title}",
-        headline,
-        sentences,
-        [(name, str(value)) for name, value in facts.items() if value is not None],
-        present(sections),
-        details,
-        files_of(run.folder, "run folder"),
-        partial(rounds_charts_of_run, run) if final else None,
-        [about_section(subject, [run])],
+        title=f"{run.label}{subject.title}",
+        headline=headline,
+        sentences=sentences,
+        facts=[(name, str(value)) for name, value in facts.items() if value is not None],
+        sections=present(sections),
+        details=details,
+        files=files_of(run.folder, "run folder"),
+        figure=partial(rounds_charts_of_run, run) if final else None,
+        about=[about_section(subject, [run])],
     )
 
 

@@ -363,17 +363,13 @@ def privacy_section(run: Run) -> Section | None:
         return None
     keys = ("epsilon", "delta", "rows", "sigma", "units", "reports")
     size = sum(array.size for array in run.arrays().values())
-    rows = [
-        [
-            Cell(client),
-            *(Cell(f"{account[key]:,.5g}", account[key]) for key in keys),
-            Cell(f"{units:,.5g}", units),
-            Cell(f"{noise:.2g}", noise),
-        ]
-        for client, account in accounts.items()
-        for units in [(STEP_UNITS + LOSS_UNITS) * account["steps"]]
-        for noise in [account["sigma"] * math.sqrt(size) / account["rows"]]
-    ]
+    rows = []
+    for client, account in accounts.items():
+        units = (STEP_UNITS + LOSS_UNITS) * account["steps"]
+        noise = account["sigma"] * math.sqrt(size) / account["rows"]
+        values = [Cell(f"{account[key]:,.5g}", account[key]) for key in keys]
+        of_step = [Cell(f"{units:,.5g}", units), Cell(f"{noise:.2g}", noise)]
+        rows.append([Cell(client), *values, *of_step])
     without = sorted({*run.clients["client"]} - accounts.keys())
     note = (
         f"{text_if(run.privacy['simulated'], f'{SIMULATED_NOISE}. ')}ε and δ hold for each row of a"

@@ -46,11 +46,10 @@ def read_comparison(folder: Path, study: Study, score: str = "") -> "Comparison"
         label: f"failed with {len(of)} of {len(study.seeds)} seeds"
         for label, of in failures.items()
     }
-    reasons = [
-        f"{label} with seed {seed}: {reason}."
-        for label, of in failures.items()
-        for seed, reason in [*of.items()][:1]
-    ]
+    reasons = []
+    for label, of in failures.items():
+        first = next(iter(of))
+        reasons.append(f"{label} with seed {first}: {of[first]}.")
     lacking = _find_lacking(runs, plan.baseline, plan.seeds)
     compared = {label: by_seed for label, by_seed in runs.items() if label not in lacking}
     known = [
@@ -72,13 +71,13 @@ def read_comparison(folder: Path, study: Study, score: str = "") -> "Comparison"
         plan.baseline,
         of_baseline[0].scores,
         folder,
-        (*caveats_of_comparison(compared), *reasons, *study.left_out),
-        SharedData.of(of_baseline),
-        by_group,
-        failed | lacking,
-        compared,
-        study.extended_from,
-        study.deployed,
+        caveats=(*caveats_of_comparison(compared), *reasons, *study.left_out),
+        shared=SharedData.of(of_baseline),
+        by_group=by_group,
+        failed=failed | lacking,
+        runs=compared,
+        extended_from=study.extended_from,
+        deployed=study.deployed,
     )
     for seed in comparison.seeds:
         if comparison.score_by_client.loc[seed].dropna().empty:

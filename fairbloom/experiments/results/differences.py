@@ -97,18 +97,30 @@ def difference_of(
     mean = float(x.mean())
     better = int((x > 0.0).sum())
     worse = int((x < 0.0).sum())
+    error = math.nan
+    p_value = 1.0
     if n < FEWEST_SEEDS:
         reach = shift or math.nan
-        return Difference(mean, math.nan, mean - reach, mean + reach, better, worse, n, 1.0)
-    if np.ptp(x) <= 1e-9 * np.abs(x).max() or x.std() == 0.0:
+    elif np.ptp(x) <= 1e-9 * np.abs(x).max() or x.std() == 0.0:
         # Equal values give no estimate of the variance.
-        return Difference(mean, 0.0, math.nan, math.nan, better, worse, n, 1.0)
-    from scipy.stats import t
+        error = 0.0
+        reach = math.nan
+    else:
+        from scipy.stats import t
 
-    error = float(x.std(ddof=1)) * math.sqrt(1.0 / n + test_share)
-    reach = float(t.isf(LEVEL / (2.0 * family), n - 1)) * error + shift
-    p_value = float(2.0 * t.sf(max(0.0, abs(mean) - shift) / error, n - 1))
-    return Difference(mean, error, mean - reach, mean + reach, better, worse, n, p_value)
+        error = float(x.std(ddof=1)) * math.sqrt(1.0 / n + test_share)
+        reach = float(t.isf(LEVEL / (2.0 * family), n - 1)) * error + shift
+        p_value = float(2.0 * t.sf(max(0.0, abs(mean) - shift) / error, n - 1))
+    return Difference(
+        mean,
+        error,
+        low=mean - reach,
+        high=mean + reach,
+        better=better,
+        worse=worse,
+        seeds=n,
+        p_value=p_value,
+    )
 
 
 def half_widths(

@@ -153,15 +153,16 @@ class GroupReport:
             return None
         lowest = min(values, key=lambda each: values[each])
         highest = max(reversed(values), key=lambda each: values[each])
+        without = {name for group in groups for name in group.without.get(score.name, ())}
         return Gap(
             client,
             grouping,
             score,
-            lowest,
-            highest,
-            values[lowest],
-            values[highest],
-            tuple(sorted({name for group in groups for name in group.without.get(score.name, ())})),
+            lowest=lowest,
+            highest=highest,
+            low=values[lowest],
+            high=values[highest],
+            without=tuple(sorted(without)),
         )
 
     def sizes(self, client: str | None = ALL) -> dict[str, float]:

@@ -330,11 +330,11 @@ def _read_row(
     missing = {study.folder(*key) for key in (*searched, *chosen) if opened.get(*key) is None}
     by_seed: Mapping[int, Mapping[str, float]] = {}
     try:
-        by_seed = {
-            seed: measures_of(run, recipe.measures, row.evaluated, bases.get(seed))
-            for seed, run in runs.items()
-            if not fault
-        }
+        if not fault:
+            by_seed = {
+                seed: measures_of(run, recipe.measures, row.evaluated, bases.get(seed))
+                for seed, run in runs.items()
+            }
     except FairbloomError as error:
         fault = str(error)
     except Exception as error:  # a bug of ours must not lose hours of other rows
@@ -348,11 +348,11 @@ def _read_row(
         row,
         name,
         parameters,
-        recipe.published(row),
-        runs,
-        by_seed,
-        frozenset(missing - study.failed.keys()),
-        fault,
+        published=recipe.published(row),
+        runs=runs,
+        by_seed=by_seed,
+        unfinished=frozenset(missing - study.failed.keys()),
+        fault=fault,
     )
 
 

@@ -16,7 +16,6 @@ from fairbloom.errors import (
     FairbloomError,
     did_you_mean,
     join_names,
-    raise_first,
 )
 from fairbloom.protocol.names import ACCURACY, LOSS
 from fairbloom.protocol.private import SIMULATED
@@ -106,15 +105,12 @@ def load(folder: str | os.PathLike[str], score: str = "") -> "Run":
     """
     path = Path(folder).absolute()
     refuse_study(path)
-    raise_first(
-        {
-            f"no folder {path}: name the folder of a run or a study": not path.exists(),
-            f"{path} is not a run folder: it has no {CONFIG.name}; name that of a run": (
-                not is_run_folder(path)
-            ),
-        },
-        RunFolderError,
-    )
+    if not path.exists():
+        raise RunFolderError(f"no folder {path}: name the folder of a run or a study")
+    if not is_run_folder(path):
+        raise RunFolderError(
+            f"{path} is not a run folder: it has no {CONFIG.name}; name that of a run"
+        )
     scores = SCORES.read(path)
     known = {each.name: each for each in (*scores, LOSS_SCORE)}
     if score and score not in known:
@@ -761,13 +757,13 @@ def scores_of(run: Run) -> list[Scored]:
             held_back = _held_back(run, score)
             lacking |= {name: held_back[name] for name in lacking if name in held_back}
             found.append(Scored(score, model, values, lacking, run.unasked, run.noise(score)))
-        why = f"not tested, or {undefined}"
-        found += [
-            Scored(score, kind, values, {name: why for name in every if name not in values})
-            for kind, every in HELD_OUT.read(run.folder).items()
-            if run.finished  # a continued run has those of its former end
-            for values in [run.held_out(kind, score)]
-        ]
+        # A continued run still has those of its former end.
+        held_out = HELD_OUT.read(run.folder) if run.finished else {}
+        for kind, every in held_out.items():
+            values = run.held_out(kind, score)
+            untested = [name for name in every if name not in values]
+            lacking = dict.fromkeys(untested, f"not tested, or {undefined}")
+            found.append(Scored(score, kind, values, lacking))
     return found
 
 

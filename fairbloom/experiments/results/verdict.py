@@ -5,7 +5,6 @@ the mean over clients that are not in training, in one family of tests over all 
 differs, at most 5 % of verdicts claim anything.
 """
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -143,19 +142,14 @@ def _headline(compared: ComparedScores) -> str:
         )
         worst = compared.estimate(compared.baseline, WORST).written(score, compared.decimals)
         served = f"Under {compared.baseline} {clients_have} a test {score.words} of {worst}{lower}"
-    return " ".join(
-        [
-            f"{served}; the mean is"
-            f" {compared.estimate(compared.baseline, MEAN).written(score, compared.decimals)}.",
-            *describe_unscored(
-                {client for clients in compared.left_out.values() for client in clients}, score
-            ),
-            *itertools.chain(
-                *map(describe_same_splits, compared.runs.get(compared.baseline, ())[:1])
-            ),
-            *describe_small_tests(compared.tested, score),
-        ]
-    )
+    mean = compared.estimate(compared.baseline, MEAN).written(score, compared.decimals)
+    unscored = {client for clients in compared.left_out.values() for client in clients}
+    sentences = [f"{served}; the mean is {mean}.", *describe_unscored(unscored, score)]
+    of_baseline = compared.runs.get(compared.baseline, ())
+    if of_baseline:
+        sentences += describe_same_splits(of_baseline[0])
+    sentences += describe_small_tests(compared.tested, score)
+    return " ".join(sentences)
 
 
 def _worst_client(compared: ComparedScores) -> tuple[str, str]:

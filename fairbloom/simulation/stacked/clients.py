@@ -565,11 +565,11 @@ class _BlockRound(ClientRound):
             rows,
             engine.steps(block, work, self._terms, training),
             work,
-            shift,
-            watch,
-            engine.seeds(block, self._terms, training) if self._program.drops else (),
-            engine.capture,
-            max(engine.block, len(block)),  # memory may have got too small for further ones
+            shift=shift,
+            after_step=watch,
+            seeds=engine.seeds(block, self._terms, training) if self._program.drops else (),
+            capture=engine.capture,
+            most=max(engine.block, len(block)),  # memory may have got too small for further ones
         )
 
     def _add_scores(self, measurement: Measurement, measured: Sequence[Measures]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fairbloom.errors import FairbloomError, did_you_mean, raise_first
+from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.settings import split_names
 from fairbloom.tables.preprocessing import (
     TABLE,
@@ -93,19 +93,14 @@ def load(setup: Setup, *, groups: str, group: str, left_out: str) -> Task:
             f" with partition = {setup.partition}"
         )
     without = split_names(left_out)
-    faults: dict[str, object] = {
-        **{
-            f"adult.left-out = {name!r}: only columns of categories are inputs:"
-            f" {did_you_mean(name, CATEGORIES)}there are {', '.join(CATEGORIES)}": (
-                name not in CATEGORIES
+    for name in without:
+        if name not in CATEGORIES:
+            raise FairbloomError(
+                f"adult.left-out = {name!r}: only columns of categories are inputs:"
+                f" {did_you_mean(name, CATEGORIES)}there are {', '.join(CATEGORIES)}"
             )
-            for name in without
-        },
-        f"adult.left-out = {left_out!r} leaves no input: name fewer columns": (
-            CATEGORIES.keys() <= {*without}
-        ),
-    }
-    raise_first(faults)
+    if CATEGORIES.keys() <= {*without}:
+        raise FairbloomError(f"adult.left-out = {left_out!r} leaves no input: name fewer columns")
     given = (PHD, f"non-{PHD}") if setup.partition == PHD else CATEGORIES.get(setup.partition)
     names = number_clients(setup.clients) if given is None else name_clients(setup, given)
     fields = {

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fairbloom.errors import FairbloomError, raise_first
+from fairbloom.errors import FairbloomError
 from fairbloom.protocol.streams import generator
 
 from ..partition import (
@@ -78,16 +78,16 @@ def _read_classes(info: PictureSet, classes: str, model_outputs: int) -> tuple[i
     """Return the classes to keep, all of them for ""; check that the model has as many outputs."""
     known = [str(number) for number in range(len(info.labels))]
     words = [word.strip() for word in classes.split(",")] if classes else known
-    raise_first(
-        {
+    if len(set(words)) < max(len(words), 2) or not set(words) <= set(known):
+        raise FairbloomError(
             f"{info.name}.classes = {classes!r}: name two or more different classes by their"
-            f" numbers, from 0 to {len(known) - 1}, with commas": (
-                len(set(words)) < max(len(words), 2) or not set(words) <= set(known)
-            ),
+            f" numbers, from 0 to {len(known) - 1}, with commas"
+        )
+    if 0 < model_outputs < len(words):
+        raise FairbloomError(
             f"{info.name}.model-outputs = {model_outputs}: there are {len(words)} classes: set at"
-            f" least {len(words)}, or leave it out": 0 < model_outputs < len(words),
-        }
-    )
+            f" least {len(words)}, or leave it out"
+        )
     return tuple(map(int, words))
 
 
@@ -191,7 +191,7 @@ def load(
     def rows_of(client: str) -> list[tuple[Indices, Labels]]:
         return add_labels(parts_of(client), dealt().targets.numpy())
 
-    white = info.white * (standardise == "none")
+    white = info.white if standardise == "none" else 0.0
     outputs = [*class_names, *(f"unused-{k}" for k in range(len(kept), model_outputs))]
     return replace(
         classify(setup, names, info.shape, outputs, splits, rows_of, white=white),
