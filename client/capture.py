@@ -164,12 +164,12 @@ class FixedStep(StepKind):
         self.draws = make_draws(1, parameters[0].device)
         self._parameters = parameters
         self.optimizer = work.make_optimizer(parameters)
-        self.velocity = [
-            torch.zeros_like(parameter)
-            for parameter in parameters
-            if self.optimizer is None and work.momentum > 0.0
-        ]
-        self.received = [torch.empty_like(parameter) for parameter in parameters if work.pull > 0.0]
+        self.velocity: list[Tensor] = []
+        if self.optimizer is None and work.momentum > 0.0:
+            self.velocity = [torch.zeros_like(parameter) for parameter in parameters]
+        self.received: list[Tensor] = []
+        if work.pull > 0.0:
+            self.received = [torch.empty_like(parameter) for parameter in parameters]
 
     @torch.no_grad()
     def begin(self, pulled_to: Sequence[Tensor], rate: float, seed: int) -> None:

@@ -157,7 +157,7 @@ def reportable(
     """
     groups = list(zip(*parts, strict=True))
     nonempty = [place for place, group in enumerate(groups) if sum(group)]
-    shown = [place for place in nonempty if among is None or place in among]
+    shown = nonempty if among is None else [place for place in nonempty if place in among]
     if len(shown) == len(nonempty) and all(min(groups[place]) >= smallest for place in nonempty):
         return shown
     shown = [place for place in shown if min(groups[place]) >= 2 * smallest]

@@ -145,7 +145,9 @@ def record_of(state: StateDict, names: Set[str] | None = None) -> ArrayRecord:
     """Return the arrays with these names, None for all."""
     from fairbloom.tasks.models import on_processor, sendable
 
-    chosen = {name: tensor for name, tensor in state.items() if names is None or name in names}
+    chosen = state
+    if names is not None:
+        chosen = {name: tensor for name, tensor in state.items() if name in names}
     return ArrayRecord(OrderedDict(on_processor(sendable(chosen))))
 
 

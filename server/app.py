@@ -363,16 +363,15 @@ def federate(
         if settings.held_out_clients and settings.test_share:
             score_held_out(method, model)
         recorder.finish(model)
-        found = {
-            "tested-on-training": sorted(task.tested_on_training()),
-            COUNTS: {
-                name: task.splits(name).count(task.classes or 0)
-                for name in task.clients
-                if find_task(settings.task).reads and not deployed
-            },
-        }
-        if new := {key: value for key, value in found.items() if value}:
-            EXAMPLES.write(path, {**EXAMPLES.read(path), **new})
+        found: dict[str, object] = {}
+        if tested_on_training := sorted(task.tested_on_training()):
+            found["tested-on-training"] = tested_on_training
+        if find_task(settings.task).reads and not deployed:
+            found[COUNTS] = {
+                name: task.splits(name).count(task.classes or 0) for name in task.clients
+            }
+        if found:
+            EXAMPLES.write(path, {**EXAMPLES.read(path), **found})
     return path
 
 

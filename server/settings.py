@@ -359,38 +359,30 @@ def check_used(
     of_others = {
         key: owner for key in given if "." in key and (owner := key.partition(".")[0]) not in owners
     }
-    of_partitions = {
-        key: wanted[0]
-        for key, each in SETTINGS.items()
-        if info.partitions and (wanted := each.partitions) and partition not in wanted
-    }
-    idle = (
-        *(
-            (key, " with pooled = true, as one client a round trains: leave it out")
-            for key in ("fraction", "training-clients", "prior")
-            if given.get("pooled")
-        ),
-        *(
-            (key, " in one process, where every client answers: leave it out")
-            for key in marked(Mark.DEPLOYED)
-            if not deployed
-        ),
-        *(
+    idle: list[tuple[str, str]] = []
+    if given.get("pooled"):
+        of_one = " with pooled = true, as one client a round trains: leave it out"
+        idle += [(key, of_one) for key in ("fraction", "training-clients", "prior")]
+    if not deployed:
+        of_all = " in one process, where every client answers: leave it out"
+        idle += [(key, of_all) for key in marked(Mark.DEPLOYED)]
+    for kind, known, chosen in (("task", TASKS, repr(task)), ("method", METHODS, named)):
+        idle += [
             (key, f" with {kind} = {chosen}: leave it out, or set {kind}={owner}")
-            for kind, known, chosen in (("task", TASKS, repr(task)), ("method", METHODS, named))
             for key, owner in of_others.items()
             if owner in known
-        ),
-        *(
-            (key, f" with task = {task!r}, which leaves no choice: leave it out")
-            for key, is_idle in none_to_choose.items()
-            if is_idle
-        ),
-        *(
-            (key, f" with partition = {partition!r}: leave it out, or set partition={wanted}")
-            for key, wanted in of_partitions.items()
-        ),
-    )
+        ]
+    idle += [
+        (key, f" with task = {task!r}, which leaves no choice: leave it out")
+        for key, is_idle in none_to_choose.items()
+        if is_idle
+    ]
+    if info.partitions:
+        idle += [
+            (key, f" with partition = {partition!r}: leave it out, or set partition={wanted[0]}")
+            for key, each in SETTINGS.items()
+            if (wanted := each.partitions) and partition not in wanted
+        ]
     if error := explain_without_effect({key: key for key in given}, idle):
         raise SettingsError(error)
 

@@ -168,7 +168,9 @@ def check_sizes(sizes: Mapping[str, float], enrolled: Collection[str]) -> None:
 def drop_revoked(names: Iterable[str]) -> list[str]:
     """Return the clients without those that this federation's operator has revoked."""
     folder = os.environ.get(CLIENTS_FOLDER)
-    return [name for name in names if not folder or not is_revoked(Path(folder, f"{name}.toml"))]
+    if not folder:
+        return list(names)
+    return [name for name in names if not is_revoked(Path(folder, f"{name}.toml"))]
 
 
 def is_revoked(file: Path) -> bool:

@@ -89,11 +89,14 @@ class FedMDFG(CommonDescent):
         live = self._live(cohort)
         if not live.size:
             return Decision(np.zeros(len(cohort.gram)), memory, dict.fromkeys(cohort.past.kept))
-        rows = np.eye(len(cohort.gram))
+        kept: dict[Kept, FloatArray] = {}
+        if self.history:
+            rows = np.eye(len(cohort.gram))
+            kept = {Kept(cohort.names[k], cohort.round): rows[k] for k in live}
         return Decision(
             self._coefficients(cohort, live),
             {**memory, "length": self._mean_norm(cohort)},
-            {Kept(cohort.names[k], cohort.round): rows[k] for k in live if self.history},
+            kept,
         )
 
     def _coefficients(self, cohort: Cohort, live: NDArray[np.intp]) -> FloatArray:

@@ -361,7 +361,9 @@ def find_model(arguments: Mapping[str, Any], received: Mapping[str, tuple[int, .
         each: {name: (*array.shape,) for name, array in each.state_dict().items()}
         for each in trained
     }
-    matching = [model for model in trained if len(trained) == 1 or shapes[model] == received]
+    matching = list(trained)
+    if len(trained) > 1:
+        matching = [model for model in trained if shapes[model] == received]
     if len(matching) != 1:
         models = text_if(trained, f"the models {', '.join(trained.values())}")
         given = models or "no torch.nn.Module with trained parameters"

@@ -131,8 +131,8 @@ class Schemas:
     def withdraw(self, start: str) -> None:
         """Withdraw the schema with a digest that starts so, from running runs too."""
         known = self.known()
-        found = [schema for schema in known if start and schema.digest.startswith(start)]
-        if len(found) != 1:
+        found = [schema for schema in known if schema.digest.startswith(start)]
+        if not start or len(found) != 1:
             choices = ", ".join(schema.digest[:SHOWN] for schema in known) or "none"
             raise FairbloomError(
                 f"{start!r} is not the beginning of one schema's digest; there are {choices}"
@@ -243,11 +243,11 @@ def describe_acceptance(schemas: Schemas, text: str, *, also: bool) -> Iterator[
     """Yield sentences on what accepting a schema ends, and on what it may show."""
     digest = digest_of(text)
     others = [schema for schema in schemas.known() if schema.digest != digest]
+    ended = [] if also else [other for other in others if other.state == State.ACCEPTED]
     yield from (
         f"This ends schema {other.label}: runs that began with it keep it, later ones are"
         " refused. --also keeps both"
-        for other in others
-        if other.state == State.ACCEPTED and not also
+        for other in ended
     )
     yield from (
         f"It counts other rows than schema {other.label}:"

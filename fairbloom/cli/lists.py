@@ -90,11 +90,11 @@ def settings(names: Sequence[str] = (), *, as_json: bool = False) -> None:
             raise SettingsError(
                 f"unknown setting {name}: {did_you_mean(name, defaults)}leave it out to see all"
             )
-    shown = {
-        key: value
-        for key, value in defaults.items()
-        if not words or any(word in key for word in words)
-    }
+    shown = defaults
+    if words:
+        shown = {
+            key: value for key, value in defaults.items() if any(word in key for word in words)
+        }
     if as_json:
         print(json.dumps(shown, indent=2))
         return

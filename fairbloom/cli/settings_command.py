@@ -164,10 +164,8 @@ def command(
             for each in (api.run, api.load, like, function, carry_out)
         ]
         common = {name: f"{text}.{MORE.get(name, '')}" for name, text in SAID.items()}
-        said = reduce(
-            or_,
-            [*own[:2], common, *(parameter for parameter in own[2:] if function is not api.run)],
-        )
+        of_others = [] if function is api.run else own[2:]
+        said = reduce(or_, [*own[:2], common, *of_others])
         signatures = [inspect.signature(each).parameters for each in (function, carry_out)]
         said["settings"] = common["settings"]
         parameters = [

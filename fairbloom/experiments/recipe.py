@@ -288,11 +288,9 @@ class Recipe(RecipeSection):
             key: values for name, values in self.grid.items() if (key := self._axis(name, row))
         }
         own = {self._axis(name, row) or name: values for name, values in row.grid.items()}
-        axes = {
-            key: values
-            for key, values in {**shared, **own}.items()
-            if every_axis or key not in row.settings
-        }
+        axes = {**shared, **own}
+        if not every_axis:
+            axes = {key: values for key, values in axes.items() if key not in row.settings}
         return [
             dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())
         ]

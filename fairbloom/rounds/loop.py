@@ -592,12 +592,14 @@ class Rounds:
     def _find_excluded(self) -> frozenset[str]:
         """Return the clients that cannot train: their privacy accounts are spent or halted."""
         state = self._method.run_state
-        exhausted = {
+        excluded = state.spent | state.halted
+        if not self._spend:
+            return excluded
+        return excluded.union(
             name
             for name, account in state.accounts.items()
-            if self._spend and account.units_left(self._spend) < self._units
-        }
-        return state.spent.union(state.halted, exhausted)
+            if account.units_left(self._spend) < self._units
+        )
 
     def _note_accounts(self, number: int, replies: Replies) -> None:
         """Note what replies say of privacy accounts; stop the run if none allows more work."""

@@ -113,7 +113,9 @@ class Quorum:
 
     def counted(self, names: Iterable[str]) -> list[str]:
         """Return the clients that count."""
-        return [name for name in names if not self._among or name in self._among]
+        if not self._among:
+            return list(names)
+        return [name for name in names if name in self._among]
 
     def of(self, clients: int) -> int:
         """Return the default quorum of a run that begins with this many clients."""

@@ -196,11 +196,9 @@ def read_second(content: RecordDict, record: str, into: Updates | None, codec: C
     if record not in content.array_records:
         which = text_if(is_snapshot, ", the model after `snapshot-step` of the `local-steps` steps")
         raise ValueError(f"ArrayRecord {record!r} is missing{which}: {advice_on([record])}")
-    used = {
-        name: array
-        for name, array in content.array_records[record].items()
-        if is_snapshot or name_of(name) in into.layout.arrays
-    }
+    used = dict(content.array_records[record])
+    if not is_snapshot:
+        used = {name: array for name, array in used.items() if name_of(name) in into.layout.arrays}
     try:
         return _read_model(used, into.layout, codec)
     except ValueError as error:

@@ -103,9 +103,10 @@ def _score_held_out(folder: Path, settings: RunSettings, method: Method, model: 
     With `fine-tune-epochs`, also the scores after fine-tuning on their first training rows.
     """
     epochs = method.terms(1).fine_tune_epochs
-    kinds = {NOT_IN_TRAINING: (1, "global", 0)} | {
-        f"{NOT_IN_TRAINING}, {few} rows": (few, "personal", epochs) for few in FEW_ROWS if epochs
-    }
+    kinds = {NOT_IN_TRAINING: (1, "global", 0)}
+    if epochs:
+        for few in FEW_ROWS:
+            kinds[f"{NOT_IN_TRAINING}, {few} rows"] = (few, "personal", epochs)
     task = load_task(settings)
     found = {}
     said = Counter[tuple[str, str]]()

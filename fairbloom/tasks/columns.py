@@ -55,7 +55,7 @@ def infer(
 ) -> str:
     """Return the schema that the files of a folder suggest; clients in `without` are not read."""
     files = files_in(setup.data_dir, ENDINGS)
-    if client.strip():
+    if client.strip():  # one file has all clients
         _check_single(setup.data_dir, client.strip(), sum(map(len, files.values())))
     wanted = Wanted(
         positive_words=POSITIVE_WORDS,

@@ -91,7 +91,9 @@ def find_misfit(task: Task, name: str) -> str:
 
 def find_fitting(task: Task) -> list[str]:
     """Return the names of the further scores that fit a task; none if its classes are not known."""
-    return [name for name in FURTHER if task.classes is not None and not find_misfit(task, name)]
+    if task.classes is None:
+        return []
+    return [name for name in FURTHER if not find_misfit(task, name)]
 
 
 # Of two classes -----------------------------------------------------------------------------------

@@ -100,8 +100,10 @@ def read_attendance(folder: Path, training: Collection[str] = ()) -> list[Attend
             # A reply to evaluation may be refused in a round that has used the update.
             if row["round"] not in used.get(name, ()):
                 kinds[name][kind] += 1
+    clients = {*used, *kinds}
+    if training:
+        clients &= {*training}
     return [
         Attendance(name, len(rounds), len(used.get(name, ())), kinds.get(name, {}))
-        for name in sorted({*used, *kinds})
-        if not training or name in training
+        for name in sorted(clients)
     ]

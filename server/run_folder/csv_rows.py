@@ -318,13 +318,11 @@ def _measure_scores(finished: Round, score: Score) -> dict[str, object]:
         measures["clients_scored"] = 0
     for model in ("global", "personal"):
         if values := scores_by_client(finished, score, score.name + ENDINGS[model]):
-            measures |= {
-                f"{score.column(model)}_{measure}": value
-                for measure, value in summarize(
-                    values, lower_is_better=not score.higher_is_better
-                ).items()
-                if measure == "mean" or not score.noisy
-            }
+            found = summarize(values, lower_is_better=not score.higher_is_better)
+            if score.noisy:
+                found = {"mean": found["mean"]}
+            column = score.column(model)
+            measures |= {f"{column}_{measure}": value for measure, value in found.items()}
             measures["clients_scored"] = measures["clients_scored"] or len(values)
     return measures
 

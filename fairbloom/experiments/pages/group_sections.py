@@ -132,13 +132,13 @@ def gaps_table(reports: Reports, baseline: str) -> Table:
             for method, by_seed in reports.items()
         }
         with_seeds = [gap is not None for gap in gaps[baseline]]
+        if not any(with_seeds):
+            continue
         sizes = {
             method: mean_and_deviation([gap.size for gap in of_method if gap])
             for method, of_method in gaps.items()
-            if any(with_seeds) and [gap is not None for gap in of_method] == with_seeds
+            if [gap is not None for gap in of_method] == with_seeds
         }
-        if not sizes:
-            continue
         smallest = min(sizes, key=lambda method: sizes[method])
         digits = Digits.of(score, sizes[baseline])
         rows.append(

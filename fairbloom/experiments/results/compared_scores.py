@@ -4,7 +4,7 @@ import itertools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -361,11 +361,13 @@ class ComparedScores:
 
     def against_baseline(self, method: str, measure: str) -> list[float]:
         """Return a measure of `against_baseline` for each seed in which it is defined."""
+        if self.has_noise:
+            return []
         found = [
             against_baseline(*pair, lower_is_better=not self.score.higher_is_better)[measure]
             for pair in zip(self.values[method], self.values[self.baseline], strict=True)
         ]
-        return [value for value in found if math.isfinite(value) and not self.has_noise]
+        return [value for value in found if math.isfinite(value)]
 
     # Differences
 
@@ -428,12 +430,10 @@ class ComparedScores:
         """
         if measure in CLAIMED:
             return {method: found for (method, of), found in self.claims.items() if of == measure}
-        gains = {
-            method: self.gains(method, measure)
-            for method in self.others
-            if self._pairs(method, measure)
-            or not (self.has_noise or measure in self.held_out_measures)
-        }
+        compared: Iterable[str] = self.others
+        if self.has_noise or measure in self.held_out_measures:
+            compared = [method for method in self.others if self._pairs(method, measure)]
+        gains = {method: self.gains(method, measure) for method in compared}
         return {
             method: difference_of(
                 by_seed, test_share=self.shared.test_share, shift=self._shift(method, measure)

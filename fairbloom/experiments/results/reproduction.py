@@ -152,12 +152,13 @@ class Reproduction(Shown):
         found = dict[str, Difference | None]()
         for claim in self.recipe.claims:
             one, direction, measure, other = CLAIM.findall(claim)[0]
+            first = outcomes[one].by_seed if one in outcomes else {}
             second = outcomes[other].by_seed if other in outcomes else {}
+            sign = 1.0 if direction == "higher" else -1.0
             gains = [
-                (outcomes[one].by_seed[seed][measure] - values[measure])
-                * (1.0 if direction == "higher" else -1.0)
+                (first[seed][measure] - values[measure]) * sign
                 for seed, values in second.items()
-                if one in outcomes and seed in outcomes[one].by_seed
+                if seed in first
             ]
             found[claim] = None
             if gains and all(map(math.isfinite, gains)):

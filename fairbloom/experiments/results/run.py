@@ -405,12 +405,11 @@ class Run(Shown):
         exact, and another column has what devices would report. With `simulated`, it is the noise
         of that column.
         """
+        if simulated != (self.settings.get("privacy.mode") == SIMULATED):
+            return {}
         name = (score or self.score).name.replace("-", "_")
-        return {
-            client: deviation
-            for client, deviation in self.column(f"test_{name}_deviation").items()
-            if deviation > 0.0 and simulated == (self.settings.get("privacy.mode") == SIMULATED)
-        }
+        deviations = self.column(f"test_{name}_deviation")
+        return {client: deviation for client, deviation in deviations.items() if deviation > 0.0}
 
     def held_out(self, kind: str = NOT_IN_TRAINING, score: Score | None = None) -> dict[str, float]:
         """Return the score of each client that is not in training, under the final common model.

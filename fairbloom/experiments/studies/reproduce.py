@@ -105,10 +105,12 @@ def choose_rows(recipe: Recipe, words: Sequence[str]) -> list[Row]:
         part.strip() for text in words for part in re.split(r",(?![^(]*\))", text) if part.strip()
     ]
     names = {recipe.name_of(row): row for row in recipe.rows}
+    if not words:
+        return list(names.values())
     wanted = [
         row
         for name, row in names.items()
-        if not words or any(word.casefold() in name.casefold() for word in words)
+        if any(word.casefold() in name.casefold() for word in words)
     ]
     if not wanted:
         raise FairbloomError(

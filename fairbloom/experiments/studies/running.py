@@ -182,7 +182,7 @@ def check_measures(names: Iterable[str], settings: Settings, option: str) -> Non
         return
     check_data(settings)
     task = load_task(settings)
-    groups = [each.name for each in task.group_scores if task.reported_groupings]
+    groups = [each.name for each in task.group_scores] if task.reported_groupings else []
     for name in named:
         of_gap = name.startswith(GAP)
         score, client = parse_gap(name) if of_gap else ("", name.removeprefix(CLIENT))

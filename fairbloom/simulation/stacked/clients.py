@@ -368,12 +368,9 @@ class StackedClients(LocalClients):
             if not measurement.is_asked(terms):
                 continue
             # A client without such examples only answers a measurement that was requested.
-            requested = measurement.requested
-            measuring = [
-                each
-                for each in (asked if requested else clients)
-                if requested or measurement.of(each.splits)
-            ]
+            measuring = asked
+            if not measurement.requested:
+                measuring = [each for each in clients if measurement.of(each.splits)]
             if not measuring:
                 continue
             parts = [measurement.of(each.splits) for each in measuring]
@@ -468,11 +465,12 @@ class _BlockRound(ClientRound):
     def take_steps(self) -> None:
         if self._work.idle:
             return
-        shift = [
-            torch.stack([started.shift[name] for started in self._started])
-            for name in self._training.layout.trainable
-            if self._started
-        ]
+        shift: list[Tensor] = []
+        if self._started:
+            shift = [
+                torch.stack([started.shift[name] for started in self._started])
+                for name in self._training.layout.trainable
+            ]
         last = max(member.steps for member in self._block)
 
         def after_step(step: int, copy: Copy) -> None:
