@@ -51,12 +51,13 @@ class ReportableError(FairbloomError):
     """An error on a client with a text that the server may read.
 
     `reportable` quotes nothing of the client's files. Other errors of deployed clients stay in the
-    clients' logs.
+    clients' logs. `code` is that of the error in a message, if a server decides by it.
     """
 
-    def __init__(self, message: str, reportable: str = "") -> None:
+    def __init__(self, message: str, reportable: str = "", *, code: int | None = None) -> None:
         super().__init__(message)
         self.reportable = reportable or message
+        self.code = code
 
 
 def reportable(error: BaseException) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch.utils.data import DataLoader
 
@@ -14,7 +14,8 @@ from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.flower import ClientAppCallable, Mod
 from fairbloom.logs import log
 from fairbloom.protocol import names as wire
-from fairbloom.protocol.advice import SECURE_AGGREGATION, UNKNOWN_TERM, advice_on
+from fairbloom.protocol.advice import SECURE_AGGREGATION, advice_on
+from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.protocol.streams import generator
 from fairbloom.protocol.terms import PROXIMAL, Terms
 from fairbloom.protocol.version import check_protocol
@@ -96,6 +97,16 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
         self._has_warned = False
         self._clips = False
         super().query()(introduce)
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Return the app's reply; an error with a code of ours is the reply, and keeps its code."""
+        try:
+            return super().__call__(message, context)
+        except ReportableError as error:
+            if error.code is None:
+                raise
+            log.error("%s", error)
+            return Message(Error(error.code, error.reportable), reply_to=message)
 
     def query(self, action: str = "default", *, mods: list[Mod] | None = None) -> Decorator:
         """Register a query function of another action than the default, as ClientApp does."""
@@ -243,5 +254,7 @@ def terms_of(message: Message) -> Terms | None:
     unsupported = SUPPORTED.find_unsupported(terms, [kind(terms) for kind in kinds_of(terms)])
     if unsupported:
         remedy = advice_on([unsupported], "install its newest version of Fairbloom")
-        raise ReportableError(f"{unsupported}: {UNKNOWN_TERM}: {remedy}")
+        raise ReportableError(
+            f"{unsupported}: this client does not know it: {remedy}", code=ErrorCode.UNKNOWN_TERM
+        )
     return terms

@@ -15,7 +15,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from fairbloom.errors import ReportableError
 from fairbloom.protocol import names as wire
-from fairbloom.protocol.accounts import HALTED, SPENT
+from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.protocol.private import TERMS, check_settings
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import WORK, Terms
@@ -51,8 +51,8 @@ from .split import reads_alike, split_by
 IDENTIFIERS = frozenset({wire.RUN_FOLDER, wire.CONTEXTS, wire.MODEL_MADE})
 
 IS_HALTED = (
-    f"{HALTED}, as work failed after a charge: its owner can resume it (fairbloom client account"
-    " resume, on the device)"
+    "the privacy account is halted, as work failed after a charge: its owner can resume it"
+    " (fairbloom client account resume, on the device)"
 )
 
 # The folder of what a client keeps between rounds, in its account's.
@@ -75,7 +75,7 @@ def reply_by(account: Account, message: Message, context: Context) -> RecordDict
         name = str(context.node_config.get("name") or account.client)
         with account.ledger.lock():  # work that another device has begun is no halt
             if account.ledger.is_halted:
-                raise AccountError(IS_HALTED)
+                raise AccountError(IS_HALTED, code=ErrorCode.ACCOUNT_HALTED)
             status = about_account(account, run, {})
         about = {wire.NAME: name, wire.NUM_EXAMPLES: account.train, **status}
         return RecordDict({wire.CLIENT: ConfigRecord(about)})
@@ -135,7 +135,7 @@ class Request:
         if kept := ledger.find_reply(key):
             return deserialize(kept)
         if ledger.is_halted:
-            raise AccountError(IS_HALTED)
+            raise AccountError(IS_HALTED, code=ErrorCode.ACCOUNT_HALTED)
         with one_sentence():
             client = self.load_client(partition, name)
             work = self._check(client)
@@ -153,8 +153,9 @@ class Request:
         units = int(cost["spent"])
         if units > left[UNITS]:
             raise AccountError(
-                f"{SPENT}: {units} units are asked for, and {left[UNITS]} of"
-                f" {account.limits[UNITS]} are left for this run"
+                f"the privacy budget is spent: {units} units are asked for, and {left[UNITS]} of"
+                f" {account.limits[UNITS]} are left for this run",
+                code=ErrorCode.BUDGET_SPENT,
             )
         released = "test results" if reports else ", ".join([wire.ARRAYS, *self.terms.measure])
         charge = {UNITS: units, REPORTS: reports, "run": run, "released": released}

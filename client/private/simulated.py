@@ -9,7 +9,8 @@ import torch
 
 from fairbloom.errors import ReportableError
 from fairbloom.protocol import names as wire
-from fairbloom.protocol.accounts import SPENT, AccountStatus
+from fairbloom.protocol.accounts import AccountStatus
+from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.protocol.private import check_settings, epsilon_of_client
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.streams import generator
@@ -47,7 +48,9 @@ class SimulatedAccount(Budget):
         cost = training.cost(mechanism)
         if cost["spent"] > left:
             raise ReportableError(
-                f"{SPENT}: {cost['spent']} units are asked for, {left:g} are left"
+                f"the privacy budget is spent: {cost['spent']} units are asked for, {left:g} are"
+                " left",
+                code=ErrorCode.BUDGET_SPENT,
             )
         self._keep(client, terms.server_round, cost, 0)
         return training.run(mechanism)

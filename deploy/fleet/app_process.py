@@ -23,7 +23,7 @@ from fairbloom.client.messages import log_exchange
 from fairbloom.errors import ReportableError, is_expected, reportable
 from fairbloom.flower import address, identify, set_message_id
 from fairbloom.logs import colour_on_terminals_alone, escape_all_records, log
-from fairbloom.protocol.error_codes import ErrorCode
+from fairbloom.protocol.error_codes import ErrorCode, code_of
 from fairbloom.protocol.names import RELEASE
 from fairbloom.recorddict import deserialize, serialize, serialize_in_pieces
 from fairbloom.system.parents import end_with_parent
@@ -53,7 +53,7 @@ def answer(installed: Installed, node_config: Mapping[str, Any], task: PassedTas
         return Answer.failed(ErrorCode.INVALID_FAB, str(error))
     except Exception as error:  # a failure is the reply to its message, and no more
         log.error("the client app raised %s", error, exc_info=not is_expected(error))
-        return Answer.failed(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason_of(error))
+        return Answer.failed(code_of(error), reason_of(error))
 
 
 def call_app(installed: Installed, node_config: Mapping[str, Any], task: PassedTask) -> Answer:

@@ -16,6 +16,7 @@ import tomllib
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -31,6 +32,7 @@ from fairbloom.protocol.parameters import Value
 from fairbloom.system.files import make_folder, read_small, write_whole
 from fairbloom.system.supervise import exit_reason
 from fairbloom.system.values import decode_as
+from fairbloom.text import text_if
 
 from ..errors import DeployError
 from .content import Content
@@ -74,6 +76,21 @@ OWN_ERRORS = (
     errno.ENOTDIR,
     errno.EPERM,
 )
+
+
+class RunEnd(StrEnum):
+    """How a run ended."""
+
+    COMPLETED = "completed"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+    @classmethod
+    def of(cls, status: int) -> Self:
+        """Return how a run ended by the exit status of its process."""
+        if status == 0:
+            return cls.COMPLETED
+        return cls.STOPPED if status == STOPPED else cls.FAILED
 
 
 @dataclass(frozen=True)
@@ -329,11 +346,9 @@ class Runs:
                 self._faults.clear(run.folder.name)
                 self._mailbox.end(run.number)
                 self._port.settings.pop(run.number, None)
-                log.info(
-                    "run %d %s",
-                    run.number,
-                    {STOPPED: "stopped", 0: "completed"}.get(status, f"failed: {run.last_line}"),
-                )
+                end = RunEnd.of(status)
+                why = text_if(end is RunEnd.FAILED, f": {run.last_line}")
+                log.info("run %d %s%s", run.number, end, why)
                 self._delete_old()
             self.current = 0
             await asyncio.sleep(ORDERS_POLL_SECONDS)

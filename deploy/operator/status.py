@@ -23,9 +23,8 @@ from .. import pki
 from ..fleet.connections import FULL
 from ..fleet.federation import COPIED, Federation, find_copied, read_now
 from ..fleet.profiles import UNKNOWN, describe_told
-from ..fleet.runs import DRAIN, RunFiles, list_runs
+from ..fleet.runs import DRAIN, RunEnd, RunFiles, list_runs
 from ..processes import duration
-from .submit import describe_end
 
 # What the table shows of a client's last answer on a schema.
 ACCEPTS = {
@@ -72,10 +71,7 @@ def survey(federation: Federation) -> dict[str, Any]:
         }
     runs_with_status = [(run, run.status) for run in list_runs(federation.runs)]
     ended = [(run, status) for run, status in runs_with_status if status is not None]
-    runs = [
-        _describe_run(run, describe_end(status).partition(" ")[0], status)
-        for run, status in ended[-5:]
-    ]
+    runs = [_describe_run(run, RunEnd.of(status), status) for run, status in ended[-5:]]
     open_runs = [run for run, status in runs_with_status if status is None]
     numbers = [run.number for run in open_runs]
     drained = text_if((federation.state / DRAIN).exists(), "for the server's next start")
@@ -248,7 +244,7 @@ def _describe_last_run(run: Mapping[str, Any]) -> Text:
     where = f": fairbloom show {folder}" if folder else ", before it had a folder"
     return Text(
         escape_unprintable(f"the last, run {run['run']}, {run['state']}{ended}{where}"),
-        text_if(run["state"] != "completed", "yellow"),
+        text_if(run["state"] != RunEnd.COMPLETED, "yellow"),
     )
 
 

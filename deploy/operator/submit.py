@@ -35,7 +35,16 @@ from ..fleet.enrolment import describe_clients_beyond
 from ..fleet.federation import Federation
 from ..fleet.members import Member
 from ..fleet.messages import MAX_SETTINGS_BYTES
-from ..fleet.runs import DRAIN, END_SECONDS, STOPPED, Order, RunFiles, list_runs, submit
+from ..fleet.runs import (
+    DRAIN,
+    END_SECONDS,
+    STOPPED,
+    Order,
+    RunEnd,
+    RunFiles,
+    list_runs,
+    submit,
+)
 
 # Pause in seconds between two looks at a run's log.
 LOG_POLL_SECONDS = 0.2
@@ -315,8 +324,9 @@ def describe_wait(federation: Federation, run: RunFiles) -> str:
 
 
 def describe_end(status: int) -> str:
-    """Describe how a run ended from its exit status."""
-    return {0: "completed", STOPPED: "stopped"}.get(status, f"failed (exit status {status})")
+    """Describe how a run ended by the exit status of its process."""
+    end = RunEnd.of(status)
+    return f"{end} (exit status {status})" if end is RunEnd.FAILED else end
 
 
 def choose_run(federation: Federation, number: str | None) -> RunFiles:

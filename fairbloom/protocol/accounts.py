@@ -11,12 +11,6 @@ EPSILONS = Range("(0, 100]")
 DELTAS = Range("(0, 1)")
 COUNTS = Range("[1, 1000000]")
 
-# The beginning of the reason of a client that has no budget left.
-SPENT = "the privacy budget is spent"
-
-# The same of an account that halted, as work failed after a charge.
-HALTED = "the privacy account is halted"
-
 # The least units of a training step, and of a reported loss.
 STEP_UNITS = 4
 LOSS_UNITS = 1

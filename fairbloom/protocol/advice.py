@@ -20,9 +20,6 @@ ADVICE = (
     f"write {HELPER} in the client app, or answer it there without PyTorch as docs/flower.md shows"
 )
 
-# What an app of `fair` says of a term or metric that its functions cannot answer.
-UNKNOWN_TERM = "this client does not know it"
-
 # Why Flower's mods for secure aggregation are refused.
 SECURE_AGGREGATION = (
     "secure aggregation (SecAgg+) shows the server only a sum of the clients' models, and a fair"

@@ -18,7 +18,7 @@ from fairbloom.errors import FairbloomError, join_names
 from fairbloom.flower import SimulationError, is_simulated
 from fairbloom.logs import log, log_from
 from fairbloom.protocol.accounts import AccountStatus
-from fairbloom.protocol.advice import ADVICE, OLDER_APP, SECURE_AGGREGATION, UNKNOWN_TERM
+from fairbloom.protocol.advice import ADVICE, OLDER_APP, SECURE_AGGREGATION
 from fairbloom.protocol.codec import digest_arrays
 from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.protocol.names import (
@@ -61,7 +61,7 @@ from .records import (
     record_of,
     size_of,
 )
-from .refusals import Refusals, one_line, read_error
+from .refusals import Refusals, one_line
 from .roster import Roster
 from .screening import usable_evaluation, usable_metrics
 
@@ -72,12 +72,8 @@ WAIT_SECONDS = 0.5
 # answered.
 PATIENCE_SECONDS = 3600.0
 
-# Words of an app that cannot answer our messages, in its error, and the remedy; "": as it says.
-OTHER_APPS = {
-    "secaggplus_configs": SECURE_AGGREGATION,
-    "fitins.parameters": OLDER_APP,
-    UNKNOWN_TERM: "",
-}
+# Words of another app that cannot answer our messages, in its error, and the remedy.
+OTHER_APPS = {"secaggplus_configs": SECURE_AGGREGATION, "fitins.parameters": OLDER_APP}
 
 # The consequence of an app that answers no QUERY, and the remedy.
 UNNAMED = (
@@ -379,11 +375,13 @@ class FlowerClients:
                 node, has_frozen=node.has_frozen or holds_frozen(content, self._digest)
             )
         self._note_pending(exchange)
-        # All of them: an error of one client must not end the run.
-        reasons = refused.reasons.values()
-        for record, advice in OTHER_APPS.items():
-            if reasons and not contents and all(record in reason for reason in reasons):
-                raise FairbloomError(advice or f"the clients refuse: {next(iter(reasons))}")
+        reasons = refused.reasons
+        if reasons and not contents:  # all of them: an error of one client must not end the run
+            if refused.with_code(ErrorCode.UNKNOWN_TERM) >= reasons.keys():
+                raise FairbloomError(f"the clients refuse: {next(iter(reasons.values()))}")
+            for record, advice in OTHER_APPS.items():
+                if all(record in reason for reason in reasons.values()):
+                    raise FairbloomError(advice)
         return contents
 
     # Training -------------------------------------------------------------------------------------
@@ -726,7 +724,8 @@ class Exchange:
             else:
                 self.answered.add(name)
                 if reply.has_error():
-                    refused.add(name, read_error(reply.error.reason, f"error {reply.error.code}: "))
+                    code = reply.error.code
+                    refused.add(name, f"error {code}: {reply.error.reason}", code)
                 else:
                     contents[name] = reply.content
         return sorted(contents.items())

@@ -10,6 +10,7 @@ from typing import Any
 from fairbloom.errors import find_nearest, join_names
 from fairbloom.logs import log
 from fairbloom.protocol.accounts import AccountStatus
+from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.protocol.names import TRAIN_LOSS
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.terms import Terms
@@ -605,18 +606,20 @@ class Rounds:
         """Note what replies say of privacy accounts; stop the run if none allows more work."""
         method = self._method
         refused = replies.refused
-        if not replies.accounts and not refused.spent and not refused.halted:
+        spent = refused.with_code(ErrorCode.BUDGET_SPENT)
+        halted = refused.with_code(ErrorCode.ACCOUNT_HALTED)
+        if not replies.accounts and not spent and not halted:
             return
         state = method.run_state.charged(replies.accounts, replies.metrics)
         self.accounts.update(replies.accounts)
-        method.enter(state.without(refused.spent, state.halted | refused.halted))
-        if refused.spent:
+        method.enter(state.without(spent, state.halted | halted))
+        if spent:
             log.warning(
                 "%s %s spent the privacy budget after round %d, and %s left out from now on",
-                join_names(sorted(refused.spent)),
-                plural(len(refused.spent), "has", "have"),
+                join_names(sorted(spent)),
+                plural(len(spent), "has", "have"),
                 number - 1,
-                plural(len(refused.spent), "is", "are"),
+                plural(len(spent), "is", "are"),
             )
         if self._find_excluded() and not self._select_training(self.online):
             self.stopped = "the privacy accounts of all clients are spent or halted"

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from fairbloom.errors import join_names
 from fairbloom.logs import log
-from fairbloom.protocol.accounts import HALTED, SPENT
 from fairbloom.protocol.advice import advice_on
+from fairbloom.protocol.error_codes import ErrorCode
 
 from .updates import NotFiniteError
 
@@ -23,23 +23,6 @@ FOLDERS = re.compile(r"(?<![\w/.:])/(?:[^/\s'\"]+/)+")
 
 class NotFiniteMetricError(NotFiniteError):
     """A reply in which a metric that the method needs is NaN or infinite."""
-
-
-class BudgetSpentError(ValueError):
-    """The error of a client with a privacy account that is spent."""
-
-
-class AccountHaltedError(ValueError):
-    """The error of a client with a privacy account that is halted."""
-
-
-def read_error(reason: str | None, prefix: str = "") -> ValueError | str:
-    """Return a client's error, after a prefix, as the reason of a refusal."""
-    text = f"{prefix}{reason}"
-    for beginning, kind in ((SPENT, BudgetSpentError), (HALTED, AccountHaltedError)):
-        if reason is not None and reason.startswith(beginning):
-            return kind(text)
-    return text
 
 
 def lacking_metric(metric: str, value: object = None) -> ValueError:
@@ -58,20 +41,20 @@ class Refusals:
         self._reasons: dict[str, list[str]] = {}
         # The errors of arrays or needed metrics that are not finite, by client name.
         self.not_finite: dict[str, NotFiniteError] = {}
-        # The clients with a spent privacy budget.
-        self.spent = set[str]()
-        # The clients with a halted privacy account.
-        self.halted = set[str]()
+        # The clients that have sent an error with a code, by the code.
+        self._senders: dict[int, set[str]] = {}
 
-    def add(self, name: str, reason: ValueError | str) -> None:
-        """Note why a reply of `name` is not used."""
+    def add(self, name: str, reason: ValueError | str, code: int | None = None) -> None:
+        """Note why a reply of `name` is not used; an error in its place has a code."""
         self._reasons.setdefault(name, []).append(FOLDERS.sub("", one_line(str(reason))))
         if isinstance(reason, NotFiniteError):
             self.not_finite[name] = reason
-        if isinstance(reason, BudgetSpentError):
-            self.spent.add(name)
-        if isinstance(reason, AccountHaltedError):
-            self.halted.add(name)
+        if code is not None:
+            self._senders.setdefault(code, set()).add(name)
+
+    def with_code(self, code: ErrorCode) -> frozenset[str]:
+        """Return the clients that have sent an error with this code."""
+        return frozenset(self._senders.get(code, ()))
 
     def log(self, said: Counter[tuple[str, str]]) -> None:
         """Log each reason in a line, with its clients, unless it was said of a client before.

@@ -4,7 +4,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, ParamSpec, TypeVar
 
@@ -30,6 +30,7 @@ from fairbloom.errors import FairbloomError, failure_reason
 from fairbloom.protocol.accounts import AccountStatus
 from fairbloom.protocol.attacks import attack_of
 from fairbloom.protocol.bfloat16 import BITS, widen
+from fairbloom.protocol.error_codes import code_of
 from fairbloom.protocol.names import HITS, POSITIVES, STEP_SUM
 from fairbloom.protocol.private import SIMULATED
 from fairbloom.protocol.settings import RunSettings
@@ -45,7 +46,7 @@ from fairbloom.rounds.clients import (
     layout_of_second,
 )
 from fairbloom.rounds.method import Method
-from fairbloom.rounds.refusals import Refusals, read_error
+from fairbloom.rounds.refusals import Refusals
 from fairbloom.rounds.round import size_on_the_wire
 from fairbloom.rounds.screening import usable_evaluation, usable_metrics
 from fairbloom.rounds.updates import Updates
@@ -67,6 +68,14 @@ OF_NO_INTERVAL = frozenset({STEP_SUM, *POSITIVES, *HITS})
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The error of a client in place of its result, with its code in a message."""
+
+    reason: str
+    code: int
 
 
 class StoredReply(NamedTuple):
@@ -133,7 +142,7 @@ class LocalClients:
             return len(self.local(name).splits.train)
 
         sizes = {name: self._answer(count, name) for name in names}
-        return {name: float(size) for name, size in sizes.items() if not isinstance(size, str)}
+        return {name: float(size) for name, size in sizes.items() if not isinstance(size, Failed)}
 
     @property
     def accounts(self) -> Mapping[str, AccountStatus]:
@@ -395,7 +404,7 @@ class LocalClients:
             bytes_sent=len(names) * self._size_of(model, rounded),
         )
 
-    def _answer(self, compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | str:
+    def _answer(self, compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Failed:
         return call_client(compute, *args, **kwargs)
 
     def received(self, model: Model, terms: Terms) -> Model:
@@ -421,7 +430,7 @@ class LocalClients:
 class DebuggedClients(LocalClients):
     """The engine `loop` for debugging: a client's first error ends the run with its traceback."""
 
-    def _answer(self, compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | str:
+    def _answer(self, compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Failed:
         return compute(*args, **kwargs)
 
 
@@ -458,21 +467,24 @@ def check_simulated(settings: RunSettings) -> None:
     check_schema(settings.schema_)
 
 
-def call_client(compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | str:
+def call_client(compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Failed:
     """Return a client's result or its error, which refuses its reply; a lost GPU is raised."""
     try:
         return compute(*args, **kwargs)
     except Exception as error:
         check_device(error)
-        return failure_reason(error)
+        return Failed(failure_reason(error), code_of(error))
 
 
-def refuse_failed(answers: Mapping[str, T | str], refused: Refusals) -> dict[str, T]:
-    """Return the clients' results by name; refuse clients with a reason instead of a result."""
+def refuse_failed(answers: Mapping[str, T | Failed], refused: Refusals) -> dict[str, T]:
+    """Return the clients' results by name; refuse clients with an error instead of a result."""
+    results: dict[str, T] = {}
     for name, answer in answers.items():
-        if isinstance(answer, str):
-            refused.add(name, read_error(answer))
-    return {name: answer for name, answer in answers.items() if not isinstance(answer, str)}
+        if isinstance(answer, Failed):
+            refused.add(name, answer.reason, answer.code)
+        else:
+            results[name] = answer
+    return results
 
 
 def screen_reports(

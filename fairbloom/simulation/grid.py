@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 from fairbloom.client.device import check_device
 from fairbloom.errors import failure_reason
 from fairbloom.flower import address, identify, set_message_id
-from fairbloom.protocol.error_codes import ErrorCode
+from fairbloom.protocol.error_codes import code_of
 from fairbloom.server.polling import OwnGrid
 
 # The node id that Flower gives the server.
@@ -95,6 +95,6 @@ class InProcessGrid(OwnGrid):
             check_device(error)
             context.state = before
             return Message(
-                Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, failure_reason(error)),
+                Error(code_of(error), failure_reason(error)),
                 reply_to=message,
             )

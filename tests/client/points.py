@@ -20,6 +20,7 @@ from torch.optim import SGD, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
 from fairbloom.client.fair import fair
+from fairbloom.protocol.error_codes import ErrorCode
 
 RATE = 0.1
 EXAMPLES = torch.tensor([1.0, 2.0, 4.0, 7.0, 11.0], dtype=torch.float64)
@@ -123,9 +124,23 @@ def ask(
     model: nn.Module | None = None,
 ) -> RecordDict:
     """Return what an app replies to a message with these terms."""
-    config = ConfigRecord({"server-round": 1, **(asked or {})})
+    return app(asking(asked or {}, kind, model), where or context()).content
+
+
+def asking(
+    asked: dict[str, Any], kind: str = MessageType.TRAIN, model: nn.Module | None = None
+) -> Message:
+    """Return a message with these terms."""
+    config = ConfigRecord({"server-round": 1, **asked})
     content = RecordDict({"arrays": ArrayRecord((model or Point()).state_dict()), "config": config})
-    return app(Message(content, dst_node_id=2, message_type=kind), where or context()).content
+    return Message(content, dst_node_id=2, message_type=kind)
+
+
+def unknown_to(app: ClientApp, asked: dict[str, Any], kind: str = MessageType.TRAIN) -> str:
+    """Return the reason of an app that does not know a term: the error in place of its reply."""
+    error = app(asking(asked, kind), context()).error
+    assert error.code == ErrorCode.UNKNOWN_TERM
+    return str(error.reason)
 
 
 def trained(content: RecordDict) -> float:

@@ -23,7 +23,7 @@ from fairbloom.logs import log
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.simulation.choice import choose
-from fairbloom.simulation.clients import call_client
+from fairbloom.simulation.clients import Failed, call_client
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.strategies import FedAvg
 from fairbloom.tasks import load_task
@@ -163,7 +163,9 @@ def test_a_lost_gpu_ends_the_run_and_blames_no_client() -> None:
     app.train()(raise_asserted)
     with pytest.raises(FairbloomError, match=LOST_GPU):
         FedAvg().start(InProcessGrid(app, {}, 2), ArrayRecord({"w": torch.zeros(1)}), num_rounds=1)
-    assert call_client(lambda: 1 / 0).startswith("ZeroDivisionError")  # type: ignore[union-attr]
+    failed = call_client(lambda: 1 / 0)
+    assert isinstance(failed, Failed)
+    assert failed.reason.startswith("ZeroDivisionError")
 
 
 def test_a_lost_gpu_ends_a_run_wherever_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:

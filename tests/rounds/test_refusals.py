@@ -16,7 +16,9 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.app.error import Error
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
+from fairbloom.errors import ReportableError
 from fairbloom.protocol.advice import ADVICE
+from fairbloom.protocol.error_codes import ErrorCode, code_of
 from fairbloom.protocol.scores import GroupScore, Score
 from fairbloom.rounds.clients import Replies
 from fairbloom.rounds.flower import FlowerClients
@@ -671,3 +673,23 @@ def test_scores_of_the_run_bound_what_has_their_names(metric: str, value: float)
     assert list(replies.metrics) == ["a", "c"]
     assert isinstance(replies.refused, Refusals)
     assert metric in replies.refused.reasons["b"]
+
+
+def test_what_a_client_says_decides_nothing() -> None:
+    """Its code does, whatever the words."""
+    refused = Refusals(1)
+    refused.add("a", "owl", ErrorCode.BUDGET_SPENT)
+    refused.add("b", "the privacy budget is spent: newt", ErrorCode.CLIENT_APP_RAISED_EXCEPTION)
+    refused.add("c", ValueError("newt"))
+    refused.add("d", "owl", ErrorCode.ACCOUNT_HALTED)
+    refused.add("d", "newt", ErrorCode.BUDGET_SPENT)
+    assert refused.with_code(ErrorCode.BUDGET_SPENT) == {"a", "d"}
+    assert refused.with_code(ErrorCode.ACCOUNT_HALTED) == {"d"}
+    assert not refused.with_code(ErrorCode.UNKNOWN_TERM)
+
+
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError("owl"), SystemExit(ErrorCode.BUDGET_SPENT), ReportableError("newt")]
+)
+def test_an_error_of_the_app_has_no_code_of_ours(error: BaseException) -> None:
+    assert code_of(error) == ErrorCode.CLIENT_APP_RAISED_EXCEPTION

@@ -395,11 +395,11 @@ def test_a_block_beyond_memory_is_computed_in_parts(
     train_together = engine.train_together
     sizes = list[int]()
 
-    def short_of_memory(program: Any, task: Any, rows: Any, *others: Any) -> Any:
+    def short_of_memory(program: Any, task: Any, rows: Any, *others: Any, **named: Any) -> Any:
         sizes.append(len(rows.arrays[0]))
         if sizes == [4]:
             raise torch.OutOfMemoryError("a made-up card is full")
-        return train_together(program, task, rows, *others)
+        return train_together(program, task, rows, *others, **named)
 
     loop, stacked, model = both(config_of())
     stacked.block = 4
@@ -419,7 +419,7 @@ def test_a_block_beyond_memory_is_computed_in_parts(
 def test_a_failure_that_is_no_clients_own_is_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(*arguments: Any) -> Tensor:
+    def broken(*arguments: Any, **named: Any) -> Tensor:
         raise RuntimeError("a fault of the engine")
 
     monkeypatch.setattr("fairbloom.simulation.stacked.clients.train_together", broken)

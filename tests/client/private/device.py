@@ -13,6 +13,7 @@ from fairbloom.client.app import app
 from fairbloom.client.private.account import Account
 from fairbloom.client.private.opening import known_account, open_account
 from fairbloom.deploy.fleet.app_process import reason_of
+from fairbloom.protocol.error_codes import code_of
 from fairbloom.server.settings import Settings
 from fairbloom.tasks import load_task
 
@@ -120,6 +121,14 @@ class Device:
             return app(self.message(*question), context).content
         except Exception as error:
             return reason_of(error)
+
+    def code(self, kind: str, terms: Mapping[str, Any] | None = None) -> int:
+        """Return the code of the error that replaces a reply; 0: there is a reply."""
+        try:
+            app(self.message(kind, terms), self.context())
+        except Exception as error:
+            return code_of(error)
+        return 0
 
 
 def opened(folder: Path, **limits: Any) -> Device:

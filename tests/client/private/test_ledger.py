@@ -22,7 +22,7 @@ from fairbloom.client.private.ledger import FILE, INTENT, NOTHING, Ledger
 from fairbloom.client.private.mechanism import Mechanism
 from fairbloom.client.private.simulated import with_account
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.accounts import SPENT
+from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.protocol.settings import RunSettings
 
 from .device import EVALUATE, MARKER, SCHEMA, TRAIN, Device, opened, write_table
@@ -151,7 +151,7 @@ def test_a_ledger_that_is_torn_in_the_middle_is_spent(device: Device) -> None:
     file = device.account.place / FILE
     file.write_bytes(b'{"units": 4,\n' + file.read_bytes())
     assert device.left == (0, 0)
-    assert str(device.ask(TRAIN, {"server-round": 2})).startswith(SPENT)
+    assert device.code(TRAIN, {"server-round": 2}) == ErrorCode.BUDGET_SPENT
     assert "is damaged" in "\n".join(opening.describe_account(device.account))
 
 
@@ -306,6 +306,7 @@ def test_a_damaged_reply_is_not_sent(device: Device, content: bytes) -> None:
     device.ask()
     next(device.folder.glob("accounts/*/replies/train-*")).write_bytes(content)
     assert "halted" in str(device.ask())
+    assert device.code(TRAIN) == ErrorCode.ACCOUNT_HALTED
     device.account.ledger.resume()
     assert "arrays" in device.ask()
     assert device.left == (442, 1)

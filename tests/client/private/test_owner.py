@@ -15,7 +15,8 @@ from fairbloom.client.private.opening import describe_account
 from fairbloom.client.private.simulated import with_account
 from fairbloom.deploy.operator import doctor
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.accounts import SPENT, AccountStatus
+from fairbloom.protocol.accounts import AccountStatus
+from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.protocol.settings import RunSettings
 
 from .device import EVALUATE, SCHEMA, TRAIN, Device, opened
@@ -124,7 +125,7 @@ def test_more_than_the_owner_allows_now_ends_all(device: Device, kind: str) -> N
     assert device.left == (0, 0)
     reply = device.ask(kind)
     if kind == TRAIN:
-        assert str(reply).startswith(SPENT)
+        assert device.code(kind) == ErrorCode.BUDGET_SPENT
     else:
         assert [*reply["metrics"]] == ["num-examples"]
     device.limits["epsilon"] = 3.0
@@ -176,14 +177,14 @@ def test_a_run_without_a_cap_may_spend_all(tmp_path: Path) -> None:
     for number in range(1, 6):
         assert "arrays" in device.ask(TRAIN, {"server-round": number})
     assert device.left == (0, 1)
-    assert str(device.ask(TRAIN, {"server-round": 6})).startswith(SPENT)
+    assert device.code(TRAIN, {"server-round": 6}) == ErrorCode.BUDGET_SPENT
 
 
 def test_a_run_spends_no_more_than_its_cap(device: Device) -> None:
     device.limits["units-a-run"] = 9
     for number in (1, 2):
         assert "arrays" in device.ask(TRAIN, {"server-round": number})
-    assert str(device.ask(TRAIN, {"server-round": 3})).startswith(SPENT)
+    assert device.code(TRAIN, {"server-round": 3}) == ErrorCode.BUDGET_SPENT
     assert device.account.left(7) == {"units": 9, "reports": 1}
     assert device.left == (442, 1)
     device.limits["units-a-run"] = 12
