@@ -4,7 +4,7 @@ from enum import IntEnum
 
 
 class ErrorCode(IntEnum):
-    """Codes of errors in messages: Flower's below 100, and ours, by which a server decides.
+    """Codes of errors in messages: Flower's below 100, and ours, from which a server decides.
 
     Flower's are part of its wire format, so they do not depend on the installed version.
     """
