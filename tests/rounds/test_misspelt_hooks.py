@@ -64,6 +64,8 @@ def test_both_remedies_can_be_followed() -> None:
         ("measure", COHORT),
         ("reports_of", lambda self, cohort, coefficients: {}),
         ("need", 3),  # another kind
+        ("need", lambda self: 3),
+        ("Term", type("Term", (), {"__init__": lambda self, server_round, value: None})),
         ("_wiegh", COHORT),
         ("clear", lambda self: None),
     ],
@@ -73,7 +75,8 @@ def test_names_of_a_users_own_are_not_refused(name: str, value: Any) -> None:
 
 
 def test_a_function_beside_the_hook_is_not_refused() -> None:
-    define(weigh=COHORT, weight=COHORT)
+    both = define(weigh=COHORT, weight=COHORT)
+    define(both, weight=COHORT)
 
 
 def test_a_function_that_the_class_uses_is_not_refused() -> None:
