@@ -559,4 +559,4 @@ def evaluate(
             if score.name in names and not run_of_clients.noise(score)
             if (values := run_of_clients.final(score, "global"))
         }
-    return Evaluation(*found, run=folder, model=model, clients=clients)
+    return Evaluation(**found._asdict(), run=folder, model=model, clients=clients)

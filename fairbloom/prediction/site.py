@@ -37,6 +37,7 @@ class SiteScores(NamedTuple):
     scores: tuple[Score, ...]
     values: Mapping[str, float]
     interval: tuple[float, float] | None
+    only_class: str
 
 
 def evaluate_site(run: Path, data_dir: str, client: str, model: str) -> SiteScores:
@@ -109,7 +110,20 @@ def evaluate_site(run: Path, data_dir: str, client: str, model: str) -> SiteScor
             method="wilson"
         )
         interval = ACCURACY.shown(float(wilson.low)), ACCURACY.shown(float(wilson.high))
-    return SiteScores(name, len(local.splits.train), count, scores, values, interval)
+    trained = len(local.splits.train)
+    return SiteScores(name, trained, count, scores, values, interval, _find_only_class(local))
+
+
+def _find_only_class(local: LocalClient) -> str:
+    """Return the class of all of a client's test examples, "" if they have several, or none."""
+    task = local.task
+    if not task.classes:
+        return ""
+    classes = {*local.splits.test.all_targets.tolist()}
+    if len(classes) != 1:
+        return ""
+    (place,) = classes
+    return task.class_names[place] if place < len(task.class_names) else str(place)
 
 
 def _find_client(clients: Sequence[str], client: str, source: str) -> str:

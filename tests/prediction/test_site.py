@@ -122,6 +122,22 @@ def test_a_devices_folder_works_without_the_clients(there: Path, tmp_path: Path)
     )
 
 
+def test_a_balanced_accuracy_of_one_class_is_called_a_recall(there: Path, tmp_path: Path) -> None:
+    header, *lines = (there / "new" / "newtown.csv").read_text().splitlines()
+    healthy = [line for line in lines if not line.endswith(",sick")]
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "one.csv").write_text("\n".join([header, *healthy]) + "\n")
+    words = "the balanced accuracy is the recall of that class"
+    found = fairbloom.evaluate(there / "run", data_dir=tmp_path / "one")
+    assert found.only_class == healthy[0].rpartition(",")[2]
+    assert found.values["balanced-accuracy"] == pytest.approx(found.values["accuracy"])
+    said = [each for each in found.sentences() if words in each]
+    assert said == [f"All test examples of one are of the class {found.only_class}: {words}."]
+    both = fairbloom.evaluate(there / "run", data_dir=there / "new")
+    assert both.only_class == ""
+    assert words not in " ".join(both.sentences())
+
+
 def test_a_number_of_one_row_means_nothing(there: Path, tmp_path: Path) -> None:
     header, *lines = (there / "new" / "newtown.csv").read_text().splitlines()
     sick = [line for line in lines if line.endswith(",sick")]

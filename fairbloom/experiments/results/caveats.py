@@ -9,11 +9,11 @@ from fairbloom.errors import MAX_LISTED
 from fairbloom.protocol.names import DRAW, SPLIT
 from fairbloom.protocol.parameters import split_names
 from fairbloom.protocol.private import SIMULATED_NOISE
-from fairbloom.protocol.scores import Score
+from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.rounds.screening import LARGEST_COUNT
 from fairbloom.server.run_folder.attendance import describe_rare
 from fairbloom.server.run_folder.csv_rows import ABSENT, SHARE_OF_LARGER_CLASS
-from fairbloom.server.run_folder.files import EXAMPLES, ROWS, SCHEMA, describe_missing
+from fairbloom.server.run_folder.files import COUNTS, EXAMPLES, ROWS, SCHEMA, describe_missing
 from fairbloom.tables.schema import parse_schema
 from fairbloom.tasks import TaskInfo
 from fairbloom.text import join_first, plural, text_if
@@ -27,6 +27,9 @@ FEWEST_EXAMPLES = 10
 
 # So does one over fewer of the rarer of two classes.
 FEWEST_OF_A_CLASS = 5
+
+# The name of the mean of the recalls of the classes that occur.
+BALANCED = "balanced-accuracy"
 
 # What pages say of scores with the noise of privacy accounts.
 NOISE = (
@@ -111,6 +114,7 @@ def caveats_of_run(run: Run) -> list[str]:
         *describe_other_rows(run),
         _single([run], "the method had nothing"),
         *describe_small_tests(run.test_examples(), run.score, named=True),
+        _describe_single_classes(run),
         _rare_classes(run),
         text_if(run.noise(), NOISE),
     ]
@@ -138,6 +142,7 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
         ),
         *(f"{run.folder.name}: {each}" for run in every for each in describe_rare_clients(run)),
         *(f"{run.folder.name}: {each}" for run in every for each in describe_other_rows(run)),
+        _describe_single_classes(every[0]),
         _rare_classes(every[0]),
         text_if(any(run.noise() for run in every), NOISE),
         text_if(
@@ -263,13 +268,36 @@ def describe_small_tests(
     ]
 
 
+def _describe_single_classes(run: Run) -> str:
+    """Return in a sentence the clients of which balanced accuracy is over a single class, or ""."""
+    names = find_single_classes(run)
+    return text_if(
+        names,
+        "The balanced accuracy of a client with test examples of one class is the recall of that"
+        f" class: {join_first(names, MAX_LISTED)}.",
+    )
+
+
+def find_single_classes(run: Run) -> list[str]:
+    """Return the clients with test examples of one class, if balanced accuracy is measured."""
+    if BALANCED not in [score.name for score in run.scores]:
+        return []
+    larger = run.column(SHARE_OF_LARGER_CLASS) or {
+        client: each[ACCURACY.name]
+        for client, each in EXAMPLES.read(run.folder).get(COUNTS, {}).items()
+        if ACCURACY.name in each
+    }
+    return [client for client in run.test_examples() if larger.get(client) == 100.0]
+
+
 def _rare_classes(run: Run) -> str:
     """Return in a sentence which clients have few test examples of a class, or ""."""
     larger = run.column(SHARE_OF_LARGER_CLASS)
+    said = find_single_classes(run)
     counts = {
         client: round(count * (1.0 - larger[client] / 100.0))
         for client, count in run.test_examples().items()
-        if client in larger
+        if client in larger and client not in said
     }
     few = [f"{client} {count}" for client, count in counts.items() if count < FEWEST_OF_A_CLASS]
     return text_if(few, f"Few test examples of the rarer class: {join_first(few, MAX_LISTED)}.")

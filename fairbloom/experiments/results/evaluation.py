@@ -7,7 +7,7 @@ from typing import Any
 
 from fairbloom.protocol.scores import ACCURACY, Score
 
-from .caveats import FEWEST_EXAMPLES
+from .caveats import BALANCED, FEWEST_EXAMPLES
 from .presentation import Shown
 
 
@@ -34,6 +34,8 @@ class Evaluation(Shown):
     clients
         By score, the numbers of the run's clients under the final model, by their names; empty
         if the folder does not have them.
+    only_class
+        The class of all of the site's test examples; "" if they have several, or none.
     """
 
     site: str
@@ -45,6 +47,7 @@ class Evaluation(Shown):
     run: Path
     model: str
     clients: Mapping[str, Mapping[str, float]]
+    only_class: str = ""
 
     def range_of(self, score: Score) -> tuple[float, float] | None:
         """Return the worst and the best score of the run's clients, None if the folder has none."""
@@ -82,6 +85,11 @@ class Evaluation(Shown):
             worst, best = map(score.written, spread)
             yield (
                 f"{own}; the run's {len(self.clients[score.name])} clients have {worst} to {best}."
+            )
+        if self.only_class and BALANCED in self.values:
+            yield (
+                f"All test examples of {self.site} are of the class {self.only_class}: the balanced"
+                " accuracy is the recall of that class."
             )
         if self.test_examples < FEWEST_EXAMPLES:
             yield (

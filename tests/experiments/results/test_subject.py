@@ -11,11 +11,12 @@ import pytest
 
 from fairbloom.experiments import api
 from fairbloom.experiments.pages.about import WORDS
-from fairbloom.experiments.results.caveats import caveats_of_run
+from fairbloom.experiments.results.caveats import caveats_of_comparison, caveats_of_run
 from fairbloom.experiments.results.presentation import page_of, write_report
 from fairbloom.experiments.results.run import Run, load
 from fairbloom.experiments.results.subject import Subject, facts_of
 from fairbloom.protocol.scores import F1, Score
+from fairbloom.server.run_folder.csv_rows import SHARE_OF_LARGER_CLASS
 from fairbloom.server.run_folder.files import COUNTS, ENVIRONMENT, EXAMPLES, SCHEMA
 from fairbloom.strategies import METHODS
 from fairbloom.tasks import TASKS, load_task
@@ -34,6 +35,8 @@ type = "number"
 type = "string"
 categories = ["no", "yes"]
 """
+
+THREE = CLASSES.replace('positive = "yes"\n', "").replace('"no", "yes"', '"I", "II", "III"')
 
 QUANTITY = """
 target = "days"
@@ -178,16 +181,34 @@ def test_one_class_among_the_tests_has_no_reference(tmp_path: Path) -> None:
     frames["south"].assign(ill="yes").to_csv(folder / "south.csv", index=False)
     run = run_wards(tmp_path, CLASSES, score="balanced-accuracy")
     assert Subject.of(run).references(BALANCED_ACCURACY) == {"north": 50.0}
-    rare = [said for said in caveats_of_run(run) if said.startswith("Few test examples of")]
+    said = caveats_of_run(run)
+    assert [each for each in said if "south" in each] == [
+        "The balanced accuracy of a client with test examples of one class is the recall of that"
+        " class: south."
+    ]
+    rare = [each for each in said if each.startswith("Few test examples of")]
     targets = load_task(run.settings).splits("north").test.all_targets
     few = int(min((targets == place).sum() for place in (0, 1)))
-    named = [f"north {few}"] * (few < 5) + ["south 0"]
-    assert rare == [f"Few test examples of the rarer class: {', '.join(named)}."]
+    assert rare == [f"Few test examples of the rarer class: north {few}."] * (few < 5)
     text = write_report(run, tmp_path / "report.html").read_text(encoding="utf-8")
     assert "No reference: south, with one class among the test examples, or on a device" in text
     rows = {row[0]: row for row in Parsed.of(text).tables["clients"]}
     place = rows["client"].index("guessing, %")
     assert (rows["north"][place], rows["south"][place]) == ("50.0", "–")
+
+
+def test_one_class_of_three_among_the_tests_is_said(tmp_path: Path) -> None:
+    folder = tmp_path / "wards"
+    for name, frame in write_wards(folder).items():
+        stages = np.where(name == "south", "I", np.resize(["I", "II", "III"], len(frame)))
+        frame.assign(ill=stages).to_csv(folder / f"{name}.csv", index=False)
+    run = run_wards(tmp_path, THREE)
+    assert run.column(SHARE_OF_LARGER_CLASS) == {}
+    for said in (caveats_of_run(run), caveats_of_comparison({"FedAvg": [run]})):
+        assert [each for each in said if each.startswith("The balanced accuracy of")] == [
+            "The balanced accuracy of a client with test examples of one class is the recall of"
+            " that class: south."
+        ]
 
 
 def test_an_error_stands_beside_that_of_the_mean(tmp_path: Path) -> None:
