@@ -18,6 +18,7 @@ from ..results.comparison import Comparison
 from ..results.differences import CLAIMED, FEWEST_SEEDS, MEAN, WORST, mean_by_client
 from ..results.joining import LOSES, describe_clients, describe_mean, outcome_of
 from ..results.measures import find_measure
+from ..results.noise import Values
 from ..results.presentation import page_of
 from ..results.subject import Subject
 from . import charts
@@ -112,17 +113,12 @@ def joining_section(comparison: Comparison) -> Section | None:
     digits = Digits(comparison.gain_decimals)
     joinings = comparison.joining
     said = describe_clients(joinings, comparison)
-    rows = [
-        [Cell("mean over clients"), *(digits.difference(joined.mean) for joined in joinings)],
-        *(
-            [
-                Cell(comparison.shown_name(client)),
-                *(digits.difference(joined.clients[client]) for joined in joinings),
-            ]
-            for client in shown_of(_order(comparison))
-            if client in joinings[0].clients
-        ),
-    ]
+    means = [digits.difference(joined.mean) for joined in joinings]
+    rows = [[Cell("mean over clients"), *means]]
+    for client in shown_of(_order(comparison)):
+        if client in joinings[0].clients:
+            gains = [digits.difference(joined.clients[client]) for joined in joinings]
+            rows.append([Cell(comparison.shown_name(client)), *gains])
     table = Table(
         "joining",
         f"Gain over training alone: test {comparison.score.title}",
@@ -273,19 +269,7 @@ def _series(comparison: Comparison) -> list[Series]:
 def _methods_section(comparison: Comparison) -> Section:
     """Return all measures of the methods, and which of them are on the Pareto front."""
     worst = find_measure("worst_10").title(comparison.client_count)
-    means = {
-        method: {key: comparison.estimate(method, key).value for key in SHOWN}
-        for method in comparison.shown
-    }
-    gains = {
-        (one, other): [
-            comparison.score.better(mine[key], theirs[key]) for key in ("mean", "worst_10")
-        ]
-        for one, mine in means.items()
-        for other, theirs in means.items()
-    }
-    beaten = {other for (_, other), gained in gains.items() if min(gained) >= 0.0 < max(gained)}
-    front = [method for method in means if method not in beaten]
+    front = _pareto_front(comparison)
     intro = (
         f"On the Pareto front, where no other method is better in the mean and in the {worst}:"
         f" {', '.join(front)}."
@@ -297,6 +281,24 @@ def _methods_section(comparison: Comparison) -> Section:
         text_if(not comparison.has_noise, intro),
         [method_table(comparison), Note(["Cite the methods that you use.", *_papers(comparison)])],
     )
+
+
+def _pareto_front(comparison: Comparison) -> list[str]:
+    """Return the methods that no other beats in the mean or worst tenth without losing in one."""
+    keys = ("mean", "worst_10")
+    means = {
+        method: [comparison.estimate(method, key).value for key in keys]
+        for method in comparison.shown
+    }
+    front = []
+    for method, own in means.items():
+        for others in means.values():
+            gained = [comparison.score.better(*pair) for pair in zip(others, own, strict=True)]
+            if min(gained) >= 0.0 < max(gained):
+                break
+        else:
+            front.append(method)
+    return front
 
 
 def _papers(comparison: Comparison) -> list[str]:
@@ -318,13 +320,11 @@ def method_table(comparison: Comparison) -> Table:
     }
     digits = Digits(comparison.decimals)
     found = [comparison.differences(measure) for measure in (MEAN, WORST)]
-    gains = {
-        method: [
-            mark_significant(Digits(comparison.gain_decimals).difference(of[method]), of[method])
-            for of in found
-        ]
-        for method in found[0]
-    }
+    gains: dict[str, list[Cell]] = {method: [] for method in found[0]}
+    for of in found:
+        for method, cells in gains.items():
+            cell = Digits(comparison.gain_decimals).difference(of[method])
+            cells.append(mark_significant(cell, of[method]))
     headings = [f"gain, {title}" for title in (titles[0], titles[2])] if gains else []
     blank = [NONE] * len(headings)
     rows = [
@@ -372,14 +372,11 @@ def sorted_charts(comparison: Comparison) -> Charts:
 
 def _named_charts(comparison: Comparison) -> Charts:
     """Return a chart with a point for each client and method."""
-    finals = {
-        label: [
-            scores
-            for of_seed in zip(comparison.values[label], comparison.noise[label], strict=True)
-            for scores in spanned(*of_seed)
-        ]
-        for label in comparison.shown
-    }
+    finals = dict[str, list[Values]]()
+    for label in comparison.shown:
+        finals[label] = []
+        for of_seed in zip(comparison.values[label], comparison.noise[label], strict=True):
+            finals[label] += spanned(*of_seed)
     return named_charts(
         finals,
         _series(comparison),
@@ -458,8 +455,13 @@ def _differences_section(comparison: Comparison) -> Section | None:
             for method, difference in found.items()
         }
         rows = [
-            {"method": method, "clear": words[method]}
-            | {key: charts.short(getattr(difference, key)) for key in ("mean", "low", "high")}
+            {
+                "method": method,
+                "clear": words[method],
+                "mean": charts.short(difference.mean),
+                "low": charts.short(difference.low),
+                "high": charts.short(difference.high),
+            }
             for method, difference in found.items()
         ]
         said = "; ".join(
@@ -477,22 +479,14 @@ def _differences_section(comparison: Comparison) -> Section | None:
             )
         )
         for method, difference in found.items():
-            p_value = Cell(
-                "< 0.001" if difference.p_value < 0.001 else f"{difference.p_value:.3f}",
-                difference.p_value,
-            )
-            cells.append(
-                [
-                    Cell(method),
-                    Cell(title),
-                    replace(
-                        digits.difference(difference), tone=tone_of(difference) if tested else ""
-                    ),
-                    Cell.of(difference.better),
-                    Cell.of(difference.worse),
-                    p_value if tested else NONE,
-                ]
-            )
+            gain = replace(digits.difference(difference), tone="")
+            p_value = NONE
+            if tested:
+                gain = replace(gain, tone=tone_of(difference))
+                size = "< 0.001" if difference.p_value < 0.001 else f"{difference.p_value:.3f}"
+                p_value = Cell(size, difference.p_value)
+            seeds = [Cell.of(difference.better), Cell.of(difference.worse)]
+            cells.append([Cell(method), Cell(title), gain, *seeds, p_value])
     intervals = (
         "Lines are 95 % intervals. Grey: not significant, or not tested."
         if len(comparison.seeds) >= FEWEST_SEEDS

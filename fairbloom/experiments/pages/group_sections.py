@@ -46,14 +46,11 @@ def subgroups_section(scene: Scene, reports: Reports, *more: Table) -> Section |
     )
     every = [report for by_seed in reports.values() for report in by_seed]
     # The mark of a score is explained with the clients, unless all are among them.
-    names = {
-        client
-        for report in every
-        for grouping in report.grouped.groupings
-        for group in report.of(ALL, grouping)
-        for clients in group.without.values()
-        for client in clients
-    }
+    names = set[str]()
+    for report in every:
+        for grouping in report.grouped.groupings:
+            for group in report.of(ALL, grouping):
+                names.update(*group.without.values())
     some = any(names < {*report.clients} for report in every)
     note += text_if(names, f" {PARTIAL}{text_if(some, f' ({join_first(sorted(names))})')}.")
     blocks: list[Block] = [
@@ -86,10 +83,9 @@ def subgroups_section(scene: Scene, reports: Reports, *more: Table) -> Section |
         )
     of_first = next(iter(reports.values()))
     blocks.append(Note([_left_out(of_first, grouping) for grouping in first.grouped.groupings]))
-    intro = "Scores of groups of the clients' test examples under the final models." + text_if(
-        any(len(report) > 1 for report in reports.values()),
-        " Means over the seeds.",
-    )
+    intro = "Scores of groups of the clients' test examples under the final models."
+    if any(len(by_seed) > 1 for by_seed in reports.values()):
+        intro += " Means over the seeds."
     return Section("groups", "Subgroups", intro, blocks)
 
 
@@ -134,11 +130,10 @@ def gaps_table(reports: Reports, baseline: str) -> Table:
         with_seeds = [gap is not None for gap in gaps[baseline]]
         if not any(with_seeds):
             continue
-        sizes = {
-            method: mean_and_deviation([gap.size for gap in of_method if gap])
-            for method, of_method in gaps.items()
-            if [gap is not None for gap in of_method] == with_seeds
-        }
+        sizes = {}
+        for method, of_method in gaps.items():
+            if [gap is not None for gap in of_method] == with_seeds:
+                sizes[method] = mean_and_deviation([gap.size for gap in of_method if gap])
         smallest = min(sizes, key=lambda method: sizes[method])
         digits = Digits.of(score, sizes[baseline])
         rows.append(
@@ -172,23 +167,15 @@ def gaps_table(reports: Reports, baseline: str) -> Table:
 
 def _ends(by_seed: Sequence[GroupReport], grouping: str, score: GroupScore) -> list[Cell]:
     """Return the lowest and the highest group, with their mean numbers of examples."""
-    scored = {
-        name: [group for group in groups if score.name in group.values]
-        for name, groups in _by_name(by_seed, ALL, grouping).items()
-    }
-    values = {
-        name: statistics.fmean(group.values[score.name] for group in groups)
-        for name, groups in scored.items()
-        if groups
-    }
+    values = dict[str | None, float]()
+    sizes = dict[str | None, float]()
+    for name, groups in _by_name(by_seed, ALL, grouping).items():
+        scored = [group for group in groups if score.name in group.values]
+        if scored:
+            values[name] = statistics.fmean(group.values[score.name] for group in scored)
+            sizes[name] = statistics.fmean(group.overs[score.name] for group in scored)
     ends = (min(values, key=lambda name: values[name]), max(values, key=lambda name: values[name]))
-    return [
-        Cell(
-            f"{words_of_group(name)}"
-            f" ({statistics.fmean(group.overs[score.name] for group in scored[name]):.0f} examples)"
-        )
-        for name in ends
-    ]
+    return [Cell(f"{words_of_group(name)} ({sizes[name]:.0f} examples)") for name in ends]
 
 
 def without_gaps(reports: Reports) -> str:

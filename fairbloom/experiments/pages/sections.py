@@ -61,23 +61,21 @@ def named_charts(
     shown_name: Callable[[str], str],
 ) -> Charts:
     """Return a chart with a point for each client and method."""
-    rows: list[charts.Row] = [
-        {"client": shown_name(client), "method": method, **mean_and_range(values)}
-        for method, by_seed in finals.items()
-        for client in clients
-        if (values := [of_seed[client] for of_seed in by_seed if client in of_seed])
-    ]
+    rows: list[charts.Row] = []
+    for method, by_seed in finals.items():
+        for client in clients:
+            values = [of_seed[client] for of_seed in by_seed if client in of_seed]
+            if values:
+                row = {"client": shown_name(client), "method": method, **mean_and_range(values)}
+                rows.append(row)
     first = next(iter(finals))
     said = ", ".join(
         f"{row['client']} {score.written(row['value'])}" for row in rows if row["method"] == first
     )
     spec = charts.clients_by_method(rows, series, [*map(shown_name, clients)], axis_title(score))
+    about = f"The score of each client. Under {first}: {said}."
     return Charts(
-        [
-            Chart(
-                "clients", "Each client", f"The score of each client. Under {first}: {said}.", spec
-            )
-        ],
+        [Chart("clients", "Each client", about, spec)],
         series,
     )
 
@@ -86,10 +84,9 @@ def ordered_charts(finals: Finals, series: Sequence[Series], score: Score) -> Ch
     """Return a chart with a line for each method over its ordered clients, or one per method."""
     rows: list[charts.Row] = []
     for method, by_seed in finals.items():
-        rows += [
-            {"rank": rank, "method": method, **mean_and_range(values)}
-            for rank, values in enumerate(sorted_scores(by_seed, score).T.tolist(), 1)
-        ]
+        by_rank = sorted_scores(by_seed, score).T.tolist()
+        for rank, values in enumerate(by_rank, 1):
+            rows.append({"rank": rank, "method": method, **mean_and_range(values)})
     worst = "; ".join(
         f"{row['method']} {score.written(row['value'])}" for row in rows if row["rank"] == 1
     )
@@ -113,22 +110,12 @@ def lines_charts(
     if len(series) <= TOGETHER:
         return Charts([whole], series)
     base, *others = series
-    panels = [
-        Chart(
-            f"{whole.name}-{place}",
-            f"{other.label}{panel}",
-            f"{whole.title} under {other.label} and {base.label}.",
-            {
-                **draw(
-                    [row for row in rows if row["method"] in (base.label, other.label)],
-                    [base, other],
-                    among=rows,
-                ),
-                "height": 200,
-            },
-        )
-        for place, other in enumerate(others, 1)
-    ]
+    panels = []
+    for place, other in enumerate(others, 1):
+        compared = [row for row in rows if row["method"] in (base.label, other.label)]
+        spec = {**draw(compared, [base, other], among=rows), "height": 200}
+        about = f"{whole.title} under {other.label} and {base.label}."
+        panels.append(Chart(f"{whole.name}-{place}", f"{other.label}{panel}", about, spec))
     return Charts(panels, [base], narrow=True)
 
 
@@ -180,34 +167,23 @@ def table_of_clients(
     """
     shown = shown_of(order)
     hidden = len(order) - len(shown)
-    cells = [
-        [
-            Cell(shown_name(client)),
-            *(
-                digits.cell(numbers.get(client), REACH * noise[client] if client in noise else None)
-                for digits, numbers, noise in columns.values()
-            ),
-        ]
-        for client in shown
-    ]
+    cells = []
+    for client in shown:
+        row = [Cell(shown_name(client))]
+        for digits, numbers, noise in columns.values():
+            reach = REACH * noise[client] if client in noise else None
+            row.append(digits.cell(numbers.get(client), reach))
+        cells.append(row)
+    notes = [note] if note else []
+    if hidden:
+        of = f"{len(shown)} of {len(order)} clients, the first and the last"
+        notes.insert(0, f"{of}; {CLIENTS.name} has all.")
     return Table(
         "clients",
         caption,
         ["client", *columns],
         cells,
-        " ".join(
-            filter(
-                None,
-                (
-                    text_if(
-                        hidden,
-                        f"{len(shown)} of {len(order)} clients, the first and the last;"
-                        f" {CLIENTS.name} has all.",
-                    ),
-                    note,
-                ),
-            )
-        ),
+        " ".join(notes),
         folded=len(cells) > 12,
         hidden=hidden,
         nouns="clients",
@@ -242,12 +218,9 @@ def rounds_section(scene: Scene) -> Section | None:
         return None
     if not drawn[0].narrow:  # side by side, with one legend
         drawn = [Charts([chart for panels in drawn for chart in panels.charts], drawn[0].legend)]
-    intro = (
-        f"The {scene.score.words} on the clients' test examples after each evaluated round."
-    ) + text_if(
-        any(len(line.runs) > 1 for line in scene.lines),
-        " Lines are means over the seeds, bands span them from the lowest to the highest.",
-    )
+    intro = f"The {scene.score.words} on the clients' test examples after each evaluated round."
+    if any(len(line.runs) > 1 for line in scene.lines):
+        intro += " Lines are means over the seeds, bands span them from the lowest to the highest."
     return Section("rounds", "Over the rounds", intro, drawn)
 
 
@@ -266,15 +239,12 @@ def rounds_section_of_run(run: Run) -> Section | None:
 
 def rounds_charts_of_run(run: Run) -> Charts:
     """Return one chart of the best served, the mean and the worst served over the rounds."""
-    names = {
-        find_measure(measure).title(len(run.final())): measure
-        for measure in (("mean",) if run.noise() else ("best_10", "mean", "worst_10"))
-    }
-    rows = [
-        row
-        for name, measure in names.items()
-        for row in curves([Line(name, [run], run.serves)], measure)
-    ]
+    measures = ("mean",) if run.noise() else ("best_10", "mean", "worst_10")
+    clients = len(run.final())
+    names = {find_measure(measure).title(clients): measure for measure in measures}
+    rows = []
+    for name, measure in names.items():
+        rows += curves([Line(name, [run], run.serves)], measure)
     series = [
         Series(name, f"series-{i}", charts.SHAPES[i])
         for i, name in zip((1, 0, 2), names, strict=False)
@@ -300,44 +270,40 @@ def absences_section(lines: Iterable[Line]) -> Section | None:
     reasons = list[list[Cell]]()
     for line in lines:
         absences = [run.absences() for run in line.runs]
-        found = [
-            sum((Counter(dict(by_kind[kind])) for by_kind in absences), Counter[str]())
-            for kind in ABSENT
-        ]
-        rows += [
-            [
-                Cell(line.label),
-                Cell(client),
-                *(Cell(str(counts[client] or "–"), counts[client]) for counts in found),
-            ]
-            for client in sorted({name for counts in found for name in counts})
-        ]
-        refusals = Counter(
-            refusal
-            for run in line.runs
-            for cell in run.rounds.get("refused", ())
-            for refusal in parse_refusals(cell)
-        )
+        found = [Counter[str]() for _ in ABSENT]
+        for by_kind in absences:
+            for kind, counts in zip(ABSENT, found, strict=True):
+                counts.update(dict(by_kind[kind]))
+        for client in sorted(set[str]().union(*found)):
+            cells = [Cell(str(counts[client] or "–"), counts[client]) for counts in found]
+            rows.append([Cell(line.label), Cell(client), *cells])
+        refusals = Counter[tuple[str, str]]()
+        for run in line.runs:
+            for refused in run.rounds.get("refused", ()):
+                refusals.update(parse_refusals(refused))
         reasons += [
             [Cell(line.label), Cell(client), Cell(reason), Cell.of(count)]
             for (client, reason), count in refusals.most_common()
         ]
     blocks: list[Block] = []
     if rows:
-        there = [0, 1, *(i for i in range(2, 2 + len(ABSENT)) if any(row[i].value for row in rows))]
+        headings = ["method", "client", *ABSENT]
+        kinds = range(2, len(headings))
+        there = [0, 1, *(i for i in kinds if any(row[i].value for row in rows))]
         rows.sort(key=lambda row: -sum(cell.value or 0 for cell in row))
         more = max(0, len(rows) - ABSENCES_SHOWN)
-        headings = ["method", "client", *ABSENT]
+        about = (
+            "Refused: a reply that could not be used. Missing: no reply in time. Offline: known,"
+            " and not connected. Owing: online, and not asked while it owes an earlier reply."
+            " Excluded: a privacy account that is spent or halted."
+        )
         blocks.append(
             Table(
                 "absences",
                 "In how many rounds clients were absent, over all seeds",
                 [headings[i] for i in there],
                 [[row[i] for i in there] for row in rows[:ABSENCES_SHOWN]],
-                text_if(more, f"{more} more are in the runs' {ROUNDS.name}. ")
-                + "Refused: a reply that could not be used. Missing: no reply in time. Offline:"
-                " known, and not connected. Owing: online, and not asked while it owes an earlier"
-                " reply. Excluded: a privacy account that is spent or halted.",
+                text_if(more, f"{more} more are in the runs' {ROUNDS.name}. ") + about,
                 keys=2,
             )
         )
@@ -412,14 +378,9 @@ def settings_section(lines: Sequence[Line]) -> Section:
             if key in settings:
                 value: Any = settings[key]
                 methods.setdefault("–" if value == "" else format_value(value), []).append(label)
-        rows += [
-            [
-                Cell(key),
-                Cell(said),
-                Cell("all methods" if len(labels) == len(by_method) else ", ".join(labels)),
-            ][: len(headings)]
-            for said, labels in methods.items()
-        ]
+        for said, labels in methods.items():
+            of = "all methods" if len(labels) == len(by_method) else ", ".join(labels)
+            rows.append([Cell(key), Cell(said), Cell(of)][: len(headings)])
     return Section(
         "settings",
         "Settings",

@@ -124,12 +124,9 @@ class ComparedScores:
     @cached_property
     def decimals(self) -> int:
         """The decimals of the score's measures, in tables and sentences."""
-        return self.score.decimals_of(
-            spread
-            for method in self.shown
-            for key in SHOWN
-            if is_shown(spread := self.estimate(method, key).value)
-        )
+        measured = itertools.product(self.shown, SHOWN)
+        spreads = [self.estimate(method, key).value for method, key in measured]
+        return self.score.decimals_of(filter(is_shown, spreads))
 
     @cached_property
     def gain_decimals(self) -> int:
@@ -162,11 +159,11 @@ class ComparedScores:
     @cached_property
     def noise(self) -> Mapping[str, Sequence[Values]]:
         """The noise in each client's score, by method and seed; see `Run.noise`."""
-        return {
-            method: [run.noise(self.score) for run in self.runs.get(method, ())]
-            or [{} for _ in self.seeds]
-            for method in self.methods
-        }
+        found = dict[str, Sequence[Values]]()
+        for method in self.methods:
+            of_runs = [run.noise(self.score) for run in self.runs.get(method, ())]
+            found[method] = of_runs or [{} for _ in self.seeds]
+        return found
 
     @property
     def has_noise(self) -> bool:
@@ -175,12 +172,15 @@ class ComparedScores:
 
     def noise_of_means(self, method: str) -> Values:
         """Return the deviation of the noise in each client's mean over the seeds that have it."""
-        return {
-            client: math.hypot(*(of_seed.get(client, 0.0) for of_seed in self.noise[method]))
-            / count
-            for client, count in Counter(itertools.chain(*self.values[method])).items()
-            if any(client in of_seed for of_seed in self.noise[method])
-        }
+        noise = self.noise[method]
+        noisy = set(itertools.chain(*noise))
+        counts = Counter(itertools.chain(*self.values[method]))
+        found = {}
+        for client, count in counts.items():
+            if client in noisy:
+                deviations = [of_seed.get(client, 0.0) for of_seed in noise]
+                found[client] = math.hypot(*deviations) / count
+        return found
 
     @cached_property
     def held_out(self) -> Mapping[str, Sequence[dict[str, float]]]:
@@ -196,19 +196,18 @@ class ComparedScores:
             for name in (label, personal_label(label))
             if name == label or label not in self.shown
         }
-        kinds = {kind for run in every.get(self.baseline, ()) for kind in HELD_OUT.read(run.folder)}
+        kinds = set[str]()
+        for run in every.get(self.baseline, ()):
+            kinds.update(HELD_OUT.read(run.folder))
         found = {method: [dict[str, float]() for _ in self.seeds] for method in self.methods}
         for kind, place in itertools.product(sorted(kinds), range(len(self.seeds))):
-            shared = frame([runs[place].held_out(kind) for runs in every.values()]).dropna(
-                axis="columns"
-            )
-            for name, values in zip(every, shared.to_dict("records"), strict=True):
+            scores = frame([runs[place].held_out(kind) for runs in every.values()])
+            shared = scores.dropna(axis="columns").to_dict("records")
+            for name, values in zip(every, shared, strict=True):
                 if values:
-                    found[name][place] |= {
-                        f"{kind}: {key}": each.value
-                        for key, each in estimates(values, self.score).items()
-                        if key in (MEAN, WORST)
-                    }
+                    measured = estimates(values, self.score)
+                    for key in (MEAN, WORST):
+                        found[name][place][f"{kind}: {key}"] = measured[key].value
         return found
 
     @property
@@ -268,21 +267,23 @@ class ComparedScores:
     @cached_property
     def estimates(self) -> Mapping[str, Sequence[Mapping[str, Estimate]]]:
         """The measures of fairness, with those in `held_out`, by method and seed."""
-        return {
-            method: [
-                estimates(values, self.score, noise)
-                | {name: Estimate(value) for name, value in new.items()}
-                for values, noise, new in zip(
-                    by_seed, self.noise[method], self.held_out[method], strict=True
-                )
-            ]
-            for method, by_seed in self.values.items()
-        }
+        return {method: self._estimates_by_seed(method) for method in self.values}
+
+    def _estimates_by_seed(self, method: str) -> list[Mapping[str, Estimate]]:
+        found = list[Mapping[str, Estimate]]()
+        for values, noise, new in zip(
+            self.values[method], self.noise[method], self.held_out[method], strict=True
+        ):
+            of_new = {name: Estimate(value) for name, value in new.items()}
+            found.append(estimates(values, self.score, noise) | of_new)
+        return found
 
     def estimate(self, method: str, measure: str) -> Estimate:
         """Return the mean of a measure over the seeds that have it, and of its interval, or NaN."""
         found = [of_seed[measure] for of_seed in self.estimates[method] if measure in of_seed]
-        return Estimate(*map(statistics.fmean, zip(*found or [Estimate(math.nan)], strict=True)))
+        if not found:
+            return Estimate(math.nan)
+        return Estimate(*map(statistics.fmean, zip(*found, strict=True)))
 
     @cached_property
     def gaps_compared(self) -> dict[str, GroupScore]:
@@ -291,53 +292,46 @@ class ComparedScores:
         Left out are gaps for which some method and the baseline have no seed in common. Empty
         without groups.
         """
-        return {
-            f"{GAP}{score.name}": score
-            for reports in self.by_group.values()
-            for score in reports[0].scores
-            if self._has(f"{GAP}{score.name}")
-        }
+        scores = itertools.chain.from_iterable(
+            reports[0].scores for reports in self.by_group.values()
+        )
+        gaps = {f"{GAP}{score.name}": score for score in scores}
+        return {name: score for name, score in gaps.items() if self._has(name)}
 
     @property
     def grouping_compared(self) -> str:
         """The first grouping: its gaps are compared; "" without groups."""
-        return next(
-            (
-                grouping
-                for by_seed in self.by_group.values()
-                for grouping in by_seed[0].grouped.groupings
-            ),
-            "",
-        )
+        for by_seed in self.by_group.values():
+            for grouping in by_seed[0].grouped.groupings:
+                return grouping
+        return ""
 
     def _pairs(self, method: str, measure: str, than: str = "") -> list[tuple[float, float]]:
         """Return a measure under a method and under `than`, for each seed that has both."""
-        return [
-            pair
-            for pair in zip(
-                self._by_seed(measure, method),
-                self._by_seed(measure, than or self.baseline),
-                strict=True,
-            )
-            if all(map(math.isfinite, pair))
-        ]
+        of_method = self._by_seed(measure, method)
+        of_other = self._by_seed(measure, than or self.baseline)
+        pairs = zip(of_method, of_other, strict=True)
+        return [pair for pair in pairs if all(map(math.isfinite, pair))]
 
     def _by_seed(self, measure: str, method: str) -> list[float]:
         """Return a measure for each seed; NaN for a seed without it."""
         compute = find_measure(measure).of
-        return [
-            math.nan
-            if has_noise and measure in REGISTRY and measure not in measured
-            else compute(ClientScores(values, self.score, groups=groups, held_out=new))
-            for values, groups, new, measured, has_noise in zip(
-                self.values[method],
-                self.by_group.get(method, [None] * len(self.seeds)),
-                self.held_out[method],
-                self.estimates[method],
-                map(bool, self.noise[method]),
-                strict=True,
+        by_group = self.by_group.get(method, [None] * len(self.seeds))
+        found = list[float]()
+        for place in range(len(self.seeds)):
+            measured = self.estimates[method][place]
+            # scores with noise have no other measures than those that `estimates` corrects
+            if self.noise[method][place] and measure in REGISTRY and measure not in measured:
+                found.append(math.nan)
+                continue
+            scores = ClientScores(
+                self.values[method][place],
+                self.score,
+                groups=by_group[place],
+                held_out=self.held_out[method][place],
             )
-        ]
+            found.append(compute(scores))
+        return found
 
     def _has(self, measure: str) -> bool:
         """Return whether every method has a measure with a seed with which the baseline has it."""
@@ -352,21 +346,21 @@ class ComparedScores:
         """
         if any(run.privacy for run in itertools.chain(*self.runs.values())):
             return {}
-        found = {
-            label: [run.training.get("improved", math.nan) for run in runs]
-            for label, runs in self.runs.items()
-            if runs[0].serves == "global"
-        }
-        return {label: values for label, values in found.items() if all(map(math.isfinite, values))}
+        found = dict[str, list[float]]()
+        for label, runs in self.runs.items():
+            values = [run.training.get("improved", math.nan) for run in runs]
+            if runs[0].serves == "global" and all(map(math.isfinite, values)):
+                found[label] = values
+        return found
 
     def against_baseline(self, method: str, measure: str) -> list[float]:
         """Return a measure of `against_baseline` for each seed in which it is defined."""
         if self.has_noise:
             return []
-        found = [
-            against_baseline(*pair, lower_is_better=not self.score.higher_is_better)[measure]
-            for pair in zip(self.values[method], self.values[self.baseline], strict=True)
-        ]
+        found = list[float]()
+        for pair in zip(self.values[method], self.values[self.baseline], strict=True):
+            measured = against_baseline(*pair, lower_is_better=not self.score.higher_is_better)
+            found.append(measured[measure])
         return [value for value in found if math.isfinite(value)]
 
     # Differences
@@ -390,22 +384,20 @@ class ComparedScores:
         FairbloomError
             When the method or measure is unknown, or no seed has the measure.
         """
-        if unknown := [
-            name for name in (method, than or self.baseline) if name not in self.methods
-        ]:
-            raise FairbloomError(
-                f"method = {unknown[0]!r}: this comparison has {', '.join(self.methods)}"
-            )
+        for name in (method, than or self.baseline):
+            if name not in self.methods:
+                raise FairbloomError(
+                    f"method = {name!r}: this comparison has {', '.join(self.methods)}"
+                )
         pairs = self._pairs(method, measure, than)
         found = find_measure(measure)
         if not pairs:
             raise FairbloomError(f"measure = {measure!r}: no seed has this measure")
-        return [
-            0.0
-            if math.isclose(value, base, rel_tol=1e-9, abs_tol=1e-12)
-            else found.better(value, base, self.score)
-            for value, base in pairs
-        ]
+        gains = list[float]()
+        for value, base in pairs:
+            is_same = math.isclose(value, base, rel_tol=1e-9, abs_tol=1e-12)
+            gains.append(0.0 if is_same else found.better(value, base, self.score))
+        return gains
 
     def difference(self, method: Named, measure: str) -> Difference:
         """Return a method's mean gain over the baseline by a measure of `gains`, and its error.
@@ -433,13 +425,14 @@ class ComparedScores:
         compared: Iterable[str] = self.others
         if self.has_noise or measure in self.held_out_measures:
             compared = [method for method in self.others if self._pairs(method, measure)]
-        gains = {method: self.gains(method, measure) for method in compared}
-        return {
-            method: difference_of(
-                by_seed, test_share=self.shared.test_share, shift=self._shift(method, measure)
+        found = dict[str, Difference]()
+        for method in compared:
+            found[method] = difference_of(
+                self.gains(method, measure),
+                test_share=self.shared.test_share,
+                shift=self._shift(method, measure),
             ).untested
-            for method, by_seed in gains.items()
-        }
+        return found
 
     @cached_property
     def claims(self) -> Mapping[tuple[str, str], Difference]:
@@ -468,9 +461,9 @@ class ComparedScores:
         pair = [self.estimate(name, measure) for name in names]
         if len(self.seeds) >= FEWEST_SEEDS:
             return max(each.bias for each in pair)
-        return sum(max(each.below, each.above) for each in pair) + REACH * math.hypot(
-            *(self.noise_of_means(name).get(measure.removeprefix(CLIENT), 0.0) for name in names)
-        )
+        client = measure.removeprefix(CLIENT)
+        noise = [self.noise_of_means(name).get(client, 0.0) for name in names]
+        return sum(max(each.below, each.above) for each in pair) + REACH * math.hypot(*noise)
 
     @property
     def others(self) -> list[str]:

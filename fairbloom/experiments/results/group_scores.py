@@ -1,5 +1,6 @@
 """A model's scores on groups of examples, within clients and over all, and their gaps."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,31 +53,25 @@ class Group:
     @classmethod
     def over(cls, groups: Sequence["Group"]) -> "Group":
         """Return the union of several clients' groups, with scores over all examples."""
-        scored = {
-            name: [group for group in groups if name in group.values]
-            for name in dict.fromkeys(name for group in groups for name in group.values)
-        }
-        overs = {name: sum(group.overs[name] for group in of) for name, of in scored.items()}
-        values = {
-            name: sum(group.overs[name] * group.values[name] for group in of) / overs[name]
-            for name, of in scored.items()
-        }
-        lacking = {
-            name: {
-                group.client: group.count
-                for group in groups
-                if group.client is not ALL and name not in group.values
-            }
-            for name in overs
-        }
+        overs = Counter[str]()
+        sums: dict[str, float] = {}
+        for group in groups:
+            for name, value in group.values.items():
+                overs[name] += group.overs[name]
+                sums[name] = sums.get(name, 0.0) + group.overs[name] * value
+        without: dict[str, dict[str, int]] = {}
+        for name in overs:
+            for group in groups:
+                if group.client is not ALL and name not in group.values:
+                    without.setdefault(name, {})[group.client] = group.count
         return cls(
             ALL,
             groups[0].grouping,
             groups[0].group,
             sum(group.count for group in groups),
             overs,
-            values,
-            {name: clients for name, clients in lacking.items() if clients},
+            values={name: sums[name] / over for name, over in overs.items()},
+            without=without,
         )
 
 
