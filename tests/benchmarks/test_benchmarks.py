@@ -46,6 +46,7 @@ from fairbloom.simulation.run import simulate
 from fairbloom.strategies import METHODS
 from fairbloom.tasks import load_task
 from tests.checkout import ROOT
+from tests.commands import fork_workers
 
 
 def test_rows_of_a_workload_take_the_place_of_its_former_ones(tmp_path: Path) -> None:
@@ -97,7 +98,10 @@ def test_given_arms_are_accepted(given: Arms) -> None:
 
 
 @pytest.mark.slow
-def test_the_table_has_gains_of_the_chosen_arms(tmp_path: Path) -> None:
+def test_the_table_has_gains_of_the_chosen_arms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork_workers(monkeypatch)
     settings: dict[str, Value] = {
         "task": "digits",
         "model": "logistic",

@@ -26,7 +26,7 @@ from fairbloom.server.settings import Settings, default_config, parameters
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies import METHODS
 from fairbloom.tasks import TASKS
-from tests.commands import forked
+from tests.commands import fork_workers, forked
 from tests.experiments.helpers import ROOT, SMALL, as_json, captured, fairbloom, refusal
 from tests.simulation.helpers import Outcome, table
 
@@ -177,9 +177,10 @@ REFUSED: list[tuple[list[str], tuple[str, ...]]] = [
     ],
 )
 def test_several_values_are_tried_by_the_search_an_error_names(
-    capsys: pytest.CaptureFixture[str], given: list[str]
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, given: list[str]
 ) -> None:
     """A comparison's method, too: its error has the name of the method."""
+    fork_workers(monkeypatch)
     few = (
         "--clients",
         5,

@@ -292,6 +292,14 @@ def simple_clients() -> ClientApp:
     return app
 
 
+def run_script(file: str) -> None:
+    """Run a file as `python file` does, in this process and its folder."""
+    sys.path.insert(0, str(Path.cwd()))
+    with pytest.MonkeyPatch.context() as patch:
+        fork_workers(patch)
+        runpy.run_path(file, run_name="__main__")
+
+
 def follow(page: str) -> None:
     """Do all that a page says, in this process and its folder."""
     # a file that goes on within the same second would be taken for the one before

@@ -1,14 +1,14 @@
 """Each example of the gallery runs alone, in an empty folder, and ends with a chart."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from shutil import copy
 
 import pytest
 
+from tests.commands import forked
+
 from .pages import ROOT
+from .reader import run_script
 
 EXAMPLES = sorted((ROOT / "docs" / "gallery").glob("*.py"))
 # On two free cores none takes half a minute.
@@ -29,12 +29,5 @@ def test_a_cell_of_each_example_ends_with_a_chart(example: Path) -> None:
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs(example: Path, tmp_path: Path) -> None:
     copy(example, tmp_path)
-    done = subprocess.run(
-        [sys.executable, example.name],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=MAX_SECONDS,
-    )
+    done = forked(tmp_path, run_script, example.name, seconds=MAX_SECONDS)
     assert done.returncode == 0, done.stderr[-5000:]
