@@ -765,7 +765,7 @@ def follow(
         course.inconsistencies.append(course.inconsistency())
         before(finished.number + 1, grid)
 
-    before(1 if resume is None else int(resume["round"]) + 1, grid)
+    before(1 if resume is None else int(resume["finished_rounds"]) + 1, grid)
     method.start(grid, record({"w": start}), num_rounds=rounds, on_round=over, resume=resume)
     for name, message in grid.sent_to(MessageType.TRAIN):
         config = message.content.config_records["config"]

@@ -549,7 +549,15 @@ def test_a_whole_checkpoint_of_another_content_is_refused(
                 "strategy": {key: each for key, each in state["strategy"].items() if key != left},
             },
         )
-        for left in ("method", "round", "steps", "rows", "memory", "first-counts", "used-norms")
+        for left in (
+            "method",
+            "finished_rounds",
+            "steps",
+            "kept",
+            "memory",
+            "first_counts",
+            "norms",
+        )
     ]
     name, array = next(iter(model.items()))
     others += [

@@ -21,7 +21,7 @@ PROTOCOL = 6
 # The format of a run folder, and of the files that a device stores of a run.
 #
 # Raise it by 1 if earlier folders can no longer be continued.
-RUN_FOLDER_FORMAT = 12
+RUN_FOLDER_FORMAT = 13
 
 
 def check_protocol(config: Mapping[str, Any]) -> None:

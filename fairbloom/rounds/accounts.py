@@ -1,12 +1,14 @@
 """What a run knows of its clients' privacy accounts."""
 
-from typing import NamedTuple, Self
+from dataclasses import dataclass, replace
+from typing import Self
 
 # Each new loss multiplies the weights of earlier ones by this factor.
 LOSS_MEMORY = 0.8
 
 
-class AccountInRun(NamedTuple):
+@dataclass(frozen=True)
+class AccountInRun:
     """A client's privacy account, as a run has seen it.
 
     Attributes
@@ -31,8 +33,9 @@ class AccountInRun(NamedTuple):
     def after(self, spent: float, loss: float | None) -> Self:
         """Return the account after a reply that was charged so, with this loss if it has one."""
         if loss is None:
-            return self._replace(spent=self.spent + spent)
-        return self._replace(
+            return replace(self, spent=self.spent + spent)
+        return replace(
+            self,
             spent=self.spent + spent,
             loss_sum=LOSS_MEMORY * self.loss_sum + loss,
             loss_weight=LOSS_MEMORY * self.loss_weight + 1.0,

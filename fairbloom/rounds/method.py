@@ -17,6 +17,7 @@ from fairbloom.protocol.parameters import SettingsError, arguments_of, parsed
 from fairbloom.protocol.patterns import match_names
 from fairbloom.protocol.streams import generator
 from fairbloom.protocol.terms import Terms
+from fairbloom.system.values import decode, encode
 from fairbloom.text import text_if
 
 from . import compatibility
@@ -45,7 +46,7 @@ from .options import (
     checking,
 )
 from .ranges import amounts_in, names_in, one_of, pairs_in, whole
-from .run_state import RunState, decode, encode
+from .run_state import RunState
 from .sampling import sample, sample_by
 from .server_optimizer import AVGM, LR, ServerOptimizer, name_of
 
@@ -62,8 +63,10 @@ NEGATIVE_WEIGHTS = "negative-weights"
 # al. (FedFV). It is a metric of methods that require inner products.
 CONFLICTS = "conflicts"
 
-# The key of the server optimizer's name in a state.
+# The keys of a written state that name the method and its server optimizer.
+METHOD = "method"
 SERVER_OPTIMIZER = "server-optimizer"
+OWNER = (METHOD, SERVER_OPTIMIZER)
 
 
 class FrozenMethodError(FairbloomError, AttributeError):
@@ -437,9 +440,9 @@ class Method(CommonOptions):
         It consists of str, numbers, None, arrays, lists and dicts.
         """
         return {
-            "method": type(self).__name__,
+            METHOD: type(self).__name__,
             SERVER_OPTIMIZER: name_of(self.server_optimizer),
-            **encode(self._run),
+            **encode(self._run.in_memory()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -451,16 +454,19 @@ class Method(CommonOptions):
             If it is the state of another method, or of a run with another server optimizer, or if
             models must be averaged and it has no mean.
         """
-        if state["method"] != type(self).__name__:
-            raise ValueError(f"the state is of {state['method']}, not of {type(self).__name__}")
+        if state[METHOD] != type(self).__name__:
+            raise ValueError(f"the state is of {state[METHOD]}, not of {type(self).__name__}")
         if state[SERVER_OPTIMIZER] != (current := name_of(self.server_optimizer)):
             raise ValueError(
                 f"the state is of a run with server_optimizer = {state[SERVER_OPTIMIZER]!r}, got"
                 f" {current!r}: continue with that, or begin again"
             )
-        if self.average_models and state["round"] and not state["average"]["rounds"]:
+        written = {key: value for key, value in state.items() if key not in OWNER}
+        run = decode(RunState, written)
+        if self.average_models and run.finished_rounds and not run.average.rounds:
             raise ValueError(
                 "the state is of a run without average_models, and its earlier models are lost:"
                 " leave average_models out"
             )
-        self.enter(decode(state))
+        whole(0, finished_rounds=run.finished_rounds)
+        self.enter(run)

@@ -2,11 +2,10 @@
 
 A round has these: `drawn`, `screened`, `charged` and `without` for privacy accounts, `stepped` and
 `learned` or `without_step`, `with_states`, `averaged`, `tested` and `evaluated`. Flower's hooks add
-`hooked`, and `stopped` ends a run before a round. `encode` writes a state for a checkpoint, and
-`decode` reads it: encode(decode(encode(state))) has the same bytes.
+`hooked`, and `stopped` ends a run before a round. A checkpoint has a state by its fields, as
+`system.values` writes them, once its rows are `in_memory`.
 """
 
-import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -19,7 +18,6 @@ from fairbloom.protocol.names import LOSS_BEFORE
 from .accounts import AccountInRun
 from .arrays import FloatArray, Model
 from .cohort import Kept
-from .ranges import whole
 from .server_optimizer import Moments
 from .states import States
 from .vectors import Vectors
@@ -284,79 +282,12 @@ class RunState:
         """Return the state of a run that ends after its round `last`."""
         return replace(self, finished_rounds=last)
 
+    # Before it is written -------------------------------------------------------------------------
 
-# In a checkpoint ----------------------------------------------------------------------------------
-
-
-def encode(state: RunState) -> dict[str, Any]:
-    """Return a state as str, numbers, None, arrays, lists and dicts."""
-    return {
-        "round": state.finished_rounds,
-        "steps": state.steps,
-        "skipped": state.skipped,
-        "changed": state.changed,
-        "unchanged": state.unchanged,
-        "evaluated": state.evaluated_round,
-        "unevaluated": state.unevaluated,
-        "memory": copy.deepcopy(dict(state.memory)),
-        "rows": [
-            {
-                "key": kept.key,
-                "round": kept.round,
-                "extreme": row.needs_float64,
-                "values": row.blocks[0][0].copy(),
-            }
-            for kept, row in state.kept.items()
-        ],
-        "first-counts": dict(state.first_counts),
-        "first-tests": dict(state.first_tests),
-        "average": {"rounds": state.average.rounds, "sums": dict(state.average.sums)},
-        "used-norms": {str(number): norms for number, norms in state.norms.used.items()},
-        "longest-step": state.norms.longest_step,
-        "roster": dict(state.roster),
-        "moments": None if state.moments is None else dict(vars(state.moments)),
-        "states": {"rounds": dict(state.states.rounds), "losses": dict(state.states.losses)},
-        "spent": sorted(state.spent),
-        "halted": sorted(state.halted),
-        "accounts": {name: [*account] for name, account in state.accounts.items()},
-        "with-state": sorted(state.with_state),
-        "configs": {name: dict(changes) for name, changes in state.configs.items()},
-        "wrappers": [dict(values) for values in state.wrappers],
-    }
-
-
-def decode(written: Mapping[str, Any]) -> RunState:
-    """Return the state that `encode` wrote."""
-    rows = {
-        Kept(row["key"], row["round"]): Vectors.of(row["values"], needs_float64=row["extreme"])
-        for row in written["rows"]
-    }
-    used = {
-        int(number): np.asarray(norms, np.float64)
-        for number, norms in written["used-norms"].items()
-    }
-    moments = written["moments"]
-    return RunState(
-        finished_rounds=whole(0, round=written["round"]),
-        steps=written["steps"],
-        skipped=written["skipped"],
-        changed=written["changed"],
-        unchanged=written["unchanged"],
-        evaluated_round=written["evaluated"],
-        unevaluated=written["unevaluated"],
-        memory=copy.deepcopy(dict(written["memory"])),
-        kept=rows,
-        first_counts=dict(written["first-counts"]),
-        first_tests=dict(written["first-tests"]),
-        average=Average(**written["average"]),
-        norms=NormHistory(used, float(written["longest-step"])),
-        roster=dict(written["roster"]),
-        moments=Moments(**moments) if moments else None,
-        states=States(**written["states"]),
-        spent=frozenset(written["spent"]),
-        halted=frozenset(written["halted"]),
-        accounts={name: AccountInRun(*each) for name, each in written["accounts"].items()},
-        with_state=frozenset(written["with-state"]),
-        configs=dict(written["configs"]),
-        wrappers=tuple(written["wrappers"]),
-    )
+    def in_memory(self) -> Self:
+        """Return the state with kept rows of its own, where they lie in files or are computed."""
+        rows = {
+            label: Vectors.of(row.blocks[0][0].copy(), needs_float64=row.needs_float64)
+            for label, row in self.kept.items()
+        }
+        return replace(self, kept=rows)

@@ -1,8 +1,8 @@
 """Who was asked to train, who answered, and whose replies were used."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
 
 from fairbloom.rounds.round import Round
 
@@ -11,31 +11,34 @@ from fairbloom.rounds.round import Round
 COLUMNS = ("rounds_asked", "rounds_answered", "rounds_counted")
 
 
+@dataclass(frozen=True)
 class Participations:
-    """The participation of all clients that a run has asked to train.
+    """The participation of all clients that a run has asked to train: their COLUMNS, by client."""
 
-    It continues from the `state` that `state_dict` returned.
-    """
+    rounds_asked: Mapping[str, int] = field(default_factory=dict)
+    rounds_answered: Mapping[str, int] = field(default_factory=dict)
+    rounds_counted: Mapping[str, int] = field(default_factory=dict)
 
-    def __init__(self, state: Mapping[str, Mapping[str, int]] = MappingProxyType({})) -> None:
-        self._counts = {column: Counter(state.get(column)) for column in COLUMNS}
-
-    def state_dict(self) -> dict[str, dict[str, int]]:
-        """Return it as JSON."""
-        return {column: {**counts} for column, counts in self._counts.items()}
-
-    def add(self, finished: Round) -> None:
-        """Add a finished round."""
+    def after(self, finished: Round) -> Self:
+        """Return the participation after a finished round."""
         # A round that nobody answers has no participants.
         asked = dict.fromkeys((*finished.participants, *finished.missing))
         missing = frozenset(finished.missing)
         answered = [name for name in asked if name not in missing]
-        for counts, names in zip(
-            self._counts.values(), (asked, answered, finished.coefficients), strict=True
-        ):
-            for name in names:  # Counter.update calls a function for each
-                counts[name] += 1
+        return type(self)(
+            _count(self.rounds_asked, asked),
+            _count(self.rounds_answered, answered),
+            _count(self.rounds_counted, finished.coefficients),
+        )
 
     def cells(self, clients: Sequence[str]) -> list[list[int]]:
         """Return the columns for these clients; a client that was never asked has zeros."""
-        return [[counts[name] for name in clients] for counts in self._counts.values()]
+        columns = (self.rounds_asked, self.rounds_answered, self.rounds_counted)
+        return [[counts.get(name, 0) for name in clients] for counts in columns]
+
+
+def _count(before: Mapping[str, int], names: Collection[str]) -> dict[str, int]:
+    counts = {**before}
+    for name in names:
+        counts[name] = counts.get(name, 0) + 1
+    return counts

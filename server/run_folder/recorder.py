@@ -34,6 +34,7 @@ from fairbloom.rounds.round import Round
 from fairbloom.strategies import FairStrategy
 from fairbloom.system.files import sync_folder
 from fairbloom.system.supervise import finish_first
+from fairbloom.system.values import decode, encode
 
 from ..checkpoint import Arrays, list_checkpoints, load_last, save_round
 from ..settings import find_grown
@@ -70,7 +71,7 @@ from .files import (
 from .group_rows import Grouped, format_groups
 from .metrics import METRIC_COLUMNS, format_metrics, format_phase
 from .participation import Participations
-from .stopping import EarlyStopping
+from .stopping import EarlyStopping, ScoreSoFar
 from .tables import TableWriter, format_cell
 from .values import RecordedSettings
 
@@ -265,18 +266,19 @@ class RunRecorder:
         Raise RunFolderError if all checkpoints are damaged.
         """
         nothing: dict[str, Any] = {
-            "strategy": {"round": 0},
+            "strategy": {"finished_rounds": 0},
             "best": {},
             "losses": {},
-            "participations": {},
+            "participations": encode(Participations()),
         }
         arrays, state = load_last(self._checkpoints) or (None, nothing)
         self._best = state["best"]
-        self.saved = state["strategy"]["round"]
+        self.saved = state["strategy"]["finished_rounds"]
         self._losses = state["losses"]
-        self._participations = Participations(state["participations"])
+        self._participations = decode(Participations, state["participations"])
         if self._stopping is not None and "stopping" in state:
-            self._stopping = replace(self._stopping, **state["stopping"])
+            known = decode(ScoreSoFar, state["stopping"])
+            self._stopping = replace(self._stopping, known=known)
             self.stopped = self._stopping.reason
         with explain_write_errors(f"the run up to round {self.saved}", self.path):
             if arrays is None:
@@ -327,7 +329,7 @@ class RunRecorder:
             if "other_rows" in self._rounds.columns:
                 row["other_rows"] = shlex.join(record_rows(self.path, finished))
             self._rounds.add([[row.get(column) for column in self._rounds.columns]])
-            self._participations.add(finished)
+            self._participations = self._participations.after(finished)
             self._clients.add(self._table.rows(finished, self._participations))
             self._name_cells |= {
                 name: format_cell(name)
@@ -396,11 +398,11 @@ class RunRecorder:
             "strategy": self.method.state_dict(),
             "best": self._best,
             "losses": self._losses,
-            "participations": self._participations.state_dict(),
+            "participations": encode(self._participations),
             "tables": {table.path.name: table.size for table in self._tables},
         }
         if self._stopping is not None:
-            state["stopping"] = self._stopping.encode()
+            state["stopping"] = encode(self._stopping.known)
         best = self._new_best
 
         def write() -> None:

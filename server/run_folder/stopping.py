@@ -1,7 +1,7 @@
 """Early stopping: a run ends after several rounds without a better validation score."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 from fairbloom.protocol.parameters import SettingsError
 from fairbloom.rounds.round import Round
@@ -10,18 +10,28 @@ from .csv_rows import OVER, Validation
 
 
 @dataclass(frozen=True)
-class EarlyStopping:
-    """What a run knows of its score on validation examples, to end early.
+class ScoreSoFar:
+    """The best score of a run's rounds so far, if any is known, and its round.
 
-    The score is a mean over the clients, or over the worst 10 %. `patience` rounds without a better
-    one end the run; `last` is the last round with a known score.
+    `last` is the last round with a known score.
+    """
+
+    best: float | None = None
+    best_round: int = 0
+    last: int = 0
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """The rule that ends a run early, and what is known of the score that it goes by.
+
+    The score is a mean over the clients, or over the worst 10 %, on validation examples. `patience`
+    rounds without a better one end the run.
     """
 
     patience: int
     validation: Validation
-    best: float | None = None
-    best_round: int = 0
-    last: int = 0
+    known: ScoreSoFar = ScoreSoFar()
 
     def after(self, finished: Round) -> Self:
         """Return what is known after a round.
@@ -29,14 +39,17 @@ class EarlyStopping:
         Raise SettingsError after `patience` rounds without any score.
         """
         score = self.validation.score
-        if (value := self.validation.of_round(finished)) is not None:
-            if self.best is None or score.better(value, self.best) > 0.0:
-                return replace(self, best=value, best_round=finished.number, last=finished.number)
-            return replace(self, last=finished.number)
-        if self.best is None and finished.evaluations and finished.number >= self.patience:
+        number = finished.number
+        value = self.validation.of_round(finished)
+        best = self.known.best
+        if value is not None:
+            if best is None or score.better(value, best) > 0.0:
+                return replace(self, known=ScoreSoFar(value, number, number))
+            return replace(self, known=replace(self.known, last=number))
+        if best is None and finished.evaluations and number >= self.patience:
             raise SettingsError(
                 f"early-stopping = {self.patience} uses the mean validation {score.name}, and"
-                f" up to round {finished.number} no client has reported any: give the clients"
+                f" up to round {number} no client has reported any: give the clients"
                 " validation examples (a task does by a larger validation-share), or set"
                 " early-stopping = 0"
             )
@@ -45,16 +58,13 @@ class EarlyStopping:
     @property
     def reason(self) -> str:
         """Why the run must end, "" as long as it continues."""
-        if self.best is None or self.last - self.best_round < self.patience:
+        best = self.known.best
+        since = self.known.last - self.known.best_round
+        if best is None or since < self.patience:
             return ""
         score = self.validation.score
-        since = self.last - self.best_round
         return (
             f"the mean validation {score.name}{OVER[self.validation.measure]} was best in round"
-            f" {self.best_round}, {score.written(self.best)}, and not better in the {since} rounds"
+            f" {self.known.best_round}, {score.written(best)}, and not better in the {since} rounds"
             f" since (early-stopping = {self.patience})"
         )
-
-    def encode(self) -> dict[str, Any]:
-        """Return what changes in a run; `replace` takes it back."""
-        return {"best": self.best, "best_round": self.best_round, "last": self.last}

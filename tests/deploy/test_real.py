@@ -93,7 +93,7 @@ def assert_same_as_with_the_same_clients(
     last = load_last(folder / "checkpoint")
     assert last is not None
     model, state = last
-    number = state["strategy"]["round"]
+    number = state["strategy"]["finished_rounds"]
     chosen = Settings.of({**settings, "num-rounds": number, "out": str(scratch / "replayed")})
     grid = Replay(chosen, rounds(folder)[:number])
     for name, array in load_file(

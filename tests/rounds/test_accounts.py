@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -307,7 +307,7 @@ def test_losses_are_smoothed_before_they_are_cut() -> None:
     assert account.smooth(9.0, 5.0) == pytest.approx(mean)
     assert account.smooth(9.0, 0.5) == 0.5
     assert account.after(0.0, -9.0).smooth(9.0, 5.0) == 0.0
-    assert account.after(2.0, None) == account._replace(spent=2.0)
+    assert account.after(2.0, None) == replace(account, spent=2.0)
     assert AccountInRun().smooth(9.0, 5.0) == 9.0
 
 

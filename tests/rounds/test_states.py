@@ -134,7 +134,7 @@ def test_a_lost_state_is_refused_by_name_and_all_begin_anew(
     assert [model.tobytes() for model in course.models[6:]] == [
         model.tobytes() for model in anew.models[1:]
     ]
-    assert course.states[4]["rows"] == []
+    assert course.states[4]["kept"] == []
     assert course.states[4]["states"] == {"rounds": {}, "losses": {"site-2": 1}}
 
 

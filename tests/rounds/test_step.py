@@ -144,10 +144,14 @@ def test_a_run_ends_where_the_papers_vectors_end(name: str) -> None:
         into.append(copy.deepcopy(strategy.state_dict()))
 
     result, finished = run(strategy, faults=faults, evaluate_fn=note)
-    assert [r.number for r in finished] == [state["round"] for state in states[1:]] == [1, 2, 3, 4]
+    assert (
+        [r.number for r in finished]
+        == [state["finished_rounds"] for state in states[1:]]
+        == [1, 2, 3, 4]
+    )
     assert finished[2].coefficients == {}
     assert bits(finished[2].arrays) == bits(finished[1].arrays)
-    for kept in ("memory", "rows"):
+    for kept in ("memory", "kept"):
         np.testing.assert_equal(states[3][kept], states[2][kept], name)
     model = unpack(result.arrays)
     expected = expected_model(name, ARGUMENTS[name][0], finished)

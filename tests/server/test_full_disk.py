@@ -49,7 +49,7 @@ def damage(folder: Path) -> str:
             if (folder / name).exists():
                 assert_whole(folder / name)
         if checkpoint := load_last(folder / "checkpoint"):
-            last = checkpoint[1]["strategy"]["round"]
+            last = checkpoint[1]["strategy"]["finished_rounds"]
             recorded = [int(row["round"]) for row in table(folder / "rounds.csv")]
             assert recorded[:last] == list(range(1, last + 1)), (
                 f"{recorded} are recorded up to {last}"

@@ -53,7 +53,7 @@ def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_kills_met_the_run_around_every_checkpoint(killed: Kills) -> None:
     _, every, folders = killed
     reached = [
-        0 if checkpoint is None else checkpoint[1]["strategy"]["round"]
+        0 if checkpoint is None else checkpoint[1]["strategy"]["finished_rounds"]
         for checkpoint in [load_last(folder / "checkpoint") for folder in folders]
     ]
     assert set(reached) == {*range(0, SHORT, every), SHORT}

@@ -533,7 +533,7 @@ class Run(RuleBasedStateMachine):
 
     def finished(self) -> int:
         last = load_last(self.folder / "checkpoint")
-        return 0 if last is None else int(last[1]["strategy"]["round"])
+        return 0 if last is None else int(last[1]["strategy"]["finished_rounds"])
 
     def check(self) -> None:
         """Check what must hold of the run folder whenever no process runs."""

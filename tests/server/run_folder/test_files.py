@@ -27,7 +27,7 @@ import fairbloom
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT
-from fairbloom.rounds.run_state import RunState, encode
+from fairbloom.rounds.run_state import RunState
 from fairbloom.server.app import choose_run_folder
 from fairbloom.server.run_folder import files
 from fairbloom.server.run_folder.csv_rows import (
@@ -68,6 +68,7 @@ from fairbloom.server.run_folder.tables import format_csv, read_table
 from fairbloom.server.run_folder.values import Known, RecordedSettings, RunStart
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
+from fairbloom.system.values import encode
 from fairbloom.system.versions import Point, Versions
 from fairbloom.tables.preprocessing import InputColumn, Preprocessing
 from fairbloom.tasks import load_task
@@ -453,7 +454,7 @@ def test_a_config_that_is_cut_off_is_named(there: Path, subtests: pytest.Subtest
 
 
 def test_a_run_folder_is_laid_out_as_its_format_says(tmp_path: Path) -> None:
-    assert RUN_FOLDER_FORMAT == 12
+    assert RUN_FOLDER_FORMAT == 13
     config = {"task": "digits", "clients": 2, "method": "ditto", "num-rounds": 2, "device": "cpu"}
     simulate(Settings.of({**config, "out": str(tmp_path)}))
     with safe_open(tmp_path / "checkpoint" / "2.safetensors", framework="numpy") as file:

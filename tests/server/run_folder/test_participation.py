@@ -35,6 +35,7 @@ from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies import FairStrategy, FedAvg, from_config
+from fairbloom.system.values import decode, encode
 from tests.simulation.helpers import StoppedError, stop_after, table, without_seconds
 
 
@@ -62,8 +63,8 @@ def rows(found: Participations) -> dict[str, list[object]]:
 
 def test_rounds_are_counted() -> None:
     found = Participations()
-    found.add(round_of(1, used="ab"))  # c is refused
-    found.add(round_of(2, missing=("b",), used="a"))
+    found = found.after(round_of(1, used="ab"))  # c is refused
+    found = found.after(round_of(2, missing=("b",), used="a"))
     assert COLUMNS == ("rounds_asked", "rounds_answered", "rounds_counted")
     assert rows(found) == {"a": [2, 2, 2], "b": [2, 1, 1], "c": [2, 2, 0], "d": [0, 0, 0]}
 
@@ -181,7 +182,7 @@ def test_a_runs_end_and_its_page_name_who_took_part_rarely(
 def test_a_round_that_nobody_answers_was_asked_for() -> None:
     """Such a round has no participants."""
     found = Participations()
-    found.add(replace(round_of(1, missing=("a", "b"), used=""), participants=()))
+    found = found.after(replace(round_of(1, missing=("a", "b"), used=""), participants=()))
     assert [*rows(found).values()] == [[1, 0, 0], [1, 0, 0], [0] * 3, [0] * 3]
 
 
@@ -189,11 +190,11 @@ def test_the_state_continues_to_the_same_numbers() -> None:
     whole = Participations()
     begun = Participations()
     for number in (1, 2, 3):
-        whole.add(round_of(number, used="ab"[:number]))
+        whole = whole.after(round_of(number, used="ab"[:number]))
         if number < 3:
-            begun.add(round_of(number, used="ab"[:number]))
-    continued = Participations(json.loads(json.dumps(begun.state_dict())))
-    continued.add(round_of(3, used="ab"))
+            begun = begun.after(round_of(number, used="ab"[:number]))
+    continued = decode(Participations, json.loads(json.dumps(encode(begun))))
+    continued = continued.after(round_of(3, used="ab"))
     assert rows(continued) == rows(whole)
 
 

@@ -34,7 +34,7 @@ from fairbloom.server.run_folder.csv_rows import (
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import ROUNDS as ROUNDS_TABLE, is_finished
 from fairbloom.server.run_folder.recorder import RunRecorder
-from fairbloom.server.run_folder.stopping import EarlyStopping
+from fairbloom.server.run_folder.stopping import EarlyStopping, ScoreSoFar
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies import Round
@@ -208,7 +208,7 @@ def test_a_run_continues_from_the_last_recorded_round(tmp_path: Path) -> None:
     begun(tmp_path, 3)
     continued = records(tmp_path, settings()).resume()
     np.testing.assert_array_equal(continued[0]["w"], np.full(3, 3.0))
-    assert continued[1]["round"] == 3
+    assert continued[1]["finished_rounds"] == 3
     assert rounds_in(tmp_path / "rounds.csv") == [1, 2, 3]
 
 
@@ -280,7 +280,7 @@ def test_tables_and_checkpoint_agree_after_a_run(tmp_path: Path, subtests: pytes
     last = load_last(folder / "checkpoint")
     assert last is not None
     model, state = last
-    assert state["strategy"]["round"] == max(rounds_in(folder / "rounds.csv")) == 4
+    assert state["strategy"]["finished_rounds"] == max(rounds_in(folder / "rounds.csv")) == 4
     assert sorted(model) == ["1.bias", "1.weight"]
     for name, size in state["tables"].items():
         with subtests.test(name=name, size=size):
@@ -467,7 +467,7 @@ def test_a_round_is_recorded_while_a_checkpoint_is_written(
     assert saved(tmp_path) == [3, 1]
     model, state = load_checkpoint(tmp_path / "checkpoint" / "1.safetensors")
     np.testing.assert_array_equal(model["w"], np.full(3, 1.0))
-    assert state["strategy"]["round"] == state["best"]["round"] == 1
+    assert state["strategy"]["finished_rounds"] == state["best"]["round"] == 1
     assert state["participations"]["rounds_asked"] == {"a": 1}
 
 
@@ -538,7 +538,7 @@ def test_one_validation_score_in_the_first_rounds_is_enough() -> None:
     )
     stopping = stopping.after(a_round(3))
     stopping = stopping.after(a_round(4))
-    assert (stopping.best, stopping.best_round, stopping.reason) == (50.0, 2, "")
+    assert (stopping.known, stopping.reason) == (ScoreSoFar(50.0, 2, last=2), "")
 
 
 def test_unevaluated_rounds_need_no_validation_score() -> None:
