@@ -16,8 +16,9 @@ import numpy as np
 import pandas as pd
 from numpy.random import Generator
 
-from fairbloom.tables.comparison import Finding, compare, match_names
+from fairbloom.tables.comparison import Named, compare, match_names
 from fairbloom.tables.conversions import CONVERSIONS
+from fairbloom.tables.findings import Explained, Finding
 from fairbloom.tables.profiles import Cells, ColumnProfile, profile
 
 from .tables import Row, parser_of, print_table
@@ -217,7 +218,7 @@ def plant_faults(sites: Sites, random: Generator) -> Iterator[tuple[str, str, st
 def is_hit(finding: Finding, kind: str, field: str, site: str) -> bool:
     """Return whether a finding is of a planted fault."""
     if kind == "name":
-        return finding.kind == kind and finding.words == (f"{finding.field} renamed",)
+        return isinstance(finding, Named) and finding.column == f"{finding.field} renamed"
     is_there = finding.field == field and site in finding.sites
     return is_there and finding.kind not in ({"untold", "spelling"} - {kind})
 
@@ -250,7 +251,7 @@ def measure(
             found = [each for each in after if is_hit(each, kind, field, site)]
             planted[kind] += known if kind == "name" else 1
             hits[kind] += len(found) if kind == "name" else bool(found)
-            cures[kind] += any(each.explained_by for each in found)
+            cures[kind] += any(isinstance(each, Explained) and each.explained_by for each in found)
     for kind in sorted({*seen, *planted}):
         yield {
             "kind": kind,

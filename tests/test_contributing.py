@@ -35,7 +35,7 @@ def rows() -> dict[str, list[str]]:
 
 def test_the_files_that_are_named_exist(subtests: pytest.Subtests) -> None:
     found = rows()
-    assert len(found) == 10
+    assert len(found) == 12
     for added, files in found.items():
         with subtests.test(added=added):
             assert files

@@ -70,7 +70,6 @@ WIDE = {
     "fairbloom/simulation/stacked/arrays.py": {"find_recorded"},
     "fairbloom/simulation/stacked/clients.py": {"_train", "train_together"},
     "fairbloom/tables/encoding.py": {"explain_cell"},
-    "fairbloom/tables/inference.py": {"draft"},
     "fairbloom/tables/reading.py": {"_parse_rows"},
     "fairbloom/tasks/columns.py": {"infer"},
     "fairbloom/tasks/datasets/classification.py": {"classify"},

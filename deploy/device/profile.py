@@ -30,7 +30,6 @@ from fairbloom.tables.folders import files_in, place_of
 from fairbloom.tables.identifiers import NAMED, rows_of_units
 from fairbloom.tables.inference import survey_files
 from fairbloom.tables.letters import (
-    IDENTIFIES,
     MIN_FLOOR,
     ROW,
     Letter,
@@ -41,7 +40,7 @@ from fairbloom.tables.letters import (
     encode_letter,
     letter_of,
 )
-from fairbloom.tables.reading import read
+from fairbloom.tables.reading import ReadTable, read
 from fairbloom.tables.reasons import DataError
 from fairbloom.tables.schema import EVERY_FILE, Schema, fold, parse_schema, with_files
 from fairbloom.tables.site_table import SiteTable, describe_rows
@@ -81,9 +80,10 @@ class SentTable:
 def read_site(client: ClientSettings) -> SiteTables:
     """Return the tables of a device, as its owner's `files` describe them."""
     formats = Schema(target="", fields={}, files=client.files)
-    marked, parts, _ = survey_files(
-        {path: read(path, formats.file(path.name, client.name)) for path in _paths_of(client)}
-    )
+    tables: dict[Path, ReadTable] = {}
+    for path in _paths_of(client):
+        tables[path] = read(path, formats.file(path.name, client.name))
+    marked, parts, _ = survey_files(tables)
     return SiteTables([*marked.values()], parts)
 
 
@@ -109,17 +109,19 @@ def lock_sent(client: ClientSettings) -> AbstractContextManager[None]:
 def show_site(client: ClientSettings, site: SiteTables) -> Iterator[str]:
     """Yield lines on what the tables hold and may have wrong, for their owner's eyes only."""
     profiles = site.profile()
-    yield from describe(
-        compare({name: {client.name: each} for name, each in profiles.items()}), EVERY_FILE
-    )
-    yield from (f"{name}: {each.identifier}" for name, each in profiles.items() if each.identifier)
+    fields = {name: {client.name: each} for name, each in profiles.items()}
+    yield from describe(compare(fields), EVERY_FILE)
+    for name, column in profiles.items():
+        if column.identifier:
+            yield f"{name}: it seems to name persons, rows or dates"
     if client.unit in ("", ROW):
-        yield from (
-            f'{name}: several rows have the same value: if it names a person, write unit = "{name}"'
-            " at the top of owner.toml"
-            for name, column in site.columns.items()
-            if rows_of_units(name, column) and (profiles[name].identifier or NAMED.fullmatch(name))
-        )
+        for name, cells in site.columns.items():
+            may_name = profiles[name].identifier or NAMED.fullmatch(name)
+            if may_name and rows_of_units(name, cells):
+                yield (
+                    f"{name}: several rows have the same value: if it names a person, write unit ="
+                    f' "{name}" at the top of owner.toml'
+                )
 
 
 def choose_letter(client: ClientSettings, site: SiteTables, day: str) -> SentLetter:
@@ -141,7 +143,8 @@ def choose_letter(client: ClientSettings, site: SiteTables, day: str) -> SentLet
         is_other = (before.floor, before.unit) != (floor, client.unit)
         # in the earlier columns: a new one would make all rows new
         counts = count_changed(earlier.digests, digest(tuple(before.columns)))
-        changed = min((each for each in counts if each or is_other), default=floor)
+        used = counts if is_other else [each for each in counts if each]
+        changed = min(used, default=floor)
         if changed >= max(floor, before.floor):
             continue
         if is_other:
@@ -165,9 +168,7 @@ def describe_letter(letter: Letter) -> Iterator[str]:
     for name, column in letter.columns.items():
         counts = {**column.values, **column.patterns}
         parts = [
-            column.identifier.replace(
-                IDENTIFIES, "only that it seems to name persons, rows, dates"
-            ),
+            text_if(column.identifier, "only that it seems to name persons, rows, dates"),
             ", ".join(f"{value!r} {rows}" for value, rows in counts.items()),
             text_if(column.others, f"{column.others} others"),
             text_if(any(column.quantiles), f"quantiles {[*column.quantiles]}"),

@@ -3,14 +3,15 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from fairbloom.client.guard.accepted_schemas import digest_of
 from fairbloom.logs import escape_unprintable
 from fairbloom.system.files import read_small, write_whole
-from fairbloom.tables.advice import propose, say, spell
-from fairbloom.tables.comparison import QUIET, Finding
+from fairbloom.tables.comparison import Named
+from fairbloom.tables.findings import Finding, Quiet, spell
 from fairbloom.tables.inference import Draft, Wanted, draft
 from fairbloom.tables.letters import (
     NUMBER,
@@ -93,24 +94,29 @@ def read_tables(federation: Federation, schema: str) -> tuple[dict[str, SiteTabl
 def write_markdown(rows: Sequence[Mapping[str, str]]) -> str:
     """Return rows as a table in Markdown."""
     heads = [*dict.fromkeys(head for row in rows for head in row)]
-    cells = [heads, ["---"] * len(heads), *([row.get(head, "") for head in heads] for row in rows)]
-    return "".join(
-        f"| {' | '.join(each.replace('|', '&#124;') for each in row)} |\n" for row in cells
-    )
+    lines = [heads, ["---"] * len(heads)]
+    for row in rows:
+        lines.append([row.get(head, "") for head in heads])
+    written = ""
+    for cells in lines:
+        escaped = [cell.replace("|", "&#124;") for cell in cells]
+        written += f"| {' | '.join(escaped)} |\n"
+    return written
 
 
 def describe_findings(findings: Sequence[Finding]) -> Iterator[str]:
     """Yield the findings that stand out most, with lines to paste, then what each site lacks."""
-    known = [each for each in findings if each.kind not in QUIET]
+    known = [each for each in findings if not isinstance(each, Quiet)]
     yield from map(escape_unprintable, describe(known[:MOST], EVERY_FILE))
     if len(known) > MOST:
         yield f"and {len(known) - MOST} more, which --page shows"
-    lacking: dict[tuple[str, str], list[str]] = {}
+    lacking: dict[tuple[str, type[Quiet]], list[str]] = {}
     for each in findings:
-        for site in each.sites if each.kind in QUIET else ():
-            lacking.setdefault((site, each.kind), []).append(each.field)
+        if isinstance(each, Quiet):
+            for site in each.sites:
+                lacking.setdefault((site, type(each)), []).append(each.field)
     for (site, kind), fields in lacking.items():
-        yield escape_unprintable(f"{site} {QUIET[kind]} {join_first(fields)}")
+        yield escape_unprintable(f"{site} {kind.has} {join_first(fields)}")
 
 
 def write_schema(
@@ -126,10 +132,8 @@ def write_schema(
     """
     units = Counter(letter.unit for letter in letters.values())
     unit = "" if ROW in units else units.most_common(1)[0][0]
-    tables = {
-        table.path: table
-        for table in (stand_in(letter, unit) for letter in letters.values() if letter.rows)
-    }
+    stand_ins = [stand_in(letter, unit) for letter in letters.values() if letter.rows]
+    tables = {table.path: table for table in stand_ins}
     clients = {path: path.stem for path in tables}
     drafted = draft(tables, clients, Wanted(positive_words=POSITIVE_WORDS, unit=unit, **wanted))
     # how the tables that stand for letters are written is not how the clients' files are
@@ -154,7 +158,9 @@ def write_schema(
     for client, letter in letters.items():
         block = folder / "clients" / f"{client}.toml"
         if not block.exists():
-            own = [each for each in findings if client in each.sites and each.kind not in QUIET]
+            own = [
+                each for each in findings if client in each.sites and not isinstance(each, Quiet)
+            ]
             write_whole(block, "\n".join(_block_of(letter, schema, own)).encode())
             yield f"{block} is written: lines for the owner.toml of {client}"
 
@@ -191,7 +197,7 @@ def _block_of(letter: Letter, schema: Schema, findings: Sequence[Finding]) -> It
             yield f"fields.{write_key(field)}.name = {quote(name)}"
     known = {
         *map(squash, letter.columns),
-        *(squash(each.field) for each in findings if each.kind == "name"),
+        *(squash(each.field) for each in findings if isinstance(each, Named)),
     }
     for name, about in schema.fields.items():
         if squash(name) not in known:
@@ -199,9 +205,9 @@ def _block_of(letter: Letter, schema: Schema, findings: Sequence[Finding]) -> It
             if about.categories:
                 yield f"# fields.{write_key(name)}.spellings = {spell(about.categories)}"
     for finding in findings:
-        about = schema.fields.get(finding.field, NUMBER)
-        proposed = [line for at, line in propose(finding, about, EVERY_FILE) if at == FILES]
-        if proposed:
-            yield f"# {escape_unprintable(f'{finding.field}: {say(finding)}')}"
-        yield from (f"# {line}" for lines in proposed for line in lines.splitlines())
+        change = finding.propose(schema.fields.get(finding.field, NUMBER), EVERY_FILE)
+        if change and change.file:
+            yield f"# {escape_unprintable(f'{finding.field}: {finding.say()}')}"
+            for line in chain(*change.lines):
+                yield f"# {line}"
     yield ""

@@ -16,7 +16,8 @@ from fairbloom.server.run_folder.errors import RunFolderError, explain_write_err
 from fairbloom.server.run_folder.tables import format_rows
 from fairbloom.server.settings import Settings, check_used
 from fairbloom.system.files import write_whole
-from fairbloom.tables.comparison import Finding, Profiles
+from fairbloom.tables.comparison import Profiles
+from fairbloom.tables.findings import Finding
 from fairbloom.tasks import Task, describe_data, infer_schema, load_task
 from fairbloom.tasks.permit import permit_reading
 

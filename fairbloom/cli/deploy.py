@@ -250,7 +250,7 @@ def profiles(
     from fairbloom.imports import imported
     from fairbloom.protocol.settings import parse_assignments
     from fairbloom.server.settings import Settings
-    from fairbloom.tables.advice import say_and_propose
+    from fairbloom.tables.findings import say_and_propose
     from fairbloom.tables.letters import NUMBER, compare_letters
     from fairbloom.tables.schema import EVERY_FILE
 

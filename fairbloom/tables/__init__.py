@@ -11,8 +11,8 @@ This package reads such files into columns of one meaning, or refuses them by na
   column_laws.py says what a column suggests, and toml.py writes it.
 - `EncodedFile` (encoding.py) has a file's columns by the schema, and all of its faults.
 - `profile` (profiles.py) says of each column of a site what a person needs to describe it, and
-  `compare` (comparison.py) who stands out among the profiles of sites, here or far away; advice.py
-  has the words and the lines to paste.
+  `compare` (comparison.py) who stands out among the profiles of sites, here or far away. A kind of
+  `Finding` (findings.py) is a class, with its words and the lines to paste.
 - `describe` (description.py) lists clients, faults, columns and remarks, as `fairbloom data` prints
   them, and `tabulate` is Table 1 of a study (table_one.py).
 - `DataError` (reasons.py) is a fault of a file. Its message is for the owner of the file; a server

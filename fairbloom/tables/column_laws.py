@@ -14,10 +14,10 @@ import numpy as np
 
 from fairbloom.text import join_first, plural, text_if
 
-from .advice import SHOWN
 from .cells import CODE, FLAG, WITH_UNIT, find_sign, parse_number, shorten, sort_classes
 from .comparison import compare
 from .encoding import ColumnValues, explain_cell, is_unknown, measure_moments
+from .findings import SHOWN, Explained
 from .grammar import FEW_VALUES, NEARLY_ALL, are_numbers
 from .identifiers import (
     NAMED,
@@ -351,7 +351,11 @@ def _question_gaps(texts: Counter[str], part: str) -> Iterator[str]:
 def _find_strange(sites: Mapping[str, Counter[str]], part: str) -> list[str]:
     """Return the sites that share no text with the others, or have moved codes."""
     codes = {site: ColumnProfile(counts.total(), {}, counts) for site, counts in sites.items()}
-    moved = [each.sites[-1] for each in compare({part: codes}) if each.explained_by]
+    moved = [
+        each.sites[-1]
+        for each in compare({part: codes})
+        if isinstance(each, Explained) and each.explained_by
+    ]
     return [*_find_unlinked(sites), *moved]
 
 

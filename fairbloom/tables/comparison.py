@@ -3,6 +3,9 @@
 Sites differ by nature. What is usual is the 0.9 quantile of the other sites' own distances, each
 against the rest. The site that stands out most leaves, and the rest are compared again: of three
 hospitals with one in another unit, the two others would stand out as well. Findings are advice.
+
+A kind of finding is a class here, with the function that yields it in FINDERS, or, if only the rows
+of a site show it, in IN_ROWS.
 """
 
 import difflib
@@ -12,14 +15,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
+from typing import ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fairbloom.text import three_digits
+
 from .cells import format_number, parse_number
 from .conversions import CONVERSIONS, Conversion
-from .profiles import CODES, MAX_NUMBERS, PROBABILITIES, ColumnProfile, Found, measure_quantiles
-from .schema import fold_cell, normalise
+from .findings import Explained, Finding, Quiet, join_words, spell
+from .profiles import MAX_NUMBERS, PROBABILITIES, ColumnProfile, Found, measure_quantiles
+from .schema import Field, fold_cell, normalise
+from .toml import quote, write_table
 
 Profiles = Mapping[str, ColumnProfile]
 
@@ -88,46 +97,28 @@ FREQUENT = 0.05
 MAX_SPELLINGS = 200
 
 
-# The kinds that are not ranked, and what a site then is or has.
-QUIET = {"untold": "cannot be compared, for too few rows, in", "absent": "has no column"}
+@dataclass(frozen=True)
+class Untold(Quiet):
+    """Sites with too few rows to compare."""
+
+    kind = "untold"
+    has = "cannot be compared, for too few rows, in"
+
+    def say(self) -> str:
+        """Return what stands out."""
+        return "too few rows to compare"
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A way in which sites stand out in a field.
+class Absent(Quiet):
+    """A site without a column that most have."""
 
-    Attributes
-    ----------
-    kind
-        What stands out: "missing", "numbers", "categories" (other ones), "lacking" (one of them),
-        "spelling", "one-value", "name" (a column of another name), a kind of `Found`, or one of
-        QUIET: "untold" if there are too few rows, "absent" without such a column.
-    field
-        The column.
-    sites
-        The sites: one, or if there are two, both.
-    size
-        How far they stand out, in multiples of the limit; findings are ranked by it.
-    value, elsewhere
-        The number that stands out, and what the others have: a share, a median, a code.
-    rows
-        The rows that show it.
-    words
-        The categories, or the other column.
-    explained_by
-        The conversions from the others' numbers, or codes, into the site's that explain it, the
-        most usual first.
-    """
+    kind = "absent"
+    has = "has no column"
 
-    kind: str
-    field: str
-    sites: tuple[str, ...]
-    size: float = 1.0
-    value: float = math.nan
-    elsewhere: float = math.nan
-    rows: int = 0
-    words: tuple[str, ...] = ()
-    explained_by: tuple[Conversion, ...] = ()
+    def say(self) -> str:
+        """Return what stands out."""
+        return "it has no such column"
 
 
 def compare(fields: Mapping[str, Profiles]) -> list[Finding]:
@@ -138,24 +129,19 @@ def compare(fields: Mapping[str, Profiles]) -> list[Finding]:
     found: list[Finding] = []
     for name, sites in fields.items():
         used = {site: column for site, column in sites.items() if not column.identifier}
-        for find in (
-            _compare_missing,
-            _compare_numbers,
-            _compare_categories,
-            _compare_spellings,
-            _ask_about_one_value,
-            _join_found,
-        ):
+        for find in FINDERS:
             found += find(name, used)
     return sorted(found, key=lambda each: -each.size)
 
 
 # Sites that leave ---------------------------------------------------------------------------------
 
-Judge = Callable[[Sequence[str]], Iterator[Finding]]
+Kind = TypeVar("Kind", bound=Finding)
 
 
-def _let_leave(sites: Sequence[str], judge: Judge) -> Iterator[Finding]:
+def _let_leave(
+    sites: Sequence[str], judge: Callable[[Sequence[str]], Iterator[Kind]]
+) -> Iterator[Kind]:
     """Yield the findings on sites that stand out, each compared with those that have not left.
 
     `judge` yields the findings on some of these sites, each on one. At most a third of the sites
@@ -180,10 +166,25 @@ def _usual(distances: NDArray[np.float64], of_few: float) -> float:
 # Missing values -----------------------------------------------------------------------------------
 
 
-def _compare_missing(name: str, columns: Profiles) -> Iterator[Finding]:
+@dataclass(frozen=True, kw_only=True)
+class Missing(Finding):
+    """Another share of missing values; `elsewhere` is the others' median."""
+
+    kind = "missing"
+    is_of_missing = True
+
+    share: float
+    elsewhere: float
+
+    def say(self) -> str:
+        """Return what stands out."""
+        return f"{self.share:.0%} of its rows have no value, and {self.elsewhere:.0%} elsewhere"
+
+
+def find_missing(name: str, columns: Profiles) -> Iterator[Missing]:
     """Yield the sites with another share of missing values."""
 
-    def judge(sites: Sequence[str]) -> Iterator[Finding]:
+    def judge(sites: Sequence[str]) -> Iterator[Missing]:
         rows = np.array([columns[site].rows for site in sites])
         missing = np.array([sum(columns[site].missing.values()) for site in sites])
         shares = missing / np.maximum(rows, 1)
@@ -198,13 +199,34 @@ def _compare_missing(name: str, columns: Profiles) -> Iterator[Finding]:
             error = math.sqrt(variance / max(int(rows[place]), 1))
             rounding = (columns[site].floor - 1) / max(int(rows[place]), 1)
             limit = max(MISSING_APART + rounding, MISSING_ERRORS * error, USUAL * usual)
-            if (size := abs(share - middle) / limit) > 1.0:
-                yield Finding("missing", name, (site,), size, share, middle, int(missing[place]))
+            size = abs(share - middle) / limit
+            if size > 1.0:
+                yield Missing(name, (site,), size, share=share, elsewhere=middle)
 
     yield from _let_leave([site for site in columns if columns[site].rows], judge)
 
 
 # Numbers ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers(Explained):
+    """Numbers far from the others'; `elsewhere` is their median."""
+
+    kind = "numbers"
+
+    median: float
+    elsewhere: float
+
+    def say(self) -> str:
+        """Return what stands out."""
+        cause = self.looks_like or "another quantity, another unit, or other people"
+        elsewhere = three_digits(self.elsewhere)
+        return f"median {three_digits(self.median)}, and {elsewhere} elsewhere: {cause}"
+
+    def change_site(self, about: Field) -> Sequence[Mapping[str, str]]:
+        """Return the conversions of the site's numbers."""
+        return self.convert((), about)
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,7 +323,7 @@ def _are_numbers(columns: Profiles) -> bool:
     return len(distinct) > MAX_NUMBERS or rows < ROWS_OF_CODE * len(distinct)
 
 
-def _compare_numbers(name: str, columns: Profiles) -> Iterator[Finding]:
+def find_numbers(name: str, columns: Profiles) -> Iterator[Finding]:
     """Yield the sites whose numbers are far from the others', with the conversions that explain it.
 
     A site with too few quantiles cannot be compared.
@@ -314,27 +336,27 @@ def _compare_numbers(name: str, columns: Profiles) -> Iterator[Finding]:
         if column.quantiles or len(_numbers_of(column))
     }
     used = [site for site, column in numeric.items() if _has_enough(column)]
-    if few := [site for site in numeric if site not in used]:
-        yield Finding("untold", name, tuple(few), 0.0)
+    few = [site for site in numeric if site not in used]
+    if few:
+        yield Untold(name, tuple(few), 0.0)
 
-    def judge(sites: Sequence[str]) -> Iterator[Finding]:
+    def judge(sites: Sequence[str]) -> Iterator[Numbers]:
         numbers = _Numbers.of([columns[site] for site in sites])
         distances = numbers.distances(())
         for place in np.flatnonzero(distances > NUMBERS_APART).tolist():
             own = distances if len(sites) > FEW_SITES else numbers.distances([place])
             usual = _usual(np.delete(own, place), USUAL_OF_FEW)
-            if (size := float(distances[place]) / max(NUMBERS_APART, USUAL * usual)) > 1.0:
+            size = float(distances[place]) / max(NUMBERS_APART, USUAL * usual)
+            if size > 1.0:
                 quantiles = numbers.quantiles[place]
                 others = numbers.mix([place])
-                yield Finding(
-                    "numbers",
+                yield Numbers(
                     name,
                     (sites[place],),
                     size,
-                    float(quantiles[3]),
-                    float(others[3]),
-                    columns[sites[place]].present,
-                    explained_by=_explain_numbers(name, quantiles, others, usual),
+                    _explain_numbers(name, quantiles, others, usual),
+                    median=float(quantiles[3]),
+                    elsewhere=float(others[3]),
                 )
 
     yield from _let_leave(used, judge)
@@ -357,10 +379,7 @@ def _explain(
     if not best <= max(EXPLAINED, usual) or not best <= apart / CURED:
         return ()
     also = [each for each, distance in rest.items() if distance <= ALSO * best + MARGIN]
-    # Of "mg/dl and mmol/l of glucose" the field may name the last word.
-    return tuple(
-        sorted(also, key=lambda way: way.about.casefold().split(" of ")[-1] not in field.casefold())
-    )
+    return tuple(sorted(also, key=lambda way: not way.is_named_in(field)))
 
 
 def _explain_numbers(
@@ -383,15 +402,53 @@ def _explain_numbers(
 # Categories ---------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, kw_only=True)
+class Categories(Explained):
+    """Other categories than the others', `words`."""
+
+    kind = "categories"
+
+    words: tuple[str, ...]
+
+    def say(self) -> str:
+        """Return what stands out."""
+        like = f": {self.looks_like}" if self.explained_by else ""
+        return f"its categories, {join_words(self.words)}, are other ones{like}"
+
+    def change_site(self, about: Field) -> Sequence[Mapping[str, str]]:
+        """Return the conversions of the site's codes, or spellings to fill in."""
+        if self.explained_by:
+            return self.convert(self.words, about)
+        # Of two sites, each may be the one that is to change.
+        own = self.words if len(self.sites) == 1 else ()
+        usual = [each for each in about.categories if each not in own]
+        return [{"spellings": spell(usual or ["USUAL"])}]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lacking(Finding):
+    """Categories, `words`, that the others have."""
+
+    kind = "lacking"
+
+    words: tuple[str, ...]
+
+    def say(self) -> str:
+        """Return what stands out."""
+        return f"it lacks {join_words(self.words)}, which the others have"
+
+
 def _shares_of(columns: Sequence[ColumnProfile]) -> tuple[list[str], NDArray[np.float64]]:
     """Return the different values, folded, and their rows at each site."""
-    counts = []
+    places: dict[str, int] = {}
     for column in columns:
-        counts.append(Counter[str]())
+        for text in column.values:
+            places.setdefault(_fold(text), len(places))
+    counts = np.zeros((len(columns), len(places)))
+    for site, column in enumerate(columns):
         for text, count in column.values.items():
-            counts[-1][_fold(text)] += count
-    texts = [*dict.fromkeys(text for count in counts for text in count)]
-    return texts, np.array([[count[text] for text in texts] for count in counts], np.float64)
+            counts[site, places[_fold(text)]] += count
+    return [*places], counts
 
 
 def _fold(text: str) -> str:
@@ -412,7 +469,7 @@ def _variation(
     return apart
 
 
-def _compare_categories(name: str, columns: Profiles) -> Iterator[Finding]:
+def find_categories(name: str, columns: Profiles) -> Iterator[Finding]:
     """Yield the sites with other categories, or without one that all others have."""
     if _are_numbers(columns):
         return
@@ -429,40 +486,37 @@ def _compare_categories(name: str, columns: Profiles) -> Iterator[Finding]:
             site = sites[place]
             others = np.delete(counts, place, axis=0)
             rest = total - counts[place]
-            usual = _usual(
-                _variation(others, np.delete(present, place), rest - others),
-                CATEGORIES_USUAL_OF_FEW,
-            )
+            distances = _variation(others, np.delete(present, place), rest - others)
+            usual = _usual(distances, CATEGORIES_USUAL_OF_FEW)
             size = float(apart[place]) / max(CATEGORIES_APART, USUAL * usual)
             shares = others / np.maximum(np.delete(present, place), 1)[:, None]
             low = np.quantile(shares, 0.1, axis=0) if len(others) >= 4 else shares.min(axis=0)
             expected = np.where(counts[place] == 0, low * present[place], 0.0)
             fewest = EXPECTED_ROWS + columns[site].floor - 1
             lacking = expected.max(initial=0.0) / fewest
-            if max(size, lacking) <= 1.0:
+            farthest = max(size, lacking)
+            if farthest <= 1.0:
                 continue
             ways = _explain_codes(name, texts, counts[place], rest, usual)
-            are_own = size > 1.0 or bool(ways)
-            shown = np.flatnonzero(counts[place] if are_own else expected > fewest)
-            written = {_fold(text): text for each in sites for text in columns[each].values}
-            written |= {_fold(text): text for text in columns[site].values}
-            yield Finding(
-                "categories" if are_own else "lacking",
-                name,
-                (site,),
-                max(size, lacking),
-                float(apart[place]),
-                usual,
-                int(present[place]),
-                tuple(written[texts[each]] for each in shown),
-                ways,
-            )
+            written = _spell_out(columns, [*sites, site])
+            if size > 1.0 or ways:
+                own = [written[texts[each]] for each in np.flatnonzero(counts[place])]
+                yield Categories(name, (site,), farthest, ways, words=tuple(own))
+            else:
+                lost = [written[texts[each]] for each in np.flatnonzero(expected > fewest)]
+                yield Lacking(name, (site,), farthest, words=tuple(lost))
 
     filled = [site for site in columns if columns[site].present]
     having = [site for site in filled if 2 * columns[site].others <= columns[site].present]
-    if few := [site for site in filled if site not in having]:
-        yield Finding("untold", name, tuple(few), 0.0)
+    few = [site for site in filled if site not in having]
+    if few:
+        yield Untold(name, tuple(few), 0.0)
     yield from _let_leave(having, judge)
+
+
+def _spell_out(columns: Profiles, sites: Sequence[str]) -> dict[str, str]:
+    """Return a spelling of each folded value: that of the last site that has it."""
+    return {_fold(text): text for site in sites for text in columns[site].values}
 
 
 def _explain_codes(
@@ -489,7 +543,25 @@ def _explain_codes(
     return _explain(name, left, float(_variation(site, site.sum(), others)), usual)
 
 
-def _compare_spellings(name: str, columns: Profiles) -> Iterator[Finding]:
+@dataclass(frozen=True, kw_only=True)
+class Spelling(Finding):
+    """A text that may be a spelling of another one, which is more `usual`."""
+
+    kind = "spelling"
+
+    text: str
+    usual: str
+
+    def say(self) -> str:
+        """Return what stands out."""
+        return f"{self.text!r} may be a spelling of {self.usual!r}"
+
+    def change_field(self) -> Mapping[str, str]:
+        """Return the spelling."""
+        return {"spellings": write_table({self.usual: [self.text]})}
+
+
+def find_spellings(name: str, columns: Profiles) -> Iterator[Spelling]:
     """Yield pairs of texts that may be two spellings of one."""
     counts: dict[str, dict[str, float]] = {}
     for site, column in columns.items():
@@ -502,45 +574,73 @@ def _compare_spellings(name: str, columns: Profiles) -> Iterator[Finding]:
     ordered = sorted(counts, key=lambda text: (-sum(counts[text].values()), text))
     for place, text in enumerate(ordered):
         for usual in ordered[:place]:
-            is_one = (
-                folded[text] != folded[usual]
-                and re.sub(r"\D", "", text) == re.sub(r"\D", "", usual)
-                and not any(
-                    counts[usual].get(site, 0.0) >= FREQUENT
-                    for site, share in counts[text].items()
-                    if share >= FREQUENT
-                )
-            )
-            if is_one and difflib.get_close_matches(folded[usual], [folded[text]], 1, SIMILAR):
-                yield Finding("spelling", name, tuple(counts[text]), words=(text, usual))
+            is_other = folded[text] != folded[usual] and _digits(text) == _digits(usual)
+            if not is_other or _are_both_frequent(counts[text], counts[usual]):
+                continue
+            if difflib.get_close_matches(folded[usual], [folded[text]], 1, SIMILAR):
+                yield Spelling(name, tuple(counts[text]), text=text, usual=usual)
                 break
+
+
+def _digits(text: str) -> str:
+    return re.sub(r"\D", "", text)
+
+
+def _are_both_frequent(shares: Mapping[str, float], others: Mapping[str, float]) -> bool:
+    """Return whether two texts are frequent at one site, by their shares at each."""
+    return any(
+        share >= FREQUENT and others.get(site, 0.0) >= FREQUENT for site, share in shares.items()
+    )
 
 
 # Names --------------------------------------------------------------------------------------------
 
 
-def match_names(fields: Mapping[str, Profiles], own: Mapping[str, Profiles]) -> Iterator[Finding]:
+@dataclass(frozen=True, kw_only=True)
+class Named(Finding):
+    """A field that a site may have as a `column` of another name."""
+
+    kind = "name"
+
+    column: str
+
+    def say(self) -> str:
+        """Return what stands out."""
+        return f"its column {self.column!r} may be this one"
+
+    def change_site(self, about: Field) -> Sequence[Mapping[str, str]]:
+        """Return the column's name."""
+        del about
+        return [{"name": quote(self.column)}]
+
+
+def match_names(fields: Mapping[str, Profiles], own: Mapping[str, Profiles]) -> Iterator[Named]:
     """Yield the columns that only one site has, and that look like a field that it lacks.
 
     `own` has the profiles of each site's own columns by name.
     """
     for site, columns in own.items():
-        lacked = {
-            name: [*sites.values()][:FEW_SITES]
-            for name, sites in fields.items()
-            if site not in sites
-        }
-        pairs = [
-            (_distance_from(column, sites), column_name, name)
-            for column_name, column in [*columns.items()][:MAX_OWN]
-            for name, sites in lacked.items()
-            if sites and (column.values or column.quantiles)
-        ]
-        for apart, column_name, name in sorted(pair for pair in pairs if pair[0] <= ALIKE):
-            if name in lacked and column_name in columns:
-                yield Finding("name", name, (site,), 1.0 - apart, words=(column_name,))
-                del lacked[name]
-                columns = {each: columns[each] for each in columns if each != column_name}
+        lacked = {name: sites for name, sites in fields.items() if site not in sites}
+        matched: set[str] = set()
+        matched_own: set[str] = set()
+        for apart, own_name, name in sorted(_find_alike(columns, lacked)):
+            if name not in matched and own_name not in matched_own:
+                yield Named(name, (site,), 1.0 - apart, column=own_name)
+                matched.add(name)
+                matched_own.add(own_name)
+
+
+def _find_alike(
+    columns: Profiles, lacked: Mapping[str, Profiles]
+) -> Iterator[tuple[float, str, str]]:
+    """Yield the distance of a site's own columns from fields that it lacks, if they are near."""
+    few = {name: [*sites.values()][:FEW_SITES] for name, sites in lacked.items() if sites}
+    for own_name, column in islice(columns.items(), MAX_OWN):
+        if column.values or column.quantiles:
+            for name, sites in few.items():
+                apart = _distance_from(column, sites)
+                if apart <= ALIKE:
+                    yield apart, own_name, name
 
 
 def _distance_from(column: ColumnProfile, sites: Sequence[ColumnProfile]) -> float:
@@ -559,39 +659,153 @@ def _distance_from(column: ColumnProfile, sites: Sequence[ColumnProfile]) -> flo
 # What the rows of a site show ---------------------------------------------------------------------
 
 
-def _ask_about_one_value(name: str, columns: Profiles) -> Iterator[Finding]:
+@dataclass(frozen=True, kw_only=True)
+class OneValue(Finding):
+    """A column with one value, and nothing in other `rows`."""
+
+    kind = "one-value"
+    is_of_missing = True
+
+    value: str
+    rows: int
+
+    def say(self) -> str:
+        """Return what stands out."""
+        return f"it is {self.value!r} or nothing, in {self.rows:,} rows: does nothing mean no?"
+
+    def change_field(self) -> Mapping[str, str]:
+        """Return the second category, which nothing may mean."""
+        no = "no" if parse_number(self.value) is None else "0"
+        if self.value == no:
+            return {}
+        return {"categories": quote([no, self.value]), "spellings": write_table({no: [""]})}
+
+
+def find_one_value(name: str, columns: Profiles) -> Iterator[OneValue]:
     """Yield a question on a column that has one value, and nothing in other rows."""
     values = {text for column in columns.values() for text in column.values}
     missing = sum(sum(column.missing.values()) for column in columns.values())
     are_listed = not any(column.others or column.quantiles for column in columns.values())
     if len(values) == 1 and missing and are_listed:
-        yield Finding(
-            "one-value",
-            name,
-            tuple(site for site, column in columns.items() if column.missing),
-            rows=missing,
-            words=tuple(values),
-        )
+        having = [site for site, column in columns.items() if column.missing]
+        yield OneValue(name, tuple(having), value=values.pop(), rows=missing)
 
 
-def _join_found(name: str, columns: Profiles) -> Iterator[Finding]:
+@dataclass(frozen=True, kw_only=True)
+class InRows(Finding):
+    """What only the rows of sites show; see `Found`.
+
+    Attributes
+    ----------
+    is_code
+        Whether the number may stand for a missing value, unless it is usual at another site.
+    differs_by_chance
+        Whether sites with other numbers may have found the same.
+    number, column
+        The first site's number, and the other column.
+    rows
+        The rows of all sites that show it.
+    """
+
+    is_code: ClassVar[bool] = False
+    differs_by_chance: ClassVar[bool] = False
+
+    number: float
+    column: str
+    rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code(InRows):
+    """A number that may stand for a missing value."""
+
+    is_code = True
+
+    def change_field(self) -> Mapping[str, str]:
+        """Return the marker of a missing value."""
+        return {"missingValues": quote([format_number(self.number)])}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Far(Code):
+    """A number far from the others."""
+
+    kind = "far"
+
+    def say(self) -> str:
+        """Return what stands out."""
+        return f"{format_number(self.number)} in {self.rows:,} rows, far from the others"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Negative(Code):
+    """A negative number, among others that are not."""
+
+    kind = "negative"
+
+    def say(self) -> str:
+        """Return what stands out."""
+        code = format_number(self.number)
+        return f"{code} in {self.rows:,} rows, and no other number is negative"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Zero(Code):
+    """Zero, far from the other numbers."""
+
+    kind = "zero"
+
+    def say(self) -> str:
+        """Return what stands out."""
+        near = "no other number is near it: it may mean a missing value"
+        return f"0 in {self.rows:,} rows, and {near}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoUnits(InRows):
+    """Numbers in two units, with their ratio."""
+
+    kind = "two-units"
+    differs_by_chance = True
+
+    def say(self) -> str:
+        """Return what stands out."""
+        times = three_digits(self.number)
+        return f"it seems to be in two units, one {times} times the other: write it in one"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exclusive(InRows):
+    """A column that is never filled where another one is."""
+
+    kind = "exclusive"
+
+    def say(self) -> str:
+        """Return what stands out."""
+        return f"it is never filled where {self.column!r} is: they may be one column"
+
+
+# What only rows show, by the code of its kind in a profile.
+IN_ROWS = {each.kind: each for each in (Far, Negative, Zero, TwoUnits, Exclusive)}
+
+
+def join_found(name: str, columns: Profiles) -> Iterator[InRows]:
     """Yield what sites found in their rows, once for all sites that found the same."""
     alike: dict[tuple[str, float, str], dict[str, Found]] = {}
     for site, column in columns.items():
         for each in column.found:
-            number = each.number * (each.kind != "two-units")  # whose ratios differ by chance
+            number = 0.0 if IN_ROWS[each.kind].differs_by_chance else each.number
             alike.setdefault((each.kind, number, each.column), {})[site] = each
     for (kind, number, other), sites in alike.items():
         rest = [columns[site] for site in columns if site not in sites]
-        if kind in CODES and any(_is_usual(number, column) for column in rest):
+        if IN_ROWS[kind].is_code and any(_is_usual(number, column) for column in rest):
             continue
-        yield Finding(
-            kind,
+        yield IN_ROWS[kind](
             name,
             tuple(sites),
-            value=next(iter(sites.values())).number,
+            number=next(iter(sites.values())).number,
+            column=other,
             rows=sum(each.rows for each in sites.values()),
-            words=tuple(filter(None, [other])),
         )
 
 
@@ -600,3 +814,14 @@ def _is_usual(number: float, column: ColumnProfile) -> bool:
     given = quantiles_of(column)
     low = np.fmin.reduce(given, initial=np.inf)
     return bool(low <= number <= np.fmax.reduce(given, initial=-np.inf))
+
+
+# What is compared of each field.
+FINDERS: Sequence[Callable[[str, Profiles], Iterator[Finding]]] = (
+    find_missing,
+    find_numbers,
+    find_categories,
+    find_spellings,
+    find_one_value,
+    join_found,
+)

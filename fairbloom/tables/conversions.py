@@ -6,15 +6,28 @@ import numpy as np
 
 
 class Conversion(NamedTuple):
-    """A site's number is `factor` times the others' number, plus `offset`."""
+    """A site's number is `factor` times the others' number, plus `offset`.
 
-    about: str
+    Of some units the factor depends on the `substance`.
+    """
+
+    units: str
     factor: float
     offset: float = 0.0
+    substance: str = ""
+
+    @property
+    def about(self) -> str:
+        """The units, and what they are of."""
+        return f"{self.units} of {self.substance}" if self.substance else self.units
+
+    def is_named_in(self, field: str) -> bool:
+        """Return whether the name of a field says the substance."""
+        return bool(self.substance) and self.substance.casefold() in field.casefold()
 
     def inverse(self) -> "Conversion":
         """Return the conversion the other way round."""
-        return Conversion(self.about, 1.0 / self.factor, -self.offset / self.factor)
+        return self._replace(factor=1.0 / self.factor, offset=-self.offset / self.factor)
 
 
 # The most usual first.
@@ -28,12 +41,12 @@ KNOWN = (
     Conversion("a shifted decimal point", 10.0),
     Conversion("a shifted decimal point", 100.0),
     Conversion("a shifted decimal point", 1_000.0),
-    Conversion("mg/dl and mmol/l of glucose", 18.016),
-    Conversion("mg/dl and mmol/l of cholesterol", 38.67),
-    Conversion("µmol/l and mg/dl of creatinine", 88.42),
-    Conversion("µmol/l and mg/dl of bilirubin", 17.1),
-    Conversion("mg/dl and mmol/l of urea", 6.006),
-    Conversion("mmol/mol and % of HbA1c", 10.93, -23.5),
+    Conversion("mg/dl and mmol/l", 18.016, substance="glucose"),
+    Conversion("mg/dl and mmol/l", 38.67, substance="cholesterol"),
+    Conversion("µmol/l and mg/dl", 88.42, substance="creatinine"),
+    Conversion("µmol/l and mg/dl", 17.1, substance="bilirubin"),
+    Conversion("mg/dl and mmol/l", 6.006, substance="urea"),
+    Conversion("mmol/mol and %", 10.93, -23.5, substance="HbA1c"),
     Conversion("kJ and kcal", 4.184),
     Conversion("feet and m", 3.2808),
     Conversion("cm and feet", 30.48),
@@ -48,6 +61,12 @@ CONVERSIONS = tuple(way for each in KNOWN for way in (each, each.inverse()))
 RATIOS = np.array(
     [
         *(each.factor for each in KNOWN if each.factor > 1.0 and not each.offset),
-        *(60, 24, 7, 365.25, 1e4, 1e5, 1e6),
+        60,
+        24,
+        7,
+        365.25,
+        1e4,
+        1e5,
+        1e6,
     ]
 )

@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 from fairbloom.errors import FairbloomError, join_names
 from fairbloom.text import join_first, plural, text_if
 
-from .advice import SHOWN, say_and_propose
 from .cells import different_cells
-from .comparison import QUIET, Finding, Profiles, compare
+from .comparison import Profiles, Untold, compare
 from .determining import determines, present_values
 from .duplicates import ComparedRows, find_common, find_repeated
 from .encoding import (
@@ -23,6 +22,7 @@ from .encoding import (
     is_missing,
     is_unknown,
 )
+from .findings import SHOWN, Finding, Quiet, say_and_propose
 from .profiles import Cells, ColumnProfile, profile
 from .reading import CellError, ReadTable
 from .reasons import DataError
@@ -76,23 +76,14 @@ def describe(
     advice = [
         _remark(each.field, join_first(each.sites, SHOWN), sentence)
         for each, sentence in zip(findings, sentences, strict=True)
-        if each.kind not in QUIET
+        if not isinstance(each, Quiet)
     ]
     if every:
         clients, faults = _list_clients(tables, count_examples)
         return {
             "clients": clients,
             "faults": faults,
-            "columns": [
-                {
-                    "column": name,
-                    "client": client,
-                    "values": _describe_values(schema.fields[name], present_values(column)),
-                    "missing": int(is_missing(column).sum()),
-                }
-                for name, columns_of in columns.items()
-                for client, column in columns_of.items()
-            ],
+            "columns": [*_list_columns(schema, columns)],
             "remarks": [*remarks, *copies, *advice],
         }
     faults = _join_alike([*_summarise_faults(tables)])
@@ -101,13 +92,15 @@ def describe(
     further = (
         f"and {len(advice) - MAX_ADVICE:,} more, which --every-client prints, and --page draws"
     )
+    about: dict[str, list[Finding]] = {name: [] for name in columns}
+    for finding in findings:
+        about[finding.field].append(finding)
+    clients = [*_summarise_clients(tables, count_examples)]
     return {
-        "clients": summarise_clients([*_summarise_clients(tables, count_examples)]),
+        "clients": summarise_clients(clients),
         "faults": _shorten(faults, MAX_FAULTS, {"client": rest}),
         "columns": [
-            _summarise_column(
-                schema, name, columns_of, [each for each in findings if each.field == name]
-            )
+            _summarise_column(schema, name, columns_of, about[name])
             for name, columns_of in columns.items()
         ],
         "remarks": [
@@ -170,6 +163,20 @@ def _columns(schema: Schema, tables: Tables) -> Mapping[str, Mapping[str, Column
         name: {client: found[name] for client, found in values.items() if name in found}
         for name in schema.fields
     }
+
+
+def _list_columns(
+    schema: Schema, columns: Mapping[str, Mapping[str, ColumnValues]]
+) -> Iterator[Row]:
+    """Yield a row for each column of each client."""
+    for name, columns_of in columns.items():
+        for client, column in columns_of.items():
+            yield {
+                "column": name,
+                "client": client,
+                "values": _describe_values(schema.fields[name], present_values(column)),
+                "missing": int(is_missing(column).sum()),
+            }
 
 
 def _read_tables(tables: Tables) -> dict[str, ClientTable]:
@@ -290,8 +297,8 @@ def _summarise_column(
         kind = f"target, {kind}"
     elif name not in schema.inputs:
         kind = f"{kind}, no input"
-    named = [site for each in findings if each.kind not in QUIET for site in each.sites]
-    untold = [site for each in findings if each.kind == "untold" for site in each.sites]
+    named = [site for each in findings if not isinstance(each, Quiet) for site in each.sites]
+    untold = [site for each in findings if isinstance(each, Untold) for site in each.sites]
     empty = [client for client, columns in columns_of.items() if not len(present_values(columns))]
     standing_out = [*dict.fromkeys([*named, *empty])]
     return {
@@ -316,14 +323,16 @@ def _join_alike(faults: Sequence[Row]) -> list[Row]:
     for place, row in enumerate(faults):
         about = (row.get("column"), row.get("value"), row["problem"], row.get("remedy"))
         alike.setdefault(about if row.get("value") else place, []).append(row)
-    return [
-        {
-            **first,
-            "client": join_first([str(row["client"]) for row in (first, *others)]),
-            "file": f"{first.get('file', '')}{text_if(others, f' and {len(others)} more')}",
-        }
-        for first, *others in alike.values()
-    ]
+    return [_join(rows) for rows in alike.values()]
+
+
+def _join(faults: Sequence[Row]) -> Row:
+    """Return one row of several that differ by client and file."""
+    first = faults[0]
+    more = len(faults) - 1
+    clients = [str(row["client"]) for row in faults]
+    file = f"{first.get('file', '')}{text_if(more, f' and {more} more')}"
+    return {**first, "client": join_first(clients), "file": file}
 
 
 def _summarise_faults(tables: Tables) -> Iterator[Row]:

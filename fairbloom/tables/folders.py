@@ -17,24 +17,77 @@ from .reasons import DataError
 
 # Endings of files that hold others, or one that is compressed.
 PACKED = (
-    *(".7z", ".bz2", ".gz", ".lz4", ".rar", ".tar", ".tbz2", ".tgz", ".txz", ".xz", ".zip"),
-    *(".zst", ".zstd"),
+    ".7z",
+    ".bz2",
+    ".gz",
+    ".lz4",
+    ".rar",
+    ".tar",
+    ".tbz2",
+    ".tgz",
+    ".txz",
+    ".xz",
+    ".zip",
+    ".zst",
+    ".zstd",
 )
 
 # Endings of tables in other formats: a folder with such a file is refused, because its client would
 # be overlooked.
 UNREAD = (
     *PACKED,
-    *(".accdb", ".arff", ".arrow", ".avro", ".dbf", ".dta", ".feather", ".fods", ".ftr", ".fwf"),
-    *(".ipc", ".jsonl", ".mdb", ".ndjson", ".numbers", ".ods", ".orc", ".parq", ".por", ".pq"),
-    *(".psv", ".rda", ".rdata", ".rds", ".sas7bdat", ".sav", ".ssv", ".tab", ".xls", ".xlsb"),
-    *(".xlsm", ".xlt", ".xltm", ".xltx", ".xpt", ".zsav"),
+    ".accdb",
+    ".arff",
+    ".arrow",
+    ".avro",
+    ".dbf",
+    ".dta",
+    ".feather",
+    ".fods",
+    ".ftr",
+    ".fwf",
+    ".ipc",
+    ".jsonl",
+    ".mdb",
+    ".ndjson",
+    ".numbers",
+    ".ods",
+    ".orc",
+    ".parq",
+    ".por",
+    ".pq",
+    ".psv",
+    ".rda",
+    ".rdata",
+    ".rds",
+    ".sas7bdat",
+    ".sav",
+    ".ssv",
+    ".tab",
+    ".xls",
+    ".xlsb",
+    ".xlsm",
+    ".xlt",
+    ".xltm",
+    ".xltx",
+    ".xpt",
+    ".zsav",
 )
 
 # The first bytes of tables under any name.
 TABLE_STARTS = (
-    *(b"PAR1", b"ARROW1", b"FEA1", b"ORC", b"Obj\x01", b"$FL2", b"$FL3", b"<stata_dta>"),
-    *(b"SQLite format 3", b"RDX2", b"RDX3", b"HEADER RECORD*******"),
+    b"PAR1",
+    b"ARROW1",
+    b"FEA1",
+    b"ORC",
+    b"Obj\x01",
+    b"$FL2",
+    b"$FL3",
+    b"<stata_dta>",
+    b"SQLite format 3",
+    b"RDX2",
+    b"RDX3",
+    b"HEADER RECORD*******",
 )
 
 # The first bytes of tables that are read and are no texts.
@@ -58,15 +111,40 @@ REMEDY = "save it as .csv, .parquet or .xlsx"
 
 # Endings of texts that are no tables, although each of their lines may have one comma.
 TEXTS = (
-    *(".bib", ".css", ".htm", ".html", ".ipynb", ".js", ".log", ".md", ".py", ".r", ".rmd", ".rst"),
-    *(".sh", ".sql", ".tex", ".toml", ".xml", ".yaml", ".yml"),
+    ".bib",
+    ".css",
+    ".htm",
+    ".html",
+    ".ipynb",
+    ".js",
+    ".log",
+    ".md",
+    ".py",
+    ".r",
+    ".rmd",
+    ".rst",
+    ".sh",
+    ".sql",
+    ".tex",
+    ".toml",
+    ".xml",
+    ".yaml",
+    ".yml",
 )
 
 # Files and folders that operating systems write, and the file of a privacy account, in lower case.
 OF_SYSTEMS = (
     "fairbloom-account.toml",
-    *("thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir", "$recycle.bin"),
-    *("#recycle", "icon\r", "lost+found", "system volume information"),
+    "thumbs.db",
+    "ehthumbs.db",
+    "desktop.ini",
+    "__macosx",
+    "@eadir",
+    "$recycle.bin",
+    "#recycle",
+    "icon\r",
+    "lost+found",
+    "system volume information",
 )
 
 

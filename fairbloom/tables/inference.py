@@ -12,12 +12,12 @@ import numpy as np
 from fairbloom.errors import did_you_mean
 from fairbloom.text import join_first, plural, text_if
 
-from .advice import SHOWN, say_and_propose
 from .cells import MISSING, FileColumn
 from .column_laws import Drafted, draft_column
-from .comparison import QUIET, compare, match_names
+from .comparison import compare, match_names
 from .determining import determines
 from .encoding import is_missing, rows_of_clients
+from .findings import SHOWN, Quiet, say_and_propose
 from .identifiers import (
     NAMED,
     NUMBERS_OF_PERSONS,
@@ -60,7 +60,7 @@ TARGETS = ("target", "label", "y")
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a draft is to say. A column is "" if it is to be found, or there is none.
+    """What a draft is to say; "" as a column: it is to be found, or missing.
 
     Attributes
     ----------
@@ -196,14 +196,17 @@ def draft(
     unfinished = Unfinished(wanted, tables, clients, columns)
     for law in LAWS:
         unfinished = law(unfinished)
-    remarks = [
-        f"{path.name}: {remark}"
-        for path, table in unmarked.items()
-        for name, remark in table.remarks
-        if name is None
-    ]
+    remarks = _remark_on_files(unmarked)
     files, asked = _describe_files(unfinished.tables, unmarked, clients)
     return _finish(unfinished, files, asked, [*notes, *remarks, *unclear])
+
+
+def _remark_on_files(tables: Mapping[Path, ReadTable]) -> Iterator[str]:
+    """Yield remarks on how files are written."""
+    for path, table in tables.items():
+        for column, remark in table.remarks:
+            if column is None:
+                yield f"{path.name}: {remark}"
 
 
 def _find_columns(tables: Mapping[Path, ReadTable], wanted: Wanted) -> Wanted:
@@ -245,11 +248,12 @@ def _survey(
     names: Sequence[str],
 ) -> dict[str, Column]:
     """Return the columns of these names at all sites; `raw` has each table's."""
-    pairs = [*zip(tables.values(), raw, strict=True)]
-    return {
-        name: Column.of(sites, [part.get(fold(table.column_name(name))) for table, part in pairs])
-        for name in names
-    }
+    columns: dict[str, Column] = {}
+    for name in names:
+        own_names = [fold(table.column_name(name)) for table in tables.values()]
+        parts = [part.get(own) for part, own in zip(raw, own_names, strict=True)]
+        columns[name] = Column.of(sites, parts)
+    return columns
 
 
 def _finish(
@@ -280,13 +284,10 @@ def _finish(
             stated[key] = value
     for name, why in unfinished.ignored.items():
         notes["ignore", name] = [Note(str(why), behind=True)]
-    notes["missing",] = [
-        Note(
-            f"unit = {quote(name)}  # uncomment it to keep rows of each together in the split",
-            is_line=True,
-        )
-        for name in unfinished.units
-    ]
+    notes["missing",] = []
+    for name in unfinished.units:
+        line = f"unit = {quote(name)}  # uncomment it to keep rows of each together in the split"
+        notes["missing",].append(Note(line, is_line=True))
     notes["missing",] += _count_missing(unfinished)
     for name, each in unfinished.fields.items():
         for at, note in each.notes:
@@ -469,7 +470,8 @@ def _match_names(
     renamed = _find_renamed([*tables.values()])
     alike: dict[str, list[str]] = {}
     for name in names:
-        alike.setdefault(squash(renamed.get(name, name)), []).append(name)
+        former = renamed.get(name, name)
+        alike.setdefault(squash(former), []).append(name)
     changed = dict(tables)
     matched: dict[str, str] = {}
     for group in alike.values():
@@ -515,11 +517,9 @@ def _describe_files(
     written: dict[str, dict[Place, Stated]] = {}
     for path, table in tables.items():
         files = [stated[other] for other in tables if tables[other].file.key == table.file.key]
-        of_all = {
-            key: value
-            for key, value in stated[path].items()
-            if all(each.get(key) == value for each in files)
-        }
+        of_all = dict(stated[path])
+        for each in files:
+            of_all = {key: value for key, value in of_all.items() if each.get(key) == value}
         written[table.file.key] = of_all
         rest = {key: value for key, value in stated[path].items() if key not in of_all}
         if rest:
@@ -657,7 +657,7 @@ def say_who_stands_out(unfinished: Unfinished) -> Unfinished:
         }
     remarks: list[tuple[str, str]] = []
     for finding in [*match_names(fields, own), *compare(fields)]:
-        if finding.kind not in QUIET:
+        if not isinstance(finding, Quiet):
             about = unfinished.fields[finding.field].field
             advice = say_and_propose(finding, about, keys)
             remarks.append((finding.field, f"{join_first(finding.sites, SHOWN)}: {advice}"))

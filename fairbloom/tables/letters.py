@@ -24,9 +24,9 @@ from fairbloom.errors import FairbloomError
 from fairbloom.system.values import decode_as
 from fairbloom.text import join_first
 
-from .advice import propose, say
 from .cells import MAX_NUMBER, MISSING, FileColumn, different_cells, parse_number
-from .comparison import Finding, Profiles, compare, match_names
+from .comparison import IN_ROWS, Absent, Profiles, compare, match_names
+from .findings import Finding
 from .identifiers import DATE, find_units, judge_numbers, judge_texts
 from .profiles import (
     MAX_LISTED,
@@ -47,12 +47,6 @@ ROW = "row"
 # Bytes of a letter, and its lowest floor.
 MAX_BYTES = 2**20
 MIN_FLOOR = 5
-
-# All that a letter says of a column that may identify a person, a row or a day.
-IDENTIFIES = "it seems to name persons, rows or dates"
-
-# The kinds of what only rows show; see `Found`.
-KINDS = ("far", "negative", "zero", "two-units", "exclusive")
 
 # How a file is written that needs no line in a schema, by the keys of `SchemaFile`.
 USUAL = {"encoding": "utf-8", "decimalChar": ".", "groupChar": ""}
@@ -110,7 +104,8 @@ def decode_letter(content: bytes) -> Letter:
         if len(content) > MAX_BYTES:
             raise ValueError(f"{len(content):,} bytes, and {MAX_BYTES:,} are the most")
         letter = decode_as(Letter, json.loads(content))
-        if broken := [law for law, holds in _check(letter).items() if not holds]:
+        broken = [*_find_broken(letter)]
+        if broken:
             raise ValueError(join_first(broken, 3))
     except (ValueError, KeyError, RecursionError) as error:
         raise FairbloomError(
@@ -119,55 +114,65 @@ def decode_letter(content: bytes) -> Letter:
     return letter
 
 
-def _check(letter: Letter) -> dict[str, bool]:
-    """Return what holds for each letter, and whether it holds for this one."""
+def _find_broken(letter: Letter) -> Iterator[str]:
+    """Yield what must hold for a letter, and does not."""
     floor = max(letter.floor, 1)
     names = (letter.client, letter.unit, *letter.columns)
     formats = [each for each in letter.formats if SchemaFile.model_validate(each)]
-    return {
-        f"the floor is at least {MIN_FLOOR}": letter.floor >= MIN_FLOOR,
-        "it has columns and at most 10^12 rows": len(letter.columns) > 0 and letter.rows <= 10**12,
-        "its date is a day": str(date.fromisoformat(letter.date)) == letter.date,
-        "its client has a client's name": bool(
-            re.fullmatch("[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", letter.client)
-        ),
-        "names have 1 to 200 characters": all(0 < len(each) <= MAX_TEXT for each in names),
-        "formats have their keys": all(each.keys() == USUAL.keys() for each in formats),
-    } | {
-        f"{name[:MAX_TEXT]!r}: {law}": holds
-        for name, column in letter.columns.items()
-        for law, holds in _check_column(column, letter.rows, floor).items()
-    }
+    if letter.floor < MIN_FLOOR:
+        yield f"the floor is at least {MIN_FLOOR}"
+    if not letter.columns or letter.rows > 10**12:
+        yield "it has columns and at most 10^12 rows"
+    if str(date.fromisoformat(letter.date)) != letter.date:
+        yield "its date is a day"
+    if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", letter.client):
+        yield "its client has a client's name"
+    if not all(0 < len(each) <= MAX_TEXT for each in names):
+        yield "names have 1 to 200 characters"
+    if any(each.keys() != USUAL.keys() for each in formats):
+        yield "formats have their keys"
+    for name, column in letter.columns.items():
+        for law in _find_broken_of(column, letter.rows, floor):
+            yield f"{name[:MAX_TEXT]!r}: {law}"
 
 
-def _check_column(column: ColumnProfile, rows: int, floor: int) -> dict[str, bool]:
-    """Return what holds for each column of a letter, and whether it holds for this one."""
+def _find_broken_of(column: ColumnProfile, rows: int, floor: int) -> Iterator[str]:
+    """Yield what must hold for each column of a letter, and does not for this one."""
     tables = (column.missing, column.values, column.patterns)
     counts = [count for table in tables for count in table.values()]
     counts += [each.rows for each in column.found]
-    texts = (*column.missing, *column.values, *(each.column for each in column.found))
+    others = [each.column for each in column.found]
+    texts = [*column.missing, *column.values, *others]
     named = sum(column.missing.values()) + sum(column.values.values()) + column.others
     given = [each for each in column.quantiles if each is not None]
-    hidden = ColumnProfile(rows, {}, floor=floor, identifier=IDENTIFIES)
-    return {
-        "rows and floor are the letter's": (column.rows, column.floor) == (rows, floor),
-        "a count is at least the floor": min(counts, default=floor) >= floor,
-        "a count is a multiple of the floor": not any(
-            count % floor for count in (*counts, rows, column.others)
-        ),
-        "counts add up to at most the rows": 0 <= column.others <= named <= rows,
-        "it lists at most 100": max(*map(len, tables), len(column.found)) <= MAX_LISTED,
-        "texts have at most 200 characters": max(map(len, texts), default=0) <= MAX_TEXT,
-        "patterns are short": max(map(len, column.patterns), default=0) <= MAX_PATTERN,
-        "there are seven quantiles, or none": len(column.quantiles) in (0, len(PROBABILITIES)),
-        "it has quantiles or values": not (column.quantiles and column.values),
-        f"numbers are at most {MAX_NUMBER:g}": all(
-            abs(each) <= MAX_NUMBER for each in (*given, *(found.number for found in column.found))
-        ),
-        "quantiles ascend, with three digits": given == sorted(float(f"{q:.3g}") for q in given),
-        "what rows show is of a kind": all(each.kind in KINDS for each in column.found),
-        "an identifier has nothing else": column == hidden or not column.identifier,
-    }
+    numbers = [*given, *(each.number for each in column.found)]
+    if (column.rows, column.floor) != (rows, floor):
+        yield "rows and floor are the letter's"
+    if min(counts, default=floor) < floor:
+        yield "a count is at least the floor"
+    if any(count % floor for count in (*counts, rows, column.others)):
+        yield "a count is a multiple of the floor"
+    if not 0 <= column.others <= named <= rows:
+        yield "counts add up to at most the rows"
+    if max(*map(len, tables), len(column.found)) > MAX_LISTED:
+        yield "it lists at most 100"
+    if max(map(len, texts), default=0) > MAX_TEXT:
+        yield "texts have at most 200 characters"
+    if max(map(len, column.patterns), default=0) > MAX_PATTERN:
+        yield "patterns are short"
+    if len(column.quantiles) not in (0, len(PROBABILITIES)):
+        yield "there are seven quantiles, or none"
+    if column.quantiles and column.values:
+        yield "it has quantiles or values"
+    if not all(abs(each) <= MAX_NUMBER for each in numbers):
+        yield f"numbers are at most {MAX_NUMBER:g}"
+    if given != sorted(float(f"{each:.3g}") for each in given):
+        yield "quantiles ascend, with three digits"
+    if not all(each.kind in IN_ROWS for each in column.found):
+        yield "what rows show is of a kind"
+    hidden = ColumnProfile(rows, {}, floor=floor, identifier=True)
+    if column.identifier and column != hidden:
+        yield "an identifier has nothing else"
 
 
 # A site -------------------------------------------------------------------------------------------
@@ -194,10 +199,11 @@ class SiteTables:
         ]
         sites = Sites([""], self.tables, own, np.array([len(rows)]), [0] * len(self.tables))
         names = {fold(name): name for table in self.tables[::-1] for name in table.columns}
-        return {
-            name: Column.of(sites, [part.get(folded) for part in self.parts])
-            for folded, name in names.items()
-        }
+        columns: dict[str, Column] = {}
+        for folded, name in names.items():
+            parts = [part.get(folded) for part in self.parts]
+            columns[name] = Column.of(sites, parts)
+        return columns
 
     def rows_of(self, unit: str) -> NDArray[np.intp]:
         """Return the first row of each person, or all rows if `unit` is ROW.
@@ -244,13 +250,14 @@ class SiteTables:
         """Return the profile of each column; only that it is one of a column of identifiers."""
         rows = self.rows_of(unit)
         columns = self.take(rows)
-        cells = {
-            name: Cells.of_column(column, slice(None))
-            for name, column in columns.items()
-            if fold(name) != fold(unit)
-            and not any(is_identifier(name, each) for each in (column, self.columns[name]))
-        }
-        hidden = ColumnProfile(len(rows) // floor * floor, {}, floor=floor, identifier=IDENTIFIES)
+        cells: dict[str, Cells] = {}
+        for name, column in columns.items():
+            if fold(name) == fold(unit):
+                continue
+            # by the rows that count, and by all
+            if not (is_identifier(name, column) or is_identifier(name, self.columns[name])):
+                cells[name] = Cells.of_column(column, slice(None))
+        hidden = ColumnProfile(len(rows) // floor * floor, {}, floor=floor, identifier=True)
         return dict.fromkeys(columns, hidden) | profile(cells, floor)
 
     def digest(
@@ -260,18 +267,17 @@ class SiteTables:
 
         They have shape (rows, columns); 0 where a table has no such column.
         """
-        return np.stack(
-            [
-                np.concatenate([_digest_cells(table, name, secret) for table in self.tables])
-                for name in names
-            ],
-            axis=1,
-        )[rows]
+        digests: list[NDArray[np.uint32]] = []
+        for name in names:
+            parts = [_digest_cells(table, name, secret) for table in self.tables]
+            digests.append(np.concatenate(parts)[rows])
+        return np.stack(digests, axis=1)
 
 
 def _digest_cells(table: ReadTable, name: str, secret: bytes) -> NDArray[np.uint32]:
     """Return a digest of each cell as it is written: how it is read may change with other rows."""
-    if (values := table.find(name)) is None:
+    values = table.find(name)
+    if values is None:
         return np.zeros(len(table), np.uint32)
     texts, codes = different_cells(values)
     digests = [blake3(text.encode(), key=secret).digest(DIGEST_BYTES) for text in texts]
@@ -285,12 +291,16 @@ def count_changed(before: NDArray[np.uint32], after: NDArray[np.uint32]) -> list
     more, in which most cells changed, as long as the others tell rows apart: a column that was
     written anew would make each row new, and hide that few rows changed in the others.
     """
+    is_there = before.any(axis=0) & after.any(axis=0)
     there = sorted(
-        np.flatnonzero(before.any(axis=0) & after.any(axis=0)).tolist(),
+        np.flatnonzero(is_there).tolist(),
         key=lambda place: _count_other(before[:, [place]], after[:, [place]]),
     )
     counts = [_count_other(before[:, there], after[:, there])]
-    while there and 2 * len({row.tobytes() for row in before[:, there[:-1]]}) > len(before):
+    while there:
+        told_apart = {row.tobytes() for row in before[:, there[:-1]]}
+        if 2 * len(told_apart) <= len(before):
+            break
         there.pop()
         counts.append(_count_other(before[:, there], after[:, there]))
     return counts
@@ -352,18 +362,15 @@ def compare_letters(letters: Collection[Letter]) -> tuple[dict[str, Profiles], l
     """
     fields: dict[str, Profiles] = {**join_columns(letters)}
     common = {name: sites for name, sites in fields.items() if 2 * len(sites) > len(letters)}
-    own = {
-        each.client: {
-            name: sites[each.client] for name, sites in fields.items() if [*sites] == [each.client]
-        }
-        for each in letters
-    }
-    absent = [
-        Finding("absent", name, (each.client,), 0.0)
-        for name, sites in common.items()
-        for each in letters
-        if each.client not in sites
-    ]
+    own: dict[str, dict[str, ColumnProfile]] = {each.client: {} for each in letters}
+    for name, sites in fields.items():
+        if len(sites) == 1:
+            ((client, column),) = sites.items()
+            own[client][name] = column
+    absent: list[Finding] = []
+    for name, sites in common.items():
+        lacking = [each.client for each in letters if each.client not in sites]
+        absent += [Absent(name, (client,), 0.0) for client in lacking]
     return fields, [*match_names(common, own), *compare(fields), *absent]
 
 
@@ -373,9 +380,13 @@ def describe(findings: Sequence[Finding], file: str) -> Iterator[str]:
     `file` is the key under `files` of a proposal for a site.
     """
     for each in findings:
-        yield f"{join_first(each.sites, 3)}: {each.field}: {say(each)}"
-        for heading, lines in propose(each, NUMBER, file):
-            yield from (f"    {line}" for line in (heading, *lines.splitlines()))
+        yield f"{join_first(each.sites, 3)}: {each.field}: {each.say()}"
+        change = each.propose(NUMBER, file)
+        if change is None:
+            continue
+        for way in change.lines:
+            for line in (change.heading, *way):
+                yield f"    {line}"
 
 
 def stand_in(letter: Letter, unit: str) -> ReadTable:
@@ -390,11 +401,9 @@ def stand_in(letter: Letter, unit: str) -> ReadTable:
     count = min(letter.rows, MAX_ROWS)
     columns = {}
     for name, column in letter.columns.items():
-        cells = _cells_of(column, count)
         shown = unit if unit and fold(name) == fold(letter.unit) else name
-        columns[shown] = pa.chunked_array(
-            [random.permutation(cells).astype(object).tolist()], pa.string()
-        )
+        cells = random.permutation(_cells_of(column, count))
+        columns[shown] = pa.chunked_array([cells.astype(object).tolist()], pa.string())
     file = SchemaFile(decimalChar=".")
     file._key = f"{letter.client}.csv"
     return ReadTable(Path(file.key), columns, np.arange(count) + 2, file=file)
@@ -408,13 +417,11 @@ def _cells_of(column: ColumnProfile, count: int) -> NDArray[np.str_]:
     if column.identifier or column.others > column.present / 2:
         cells += [f"rare-{place:06}" for place in range(count - len(cells))]
     elif column.quantiles:
-        known = {
-            share: each
-            for share, each in zip(PROBABILITIES.tolist(), column.quantiles, strict=True)
-            if each is not None
-        } or {0.25: 0.25, 0.75: 0.75}
+        given = dict(zip(PROBABILITIES.tolist(), column.quantiles, strict=True))
+        known = {share: each for share, each in given.items() if each is not None}
+        if not known:  # too few rows: any numbers
+            known = {0.25: 0.25, 0.75: 0.75}
         grid = (np.arange(count - len(cells)) + 0.5) / max(count - len(cells), 1)
-        cells += [
-            f"{number:.6g}" for number in np.interp(grid, [*known], [*known.values()]).tolist()
-        ]
+        numbers = np.interp(grid, [*known], [*known.values()])
+        cells += [f"{number:.6g}" for number in numbers.tolist()]
     return np.resize(np.array(cells or [""]), count)

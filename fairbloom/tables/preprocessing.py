@@ -99,17 +99,18 @@ class InputColumn:
 
 def input_columns(schema: Schema) -> tuple[InputColumn, ...]:
     """Return the input columns of a schema; numbers are standardised as it states."""
-    return tuple(
-        InputColumn(
+    columns: list[InputColumn] = []
+    for name, about in schema.inputs.items():
+        column = InputColumn(
             name,
-            CATEGORY if field.categories else NUMBER,
-            field.categories,
-            center=field.center or 0.0,
-            scale=field.scale or 0.0,
+            CATEGORY if about.categories else NUMBER,
+            about.categories,
+            center=about.center or 0.0,
+            scale=about.scale or 0.0,
             fill=schema.missing_of(name) == "fill",
         )
-        for name, field in schema.inputs.items()
-    )
+        columns.append(column)
+    return tuple(columns)
 
 
 def encode_columns(
@@ -253,18 +254,13 @@ class Preprocessing:
     def of_client(self, client: str, moments: Sequence[tuple[float, float]]) -> Preprocessing:
         """Return the preprocessing of a client with these means and deviations."""
         own = dict(zip(self.per_client, moments, strict=True))
-        return replace(
-            self,
-            columns=tuple(
-                InputColumn(column.name, NUMBER, (), *own[column.name], column.fill)
-                if column.name in own
-                else column
-                for column in self.columns
-            ),
-            client=client,
-            per_client=(),
-            moments={},
-        )
+        columns: list[InputColumn] = []
+        for column in self.columns:
+            if column.name in own:
+                center, scale = own[column.name]
+                column = InputColumn(column.name, NUMBER, (), center, scale, column.fill)
+            columns.append(column)
+        return replace(self, columns=tuple(columns), client=client, per_client=(), moments={})
 
     def inputs(self, values: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
         """Return the inputs of a table's rows, shape (rows, width)."""
@@ -284,14 +280,13 @@ class Preprocessing:
         if self.schema:
             schema = parse_schema(self.schema)
             return schema.of_client(schema.fields_of(self.client))
-        fields = {
-            column.name: Field(
+        fields: dict[str, Field] = {}
+        for column in self.columns:
+            fields[column.name] = Field(
                 type="string" if column.categories else "number",
                 categories=column.categories,
                 missing="fill" if column.fill else "drop",
             )
-            for column in self.columns
-        }
         fields[self.target] = (
             Field(type="string", categories=self.classes) if self.classes else Field(type="number")
         )

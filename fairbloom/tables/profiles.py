@@ -8,7 +8,7 @@ for one's own eyes, the floor is 1.
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
@@ -50,10 +50,6 @@ FEWEST_KINDS = 5
 # seems to go on where the other ends.
 FILLED = 0.9
 FILLED_BY_EACH = 0.1
-
-
-# The kinds of finds that are a number which may stand for a missing value.
-CODES = ("far", "negative", "zero")
 
 
 @dataclass(frozen=True)
@@ -102,7 +98,7 @@ class ColumnProfile:
     patterns
         The number of rows of each pattern of texts: letters are a, digits are 9.
     identifier
-        Why the column is taken to name persons or rows; nothing else is said of such a column.
+        Whether the column is taken to name persons, rows or dates; then nothing else is said of it.
     found
         What only rows show.
     """
@@ -114,7 +110,7 @@ class ColumnProfile:
     quantiles: tuple[float | None, ...] = ()
     floor: int = 1
     patterns: Mapping[str, int] = field(default_factory=dict)
-    identifier: str = ""
+    identifier: bool = False
     found: tuple[Found, ...] = ()
 
     @property
@@ -186,57 +182,58 @@ def profile(columns: Mapping[str, Cells], floor: int = 1) -> dict[str, ColumnPro
     floor
         The fewest rows on which a number of the profile may depend.
     """
-    found: dict[str, list[Found]] = {name: [] for name in columns}
+    exclusive: dict[str, list[Found]] = {name: [] for name in columns}
     for name, other, rows in _find_exclusive(columns):
-        found[name].append(Found("exclusive", rows, column=other))
+        exclusive[name].append(Found("exclusive", rows, column=other))
     categories = [cells.codes for cells in columns.values() if len(cells.texts)]
+    profiles: dict[str, ColumnProfile] = {}
     for name, cells in columns.items():
-        found[name] += _find_codes(cells.known)
+        codes = _round(_find_codes(cells.known), floor)
+        found = [*_round(exclusive[name], floor), *codes]
         if two := find_two_units(cells.numbers, categories):
-            found[name].append(Found("two-units", two.rows, round(two.ratio, 4)))
-    return {
-        name: _profile_column(
-            cells,
-            floor,
-            [
-                replace(each, rows=each.rows // floor * floor)
-                for each in found[name]
-                if each.rows >= floor
-            ],
-        )
-        for name, cells in columns.items()
-    }
+            ratio = round(two.ratio, 4)
+            found += _round([Found("two-units", two.rows, ratio)], floor)
+        column = _profile_column(cells, floor, [each.number for each in codes])
+        profiles[name] = replace(column, found=tuple(found))
+    return profiles
 
 
-def _profile_column(cells: Cells, floor: int, found: Sequence[Found]) -> ColumnProfile:
-    codes = [each.number for each in found if each.kind in CODES]
+def _round(found: Iterable[Found], floor: int) -> list[Found]:
+    """Return what the floor's rows show, with their number rounded down."""
+    return [replace(each, rows=each.rows // floor * floor) for each in found if each.rows >= floor]
+
+
+def _profile_column(cells: Cells, floor: int, codes: Sequence[float]) -> ColumnProfile:
+    """Return the profile of a column; `codes` are numbers that may stand for a missing value."""
     numbers = cells.known
     counts: dict[str, int] = {}
     if len(cells.texts):
         texts = np.bincount(cells.codes[cells.codes >= 0], minlength=len(cells.texts)).tolist()
         counts = {text: count for text, count in zip(cells.texts, texts, strict=True) if count}
-    quantiles: tuple[float | None, ...] = ()
-    if all(len(np.unique(some)) <= MAX_NUMBERS for some in (numbers[:SAMPLE], numbers)):
-        different, rows = np.unique(numbers, return_counts=True)
-        counts |= zip(map(format_number, different.tolist()), rows.tolist(), strict=True)
-        listed = _list(counts, floor)
-    else:
-        listed = {}
-        quantiles = measure_quantiles(numbers[~np.isin(numbers, codes)], floor)
-    patterns: Counter[str] = Counter()
-    for text, count in counts.items() if quantiles else ():
-        patterns[pattern_of(text)] += count
-    others = 0 if quantiles else sum(count for text, count in counts.items() if text not in listed)
-    return ColumnProfile(
-        len(cells.codes) // floor * floor,
-        _list(cells.missing, floor),
-        listed,
-        others // floor * floor,
-        quantiles,
-        floor,
-        _list(patterns, floor),
-        found=tuple(found),
-    )
+    rows = len(cells.codes) // floor * floor
+    missing = _list(cells.missing, floor)
+    if _has_many(numbers):
+        patterns: Counter[str] = Counter()
+        for text, count in counts.items():
+            patterns[pattern_of(text)] += count
+        return ColumnProfile(
+            rows,
+            missing,
+            quantiles=measure_quantiles(numbers[~np.isin(numbers, codes)], floor),
+            floor=floor,
+            patterns=_list(patterns, floor),
+        )
+    different, found = np.unique(numbers, return_counts=True)
+    counts |= zip(map(format_number, different.tolist()), found.tolist(), strict=True)
+    listed = _list(counts, floor)
+    others = sum(count for text, count in counts.items() if text not in listed)
+    return ColumnProfile(rows, missing, listed, others // floor * floor, floor=floor)
+
+
+def _has_many(numbers: NDArray[np.float64]) -> bool:
+    """Return whether a column has too many distinct numbers for counts."""
+    # a few rows show it of most columns
+    return any(len(np.unique(some)) > MAX_NUMBERS for some in (numbers[:SAMPLE], numbers))
 
 
 def _list(counts: Mapping[str, int], floor: int) -> dict[str, int]:

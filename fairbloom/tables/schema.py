@@ -264,29 +264,23 @@ class Field(_Table):
         if not (own.spellings or own.missingValues):
             return self
         # In any case of letters, as cells are compared, and before what others call a category.
-        said = {
-            fold_cell(normalise(text)): name
-            for name, texts in {"": own.missingValues, **own.spellings}.items()
-            for text in texts
-        }
-        means = {category: said.get(fold_cell(normalise(category))) for category in self.categories}
+        said: dict[str, str] = {}
+        for name, texts in {"": own.missingValues, **own.spellings}.items():
+            said |= {fold_cell(normalise(text)): name for text in texts}
         exact = {*chain(own.missingValues, *own.spellings.values())}
-        again = {
-            name: [text for text in means if means[text] == name and text not in exact]
-            for name in ("", *self.categories)
-        }
-        spellings = {
-            name: (
-                *own.spellings.get(name, ()),
-                *(text for text in again[name] if text != name),
-                *(
-                    text
-                    for text in self.spellings.get(name, ())
-                    if fold_cell(normalise(text)) not in said
-                ),
-            )
-            for name in self.categories
-        }
+        again: dict[str, list[str]] = {name: [] for name in ("", *self.categories)}
+        for text in self.categories:
+            means = said.get(fold_cell(normalise(text)))
+            if means in again and means != text and text not in exact:
+                again[means].append(text)
+        spellings: dict[str, tuple[str, ...]] = {}
+        for name in self.categories:
+            usual = [
+                text
+                for text in self.spellings.get(name, ())
+                if fold_cell(normalise(text)) not in said
+            ]
+            spellings[name] = (*own.spellings.get(name, ()), *again[name], *usual)
         markers = (*self.missingValues, *own.missingValues, *again[""])
         # model_copy would copy `places`
         return Field(**self.model_dump() | {"spellings": spellings, "missingValues": markers})
@@ -443,13 +437,12 @@ class Schema(_Table):
 
     def fields_of(self, client: str) -> Mapping[str, FileField]:
         """Return how a client has the columns of the schema, unless a file has them otherwise."""
-        own = (
-            about.fields
-            for key, about in self.files.items()
+        for key, about in self.files.items():
             # A column of clients is that of a single file.
-            if about.fields and is_of_client(key) and (self.client or client_of(key) == client)
-        )
-        return next(own, self.files.get(EVERY_FILE, SchemaFile()).fields)
+            is_own = is_of_client(key) and (self.client or client_of(key) == client)
+            if about.fields and is_own:
+                return about.fields
+        return self.files.get(EVERY_FILE, SchemaFile()).fields
 
     def of_client(self, own: Mapping[str, FileField]) -> "Schema":
         """Return the schema with a client's own spellings and markers of a missing value."""
@@ -630,12 +623,9 @@ def _explain(error: ValidationError) -> str:
             return (
                 f"{path} holds for all clients: say it in fields.{fault['loc'][-2]}, without files"
             )
-        known = [
-            known
-            for kind in (Schema, Field, Constraints, SchemaFile, FileField, ImageSchema)
-            for known in kind.model_fields
-            if known != key
-        ]
+        known: list[str] = []
+        for kind in (Schema, Field, Constraints, SchemaFile, FileField, ImageSchema):
+            known += [each for each in kind.model_fields if each != key]
         return f"{path} is unknown: {did_you_mean(key, known)}correct it, or leave it out"
     message = reason_of(fault)
     return f"{path} = {shorten_value(fault['input'])}: {message[0].lower()}{message[1:]}"

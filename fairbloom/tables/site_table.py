@@ -70,16 +70,10 @@ def describe_rows(file: EncodedFile, letter: Letter, *, with_numbers: bool) -> M
         cells = {
             each: Cells.of(schema.fields[each], file.columns[each][own]) for each in file.found
         }
-        columns = {
-            each: replace(
-                column,
-                found=(),
-                patterns={},
-                others=0,
-                quantiles=column.quantiles if with_numbers else (),
-            )
-            for each, column in profile(cells, letter.floor).items()
-        }
+        columns = profile(cells, letter.floor)
+        for each, column in columns.items():
+            quantiles = column.quantiles if with_numbers else ()
+            columns[each] = replace(column, found=(), patterns={}, others=0, quantiles=quantiles)
         letters[name] = replace(
             letter, rows=len(own) // letter.floor * letter.floor, columns=columns
         )
@@ -112,12 +106,11 @@ def join_tables(
     schema: Schema, tables: Mapping[str, SiteTable], *, by_class: bool
 ) -> Iterator[Mapping[str, str]]:
     """Yield the rows of Table 1, with a column for each site, or for each class at each site."""
-    heads = {
-        f"{site}{text_if(name, f', {name}')}": letter
-        for site, table in tables.items()
-        for name, letter in table.letters.items()
-        if by_class or name == ALL
-    }
+    heads: dict[str, Letter] = {}
+    for site, table in tables.items():
+        letters = table.letters if by_class else {ALL: table.letters[ALL]}
+        for name, letter in letters.items():
+            heads[f"{site}, {name}" if name else site] = letter
     yield {"field": "", "value": "n", **{head: f"{each.rows:,}" for head, each in heads.items()}}
     for field, about in schema.fields.items():
         columns = {head: each.columns.get(field) for head, each in heads.items()}

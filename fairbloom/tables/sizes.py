@@ -31,11 +31,10 @@ def summarise_clients(rows: Sequence[Row]) -> list[Row]:
     right = [row for row in rows if "problem" not in row]
     wrong = [str(row["client"]) for row in rows if "problem" in row]
     right.sort(key=lambda row: (int(row["train"]) + int(row["test"]), str(row["client"])))
-    shown: list[Row] = [
-        {"size": size, **right[round(share * (len(right) - 1))]}
-        for size, share in SIZES.items()
-        if right
-    ]
+    shown: list[Row] = []
+    if right:
+        for size, share in SIZES.items():
+            shown.append({"size": size, **right[round(share * (len(right) - 1))]})
     shown.append(
         {
             "size": "all",

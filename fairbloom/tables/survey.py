@@ -154,14 +154,14 @@ class Column:
         ]
         is_there = np.isin(np.arange(len(sites.names)), having) | (len(sites.tables) == 1)
         return cls(
-            sites,
-            joined,
-            np.concatenate([*numbers, [np.nan]]),
-            np.concatenate([*is_missing, [True]]),
-            texts,
-            words,
-            marks,
-            is_there,
+            sites=sites,
+            codes=joined,
+            numbers=np.concatenate([*numbers, [np.nan]]),
+            is_missing=np.concatenate([*is_missing, [True]]),
+            texts=texts,
+            words=words,
+            marks=marks,
+            is_there=is_there,
         )
 
     @property
@@ -253,4 +253,4 @@ def _count_numbers(columns: Sequence[FileColumn]) -> int:
     if any(not len(column.texts) for column in columns):
         return SAMPLE
     usable = [column.numbers[~column.is_wrong & ~column.is_missing] for column in columns]
-    return len(np.unique(np.concatenate([[], *usable])))
+    return len(np.unique(np.concatenate(usable))) if usable else 0

@@ -27,29 +27,18 @@ def table_one(schema: Schema, columns: Mapping[str, Mapping[str, ColumnValues]])
         own = dict[str | None, ColumnValues](sites.items())
         cells = {None: np.concatenate([*sites.values()]), **own} if sites else own
         present = {at: present_values(values) for at, values in cells.items()}
-        rows += [
-            {"field": name, "value": "n", **{at: len(values) for at, values in cells.items()}},
-            {
-                "field": name,
-                "value": "missing, n (%)",
-                **{
-                    at: _share(len(values) - len(present[at]), len(values))
-                    for at, values in cells.items()
-                },
-            },
-            *(
-                {
-                    "field": name,
-                    "value": f"{category}, n (%)",
-                    **{
-                        at: _share(int((values == place).sum()), len(values))
-                        for at, values in present.items()
-                    },
-                }
-                for place, category in enumerate(field.categories)
-            ),
-            *([] if field.categories else [_of_numbers(name, field, present)]),
-        ]
+        counts = {at: len(values) for at, values in cells.items()}
+        missing = {at: _share(count - len(present[at]), count) for at, count in counts.items()}
+        rows.append({"field": name, "value": "n", **counts})
+        rows.append({"field": name, "value": "missing, n (%)", **missing})
+        for place, category in enumerate(field.categories):
+            having = {
+                at: _share(int((values == place).sum()), len(values))
+                for at, values in present.items()
+            }
+            rows.append({"field": name, "value": f"{category}, n (%)", **having})
+        if not field.categories:
+            rows.append(_of_numbers(name, field, present))
     return rows
 
 

@@ -6,9 +6,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fairbloom.tables.advice import SENTENCES, propose, say
-from fairbloom.tables.comparison import Finding, compare, match_names
+from fairbloom.tables.comparison import (
+    IN_ROWS,
+    Categories,
+    Far,
+    Lacking,
+    Missing,
+    Numbers,
+    OneValue,
+    Spelling,
+    compare,
+    match_names,
+)
 from fairbloom.tables.conversions import CONVERSIONS, KNOWN, Conversion
+from fairbloom.tables.findings import Change, Explained, Finding
 from fairbloom.tables.profiles import Cells, ColumnProfile, profile
 from fairbloom.tables.schema import Field
 
@@ -64,7 +75,7 @@ def test_a_site_in_another_unit_leaves_and_the_rest_stay(way: Conversion, floor:
 def test_of_two_sites_both_are_named() -> None:
     (finding,) = found({"a": numbers_of(normal(170, 9)), "b": numbers_of(normal(67, 4))})
     assert finding.sites == ("a", "b")
-    assert "cm and inches" in say(finding)
+    assert "cm and inches" in finding.say()
 
 
 @pytest.mark.parametrize("site", ["a", "f"])
@@ -78,7 +89,7 @@ def test_years_of_birth_are_named_and_turned_scales_are_not(site: str) -> None:
     turned = {**ages, site: 300 - ages[site]}
     (finding,) = found({name: numbers_of(each) for name, each in turned.items()})
     assert not finding.explained_by
-    assert "another quantity, another unit, or other people" in say(finding)
+    assert "another quantity, another unit, or other people" in finding.say()
 
 
 def test_what_the_field_names_comes_first() -> None:
@@ -154,15 +165,14 @@ def test_codes_that_begin_at_0_are_explained(floor: int) -> None:
     (finding,) = found(cells, floor=floor)
     assert {each.about for each in finding.explained_by} == {"codes from 1 and from 0"}
     codes = Field(type="integer", categories=("1", "2"))
-    assert propose(finding, codes, "d.csv") == [
-        ('[files."d.csv"]', 'fields.x.spellings = {"1" = ["0"], "2" = ["1"]}')
-    ]
-    assert propose(finding, Field(type="number"), "d.csv") == [
-        ('[files."d.csv"]', "fields.x.factor = 1\nfields.x.offset = 1")
-    ]
-    assert not propose(finding, codes, "")
-    one_class = {**cells, "d": numbers_of([0.0] * 80)}
-    assert not any(each.explained_by for each in found(one_class))
+    change = finding.propose(codes, "d.csv")
+    assert change.heading == '[files."d.csv"]'
+    assert change.lines == [['fields.x.spellings = {"1" = ["0"], "2" = ["1"]}']]
+    (lines,) = finding.propose(Field(type="number"), "d.csv").lines
+    assert lines == ["fields.x.factor = 1", "fields.x.offset = 1"]
+    assert finding.propose(codes, "") is None
+    one_class = found({**cells, "d": numbers_of([0.0] * 80)})
+    assert not any(each.explained_by for each in one_class if isinstance(each, Explained))
 
 
 def test_a_site_that_lacks_what_all_have_is_told() -> None:
@@ -180,7 +190,7 @@ def test_near_spellings_are_asked_about_unless_a_site_has_both() -> None:
     usual = texts_of(["secondary", "primary"] * 30)
     typo = texts_of(["secondry"] * 30 + ["primary"] * 30)
     (finding,) = found({"a": usual, "b": usual, "c": typo}, "spelling")
-    assert (finding.words, finding.sites) == (("secondry", "secondary"), ("c",))
+    assert (finding.text, finding.usual, finding.sites) == ("secondry", "secondary", ("c",))
     both = texts_of(["secondary", "secondry", "primary"] * 20)
     assert not found({"a": usual, "b": both}, "spelling")
     levels = [texts_of([f"level {k}"] * 30) for k in (1, 2)]
@@ -208,8 +218,8 @@ def test_a_column_of_another_name_is_matched_once() -> None:
     own = {"edad": ages["d"], "dosis": doses["d"], "edad2": ages["d"] + 6}
     columns = profile({name: numbers_of(each) for name, each in own.items()})
     columns |= profile({"sala": HALVES, "otro": texts_of(["y", "z"] * 40)})
-    matched = {each.field: each.words for each in match_names(fields, {"d": columns})}
-    assert matched == {"age": ("edad",), "dose": ("dosis",), "ward": ("sala",)}
+    matched = {each.field: each.column for each in match_names(fields, {"d": columns})}
+    assert matched == {"age": "edad", "dose": "dosis", "ward": "sala"}
     assert not [*match_names(fields, {"a": columns})]  # it lacks no field
 
 
@@ -234,10 +244,75 @@ def test_what_several_sites_found_is_said_once() -> None:
     assert not found({"a": coded, "b": far, "c": coded}, "far")  # an honest number there
 
 
-def test_each_kind_has_a_sentence_and_each_conversion_a_name() -> None:
-    for kind in SENTENCES:
-        assert say(Finding(kind, "x", ("a",), value=1.0, elsewhere=2.0, rows=3, words=("y",)))
+def test_each_kind_of_rows_has_a_sentence() -> None:
+    for kind in IN_ROWS.values():
+        finding = kind("x", ("a",), number=1.5, column="y", rows=3000)
+        shown = {"two-units": "1.5", "exclusive": "'y'"}.get(kind.kind, "in 3,000 rows")
+        assert shown in finding.say()
+
+
+LB = Conversion("lb and kg", 2.2046)
+WORDS = ("u", "v", "w", "z")
+
+
+@pytest.mark.parametrize(
+    ("finding", "said", "lines"),
+    [
+        (Missing("x", ("a",), share=0.5, elsewhere=0.1), "50% of its rows have no value", []),
+        (Numbers("x", ("a",), median=2.0, elsewhere=3000.0), "median 2, and 3000 elsewhere", []),
+        (
+            Numbers("x", ("a",), 1.0, (LB, LB.inverse()), median=2.0, elsewhere=1.0),
+            "it looks like lb and kg",
+            [["fields.x.factor = 0.453597"], ["fields.x.factor = 2.2046"]],
+        ),
+        (
+            Categories("x", ("a",), words=WORDS),
+            "its categories, 'u', 'v', 'w' and 1 more, are other ones",
+            [["fields.x.spellings = {f = [], m = []}"]],
+        ),
+        (Lacking("x", ("a",), words=("f",)), "it lacks 'f', which the others have", []),
+        (
+            Spelling("x", ("a",), text="mm", usual="m"),
+            "'mm' may be a spelling of 'm'",
+            [['spellings = {m = ["mm"]}']],
+        ),
+        (
+            OneValue("x", ("a",), value="yes", rows=9),
+            "it is 'yes' or nothing, in 9 rows",
+            [['categories = ["no", "yes"]', 'spellings = {no = [""]}']],
+        ),
+        (OneValue("x", ("a",), value="no", rows=9), "it is 'no' or nothing", []),
+        (
+            Far("x", ("a",), number=999.0, column="", rows=3),
+            "999 in 3 rows, far from the others",
+            [['missingValues = ["999"]']],
+        ),
+    ],
+)
+def test_a_finding_says_what_it_proposes(
+    finding: Finding, said: str, lines: list[list[str]]
+) -> None:
+    assert said in finding.say()
+    sexes = Field(type="string", categories=("f", "m", "u"))
+    about = Field(type="number") if isinstance(finding, Numbers) else sexes
+    change = finding.propose(about, "a.csv")
+    assert (change.lines if change else []) == lines
+
+
+def test_the_lines_of_a_change_are_one_sentence() -> None:
+    ways = [{"factor": "2"}, {"factor": "3", "offset": "1"}]
+    assert str(Change("a b", "c.csv", ways)) == (
+        'fields."a b".factor = 2 under [files."c.csv"] or fields."a b".factor = 3 and'
+        ' fields."a b".offset = 1 under [files."c.csv"]'
+    )
+    assert str(Change("a b", "", ways[:1])) == 'factor = 2 under [fields."a b"]'
+
+
+def test_a_conversion_has_a_name_and_a_field_says_its_substance() -> None:
     assert len({way.about for way in KNOWN}) == len(KNOWN) - 2  # of powers of ten there are three
+    named = {way.about for way in CONVERSIONS if way.is_named_in("S-Glucose (fasting)")}
+    assert named == {"mg/dl and mmol/l of glucose"}
+    assert not any(way.is_named_in("lb and kg") for way in KNOWN if not way.substance)
 
 
 # Both halves --------------------------------------------------------------------------------------

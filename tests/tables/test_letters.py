@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from fairbloom.errors import FairbloomError
 from fairbloom.tables.inference import Wanted, draft, survey_files
 from fairbloom.tables.letters import (
-    IDENTIFIES,
     MAX_BYTES,
     ROW,
     Letter,
@@ -85,7 +84,7 @@ def numbers_in(value: Any) -> Iterator[int]:
     if isinstance(value, list):
         for each in value:
             yield from numbers_in(each)
-    elif isinstance(value, int):
+    elif isinstance(value, int) and not isinstance(value, bool):
         yield value
 
 
@@ -175,7 +174,8 @@ FOUND = {"kind": "far", "rows": 5, "number": 999.0, "column": ""}
         (change(*AGE, "found", to=[FOUND | {"rows": 4}]), "a count is at least the floor"),
         (change(*AGE, "found", to=[FOUND | {"column": "c" * 201}]), "at most 200 characters"),
         (change(*HIDDEN, "others", to=5), "an identifier has nothing else"),
-        (change(*HIDDEN, "identifier", to="Anna Meier"), "an identifier has nothing else"),
+        (change(*AGE, "identifier", to=True), "an identifier has nothing else"),
+        (change(*HIDDEN, "identifier", to="Anna Meier"), "should be a valid boolean"),
         (change("more", to=1), "other keys"),
         (change(*AGE, "rows", to="130"), "it is no profile"),
     ],
@@ -254,7 +254,7 @@ def test_persons_of_any_name_are_not_listed(tmp_path: Path) -> None:
     rows = [row | {"ward": "abcdefghij"[k % 10]} for k, row in enumerate(hospital(200))]
     assert letter(tmp_path, rows).columns["ward"].values["a"] == 20
     made = letter(tmp_path, rows, unit="ward")
-    assert (made.rows, made.columns["ward"].identifier) == (10, IDENTIFIES)
+    assert (made.rows, made.columns["ward"].identifier) == (10, True)
     assert made.columns["ward"].values == {}
 
 
@@ -327,7 +327,7 @@ def test_columns_that_name_somebody_say_nothing_else(tmp_path: Path, asked: dict
     assert {json.dumps(vars(made.columns[name]), default=list) for name in named} == {
         json.dumps(vars(made.columns["patient"]), default=list)
     }
-    assert made.columns["patient"].identifier == IDENTIFIES
+    assert made.columns["patient"].identifier
 
 
 # Digests ------------------------------------------------------------------------------------------
@@ -448,7 +448,7 @@ def test_columns_are_joined_by_name_and_lacking_ones_are_said(tmp_path: Path) ->
         ("name", "age", ("west",)),
     }
     (named,) = [each for each in findings if each.kind == "name"]
-    assert named.words == ("years",)
+    assert named.column == "years"
 
 
 def test_a_missing_unit_is_named_with_the_remedy(tmp_path: Path) -> None:

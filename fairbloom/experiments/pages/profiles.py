@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from fairbloom.tables.advice import say
-from fairbloom.tables.comparison import QUIET, Finding, Profiles, quantiles_of
+from fairbloom.tables.comparison import Profiles, quantiles_of
+from fairbloom.tables.findings import Finding, Quiet
 from fairbloom.tables.profiles import ColumnProfile
 from fairbloom.text import join_first, plural, text_if
 
@@ -20,9 +20,6 @@ MAX_PICTURES = 12
 # Values of a picture; the rest are one.
 MAX_VALUES = 7
 
-# Findings on the number of rows with a value, which are drawn as shares.
-OF_MISSING = ("missing", "one-value")
-
 
 def profiles_page(
     fields: Mapping[str, Profiles], findings: Sequence[Finding], advice: Sequence[str]
@@ -31,21 +28,21 @@ def profiles_page(
 
     `advice` has a sentence for each of the findings, with the lines that a person may paste.
     """
-    names = [*dict.fromkeys(each.field for each in findings if each.kind not in QUIET)]
+    ranked = [each for each in findings if not isinstance(each, Quiet)]
+    names = [*dict.fromkeys(each.field for each in ranked)]
     sections: list[Section] = []
     for name in names[:MAX_PICTURES]:
         about = [place for place, each in enumerate(findings) if each.field == name]
         apart = [site for place in about for site in findings[place].sites]
         sentences = [f"{join_first(findings[k].sites)}: {advice[k]}" for k in about]
-        chart = _picture(
-            name, fields[name], apart, all(findings[k].kind in OF_MISSING for k in about)
-        )
+        of_missing = all(findings[place].is_of_missing for place in about)
+        chart = _picture(name, fields[name], apart, of_missing)
         sections.append(Section(f"field-{len(sections)}", name, "", [Note(sentences), chart]))
     rest = [name for name in fields if name not in names[:MAX_PICTURES]]
     if rest:
         remarks = {
             name: [
-                f"{join_first(each.sites, 3)}: {say(each)}"
+                f"{join_first(each.sites, 3)}: {each.say()}"
                 for each in findings
                 if each.field == name
             ]

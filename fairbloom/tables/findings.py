@@ -1,0 +1,162 @@
+"""What a finding is: who stands out in a field, how that is said, and what a person may change."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fairbloom.text import join_first, text_if
+
+from .cells import format_number, parse_number
+from .conversions import Conversion
+from .schema import Field
+from .toml import quote, write_key, write_table
+
+# Names of sites, and of categories, that a sentence lists.
+SHOWN = 3
+
+# Significant digits of a conversion.
+DIGITS = 6
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a person may write, in one of several ways: keys of a field, or of a site's field.
+
+    `file` is the key of the site's table under `files`, "" for the field of all. The values in
+    `ways` are written as TOML.
+    """
+
+    field: str
+    file: str
+    ways: Sequence[Mapping[str, str]]
+
+    @property
+    def heading(self) -> str:
+        """The table that the lines belong to."""
+        return f"[files.{quote(self.file)}]" if self.file else f"[fields.{write_key(self.field)}]"
+
+    @property
+    def lines(self) -> list[list[str]]:
+        """The lines of each way."""
+        return [[*self._write(way)] for way in self.ways]
+
+    def _write(self, way: Mapping[str, str]) -> Iterator[str]:
+        before = f"fields.{write_key(self.field)}." if self.file else ""
+        for key, value in way.items():
+            yield f"{before}{key} = {value}"
+
+    def __str__(self) -> str:
+        """Return the ways in a sentence."""
+        return " or ".join(f"{' and '.join(way)} under {self.heading}" for way in self.lines)
+
+
+@dataclass(frozen=True)
+class Finding(ABC):
+    """A way in which sites stand out in a field; each kind is a class.
+
+    Attributes
+    ----------
+    kind
+        A word for tables.
+    is_of_missing
+        Whether it is about the rows with a value, not about the values.
+    field
+        The column.
+    sites
+        The sites: one, or if there are two, both.
+    size
+        How far they stand out, in multiples of the limit; findings are ranked by it.
+    """
+
+    kind: ClassVar[str]
+    is_of_missing: ClassVar[bool] = False
+
+    field: str
+    sites: tuple[str, ...]
+    size: float = 1.0
+
+    @abstractmethod
+    def say(self) -> str:
+        """Return what stands out, without the sites and the column."""
+
+    def change_field(self) -> Mapping[str, str]:
+        """Return the keys that the field of all may get, with their values as TOML."""
+        return {}
+
+    def change_site(self, about: Field) -> Sequence[Mapping[str, str]]:
+        """Return the ways to say how the site has the field: keys with their values as TOML."""
+        del about
+        return ()
+
+    def propose(self, about: Field, file: str) -> Change | None:
+        """Return what a person may change in the schema, or say of the site's files.
+
+        `about` is the field, and `file` the site's key under `files`, "" for none.
+        """
+        of_field = self.change_field()
+        if of_field:
+            return Change(self.field, "", [of_field])
+        ways = self.change_site(about)
+        return Change(self.field, file, ways) if file and ways else None
+
+
+class Quiet(Finding):
+    """A finding that is not ranked; `has` says what its sites are or have, before fields."""
+
+    has: ClassVar[str]
+
+
+@dataclass(frozen=True)
+class Explained(Finding):
+    """A finding that conversions may explain.
+
+    They go from the others' numbers, or codes, into the site's, the most usual first.
+    """
+
+    explained_by: tuple[Conversion, ...] = ()
+
+    @property
+    def looks_like(self) -> str:
+        """The conversions as a sentence; "" without one."""
+        ways = [*dict.fromkeys(way.about for way in self.explained_by)]
+        return text_if(ways, f"it looks like {join_first(ways, SHOWN)}")
+
+    def convert(self, codes: Sequence[str], about: Field) -> Sequence[Mapping[str, str]]:
+        """Return the ways in which the site's numbers, or its `codes`, become the others'."""
+        return [_convert(codes, about, way) for way in self.explained_by[:SHOWN]]
+
+
+def _convert(codes: Sequence[str], about: Field, way: Conversion) -> dict[str, str]:
+    back = way.inverse()
+    if about.categories:
+        spellings: dict[str, list[str]] = {}
+        for code in sorted(codes):
+            number = parse_number(code) or 0.0
+            usual = back.offset + back.factor * number
+            spellings[format_number(round(usual, DIGITS))] = [code]
+        return {"spellings": write_table(spellings, quote)}
+    keys = {"factor": f"{back.factor:.{DIGITS}g}"}
+    if back.offset:
+        keys["offset"] = f"{back.offset:.{DIGITS}g}"
+    return keys
+
+
+def say_and_propose(finding: Finding, about: Field, files: Mapping[str, str]) -> str:
+    """Return what stands out, and the lines that a person may paste into the schema, if any.
+
+    `about` is the field, and `files` has each site's key under `files`; none if one file has the
+    rows of all.
+    """
+    change = finding.propose(about, files.get(finding.sites[-1], ""))
+    return f"{finding.say()}; if so, say {change}" if change else finding.say()
+
+
+def join_words(words: Sequence[str]) -> str:
+    """Return categories for a sentence."""
+    return join_first([repr(word) for word in words], SHOWN)
+
+
+def spell(categories: Sequence[str]) -> str:
+    """Return spellings of categories, for a person to fill in."""
+    return write_table({each: [] for each in categories})
