@@ -3,8 +3,8 @@
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,18 +13,13 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from torch.nn import Module
 
-from fairbloom.errors import FairbloomError, ReportableError, join_names
+from fairbloom.errors import FairbloomError
 from fairbloom.flower import is_simulated
 from fairbloom.logs import log
 from fairbloom.protocol.accounts import (
-    LOSS_UNITS,
     SPENDS,
-    STEP_UNITS,
-    AccountStatus,
-    largest_loss,
 )
 from fairbloom.protocol.names import (
-    ACCURACY,
     ARRAYS,
     ASK,
     CLIENT,
@@ -32,39 +27,22 @@ from fairbloom.protocol.names import (
     CONFIG as MESSAGE_CONFIG,
     DISPARITY,
     DISPARITY_HARD,
-    LOSS,
     LOSS_BEFORE,
     OFF,
     PERSONAL,
     PROTOCOL as PROTOCOL_KEY,
-    RECORDED_SCHEMA,
     RELEASE,
     RELEASE_LIMIT,
     TAKE,
     TRAIN_LOSS,
 )
-from fairbloom.protocol.parameters import split_pairs
-from fairbloom.protocol.patterns import split_words
-from fairbloom.protocol.private import (
-    EXAMPLE,
-    SIMULATED,
-    SIMULATED_NOISE,
-    check_settings,
-    check_terms,
-)
 from fairbloom.protocol.scores import put_first
 from fairbloom.protocol.settings import (
-    SETTINGS,
-    Mark,
-    SettingsError,
-    digest,
-    marked,
     split_names,
 )
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.rounds.arrays import Model, forms_of
-from fairbloom.rounds.clients import ModelMakers
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.learning import NothingLearnedError
 from fairbloom.rounds.loop import Rounds
@@ -73,49 +51,46 @@ from fairbloom.rounds.quorum import Quorum
 from fairbloom.rounds.records import record_of
 from fairbloom.rounds.round import StopRun
 from fairbloom.rounds.screening import BrokenModelError
-from fairbloom.strategies import FairStrategy
-from fairbloom.tables.groups import find_two_groups
-from fairbloom.tasks import Task, digests, find_task, load_task
+from fairbloom.tasks import find_task
 from fairbloom.tasks.models import (
     arrays_of,
-    check_arrays,
-    float_buffers,
-    frozen_parameters,
-    personal_arrays,
-    shared_parameters,
 )
-from fairbloom.tasks.models.made import Made, form_of_task, make_checked
-from fairbloom.tasks.models.personal import PARTS
 from fairbloom.tasks.models.weights import (
-    check_rows,
     describe_rows,
     digest_weights,
-    load_initial_weights,
 )
 from fairbloom.tasks.optimizers import usual_learning_rate
-from fairbloom.tasks.score import check_measured, decide_score, has_two_classes, log_positive
-from fairbloom.text import join_first, text_if
+from fairbloom.tasks.score import has_two_classes
+from fairbloom.text import text_if
 
 from .checkpoint import list_checkpoints
 from .log_lines import summarize_row
+from .plan import (
+    ClientsOf,
+    Engine,
+    Place,
+    Plan,
+    adapt_method,
+    check_federation,
+    check_plan,
+    choose_run_folder,
+    decide_federation,
+    decide_plan,
+    price_of_round,
+)
 from .polling import PollingGrid
 from .progress import announce
-from .run_folder.checks import check_folder, check_same_data
 from .run_folder.csv_rows import Validation
-from .run_folder.errors import RunFolderError, explain_other_state, name_app_option
+from .run_folder.errors import explain_other_state, name_app_option
 from .run_folder.files import (
     BEST,
     CHECKPOINTS,
-    CONFIG,
     COUNTS,
     EXAMPLES,
     KNOWN,
-    MADE,
     MODEL,
     PRIVACY,
     ROUNDS,
-    SCHEMA,
-    is_finished,
     log_finished,
     record_known,
     write_initial_files,
@@ -126,7 +101,7 @@ from .run_folder.recorded import OnRound, RecordedRound, ignore
 from .run_folder.recorder import RunRecorder
 from .run_folder.stopping import EarlyStopping
 from .run_folder.values import RunStart
-from .settings import Settings, default_config, find_grown, resolve
+from .settings import Settings
 from .waiting import MOST_TIMES, ask_sizes, check_sizes, drop_revoked, wait_for_clients
 
 # What becomes of a released model on a device, by the rule of its owner that it has followed.
@@ -225,26 +200,13 @@ def release_model(folder: Path, settings: Settings, grid: Grid) -> None:
     log.info("the same command sends the model again, to those that lack it")
 
 
-def declare_arrays(method: FairStrategy, module: Module, output: str) -> None:
-    """Tell a method which arrays of a model are buffers, shared, or never sent in updates.
-
-    `output` is the task's.
-    """
-    own = personal_arrays(module, method.personal_parameters, output)
-    method.adapt(
-        buffers=tuple(name for name in float_buffers(module) if name not in own),
-        shared=shared_parameters(module),
-        frozen=(*frozen_parameters(module), *own),
-    )
-
-
 def federate(
     settings: Settings,
-    clients_of: Callable[[Method], ModelMakers],
+    clients_of: ClientsOf,
     on_round: OnRound = ignore,
     *,
     deployed: bool = False,
-    engine: Callable[[Method], tuple[ModelMakers, Mapping[str, object]]] | None = None,
+    engine: Engine | None = None,
     score_held_out: Callable[[Method, Model], None] = lambda method, model: None,
 ) -> Path:
     """Run the settings' run, or continue it if it is unfinished; return the run folder.
@@ -267,234 +229,109 @@ def federate(
     score_held_out
         Records the scores of the clients that are not in training under the final model.
     """
-    path = choose_run_folder(settings)
-    data: Mapping[str, str] = {} if deployed else digests(settings)
-    wanted = settings.run_config()
-    check_folder(path, wanted)
-    check_same_data(path, data)
-    if is_finished(path) and not find_grown(CONFIG.read(path).settings, wanted):
+    place = Place.of(settings, deployed=deployed)
+    if place.has_whole_run(settings):
         if not settings.release:  # else there is something to do: its model goes out
-            log_finished(path)
-        return path
-    method = settings.strategy()
-    clients = clients_of(method)
-    settings = settings.decide_fraction(clients.online(1), CONFIG.read(path).settings)
-    method.adapt(fraction_train=settings.fraction_train)
-    choice: Mapping[str, object] = {}
-    if engine is not None:
-        clients, choice = engine(method)
-    # A first round that is asked again is asked in the same words: by what was known then.
-    known = PRIVACY.read(path).get("clients", {}) if deployed else {}
-    accounts = {name: AccountStatus(**each) for name, each in known.items()} or clients.accounts
-    check_accounts(settings, method, accounts)
-    compare_budgets(settings, method, accounts, refuses=deployed and not known)
-    task = load_task(keep_schema(settings, path))
-    if settings.initial_weights:
-        check_rows(settings, task.schema, None if deployed else data)
-    score = decide_score(
-        settings, task, str(CONFIG.read(path).settings.get("score", "")), deployed=deployed
-    )
-    settings = settings.model_copy(update={"score": score.name})
-    module, made = make_model(settings, task, path, clients)
-    clients.announce(made.encode().decode())
-    if method.compares_groups:
-        find_two_groups(task.groupings, task.classes)
-    check_measured(settings, method.needs, task)
-    log_positive(task, [settings.method] * method.compares_groups, settings.schema_)
-    measure = settings.best_model.replace("-", "_")
-    with locked_folder(path, wait=deployed), ExitStack() as ending:
-        recorder = RunRecorder(
-            path,
-            settings.run_config(),
-            method,
-            [
-                replace(each, noisy=deployed and bool(accounts))
-                for each in put_first(task.scores, score)
-            ],
-            in_process=not deployed,
-            about={"rows": describe_rows(settings, task.schema, data)},
-            keep=clients.keep,
-            validation=(
-                Validation.of(score, measure=measure) if settings.validation_share else None
-            ),
-            best_by=measure,
-            grouped=Grouped.of(task),
-            two_classes=has_two_classes(task),
-            accounts=bool(accounts),
-            stopping=(
-                EarlyStopping(settings.early_stopping, Validation.of(score, method.serves, measure))
-                if settings.early_stopping
-                else None
-            ),
-        )
-        ending.enter_context(closing(recorder))
+            log_finished(place.path)
+        return place.path
+    federation = decide_federation(place, settings, clients_of, engine)
+    check_federation(federation)
+    plan = decide_plan(federation)
+    federation.clients.announce(plan.made.encode().decode())
+    check_plan(plan)
+    with locked_folder(place.path, wait=deployed), closing(open_recorder(plan)) as recorder:
         if recorder.finished:  # the process that was waited for has finished the run
-            log_finished(path)
-            return path
-        write_initial_files(
-            path,
-            RunStart(task, data, choice, deployed, find_task(settings.task).is_user_defined, made),
-        )
-        check_arrays(module)
-        declare_arrays(method, module, task.output)
-        if accounts:
-            method.adapt(largest_loss=largest_loss(task.classes or 2))
-        log_kept_parts(method, module, task.output)
-        # clients.csv does not name clients without tests
-        rounds = Rounds(
-            method,
-            clients,
-            settings.num_rounds,
-            (
-                record_known(path, clients.online(1)).known
-                if deployed or not settings.test_share
-                else ()
-            ),
-            enrolled=drop_revoked,
-            # Only real devices report their own counts.
-            first_limit=MOST_TIMES if os.environ.get(CLIENTS_FOLDER) else math.inf,
-            scores=(*task.group_scores, *task.scores),
-            spend=float(SPENDS.get(settings.privacy__spend, settings.privacy__spend)),
-            units=price_of_round(settings, method),
-            accounts=accounts.items(),
-        )
-        model = _run_rounds(settings, module, recorder, rounds, on_round)
+            log_finished(place.path)
+            return place.path
+        write_initial_files(place.path, start_of(plan))
+        adapt_method(plan)
+        rounds = build_rounds(plan)
+        model = run_rounds(plan, recorder, rounds, on_round)
         # The run is over once it has its final model: what belongs to a finished run comes before.
         if settings.held_out_clients and settings.test_share:
-            score_held_out(method, model)
+            score_held_out(plan.method, model)
         recorder.finish(model)
-        found: dict[str, object] = {}
-        if tested_on_training := sorted(task.tested_on_training()):
-            found["tested-on-training"] = tested_on_training
-        if find_task(settings.task).reads and not deployed:
-            found[COUNTS] = {
-                name: task.splits(name).count(task.classes or 0) for name in task.clients
-            }
-        if found:
-            EXAMPLES.write(path, {**EXAMPLES.read(path), **found})
-    return path
+        note_examples(plan)
+    return place.path
 
 
-def make_model(
-    settings: Settings, task: Task, path: Path, clients: ModelMakers
-) -> tuple[Module, Made]:
-    """Return the task's model, with the initial weights if the run in a folder has not begun.
-
-    Also return how it is made. Raise FairbloomError if it differs each time it is made, or from
-    that with which the run began.
-    """
-    form = form_of_task(task) or clients.form
-    module = make_checked(task, form)
-    made = Made.of(module, form, task.output)
-    began_with = MADE.read(path)
-    if began_with is not None and (
-        explained := made.explain_difference(began_with, f"the run in {path}")
-    ):
-        raise RunFolderError(f"{explained}, and begin again in another folder (--out)")
-    if settings.initial_weights and not list_checkpoints(CHECKPOINTS.path_in(path)):
-        load_initial_weights(module, settings.initial_weights)
-    return module, made
-
-
-def log_kept_parts(method: FairStrategy, module: Module, output: str) -> None:
-    """Log which parameters each client keeps, if a word such as `head` names them."""
-    words = method.personal_parameters
-    if not PARTS.keys().isdisjoint(split_words(words)):
-        log.warning(
-            "personal-parameters = %r: each client keeps %s",
-            words,
-            join_first(personal_arrays(module, words, output)),
-        )
+def open_recorder(plan: Plan) -> RunRecorder:
+    """Return the recorder of the run in its folder, which is laid out if it is new."""
+    settings, task, score, place = plan.settings, plan.task, plan.score, plan.place
+    has_accounts = bool(plan.federation.accounts)
+    noisy = place.deployed and has_accounts
+    validation = None
+    stopping = None
+    if settings.validation_share:
+        validation = Validation.of(score, measure=plan.measure)
+    if settings.early_stopping:
+        by = Validation.of(score, plan.method.serves, plan.measure)
+        stopping = EarlyStopping(settings.early_stopping, by)
+    return RunRecorder(
+        place.path,
+        settings.run_config(),
+        plan.method,
+        [replace(each, noisy=noisy) for each in put_first(task.scores, score)],
+        in_process=not place.deployed,
+        about={"rows": describe_rows(settings, task.schema, place.data)},
+        keep=plan.federation.clients.keep,
+        validation=validation,
+        best_by=plan.measure,
+        grouped=Grouped.of(task),
+        two_classes=has_two_classes(task),
+        accounts=has_accounts,
+        stopping=stopping,
+    )
 
 
-def check_accounts(
-    settings: Settings, method: FairStrategy, accounts: Mapping[str, AccountStatus]
-) -> None:
-    """Raise SettingsError for what clients with a privacy account would refuse in each round."""
-    if settings.privacy__mode == SIMULATED:
-        given = settings.privacy__epsilon
-        if "=" in given and (unknown := sorted(split_pairs(given, EXAMPLE).keys() - accounts)):
-            raise SettingsError(
-                f"privacy.epsilon has {join_names(unknown)}: the run has no such client"
-            )
-        log.warning(SIMULATED_NOISE)
-    if not accounts:
-        return
-    names = join_names(sorted(accounts))
-    try:
-        if not settings.test_share:
-            raise ReportableError(
-                "test-share = 0: a privacy account has fixed the split of its rows, and its steps:"
-                " leave test-share out, and use the model of the run"
-            )
-        if settings.early_stopping or settings.best_model != SETTINGS["best-model"].default:
-            raise ReportableError(
-                "early-stopping and best-model need scores of more than the last round, and privacy"
-                " accounts have few tests: leave them out"
-            )
-        if settings.score not in ("", ACCURACY, LOSS):
-            raise ReportableError(
-                f"score = {settings.score!r}: privacy accounts report only accuracy and loss: set"
-                " score = accuracy"
-            )
-        check_settings(settings)
-        check_terms(replace(method.terms(1), measure=tuple(sorted(method.needs))))
-    except ReportableError as error:
-        raise SettingsError(f"{error}; the clients with an account: {names}") from error
+def start_of(plan: Plan) -> RunStart:
+    """Return what the folder of a new run records of its task, its data and its code."""
+    is_own = find_task(plan.settings.task).is_user_defined
+    place = plan.place
+    choice = plan.federation.choice
+    return RunStart(plan.task, place.data, choice, place.deployed, is_own, plan.made)
 
 
-def price_of_round(settings: Settings, method: FairStrategy) -> int:
-    """Return the least units that a round costs a client's privacy account."""
-    terms = method.terms(1)
-    steps = 1 if terms.full_batch_step else terms.local_steps or settings.local_epochs
-    price = STEP_UNITS * steps
-    if LOSS_BEFORE in method.needs:
-        price += LOSS_UNITS
-    return price
+def build_rounds(plan: Plan) -> Rounds:
+    """Return the rounds of the run, with its clients."""
+    settings, task, federation = plan.settings, plan.task, plan.federation
+    known: Collection[str] = ()
+    # clients.csv does not name clients without tests
+    if plan.place.deployed or not settings.test_share:
+        known = record_known(plan.place.path, federation.clients.online(1)).known
+    return Rounds(
+        plan.method,
+        federation.clients,
+        settings.num_rounds,
+        known,
+        enrolled=drop_revoked,
+        # Only real devices report their own counts.
+        first_limit=MOST_TIMES if os.environ.get(CLIENTS_FOLDER) else math.inf,
+        scores=(*task.group_scores, *task.scores),
+        spend=float(SPENDS.get(settings.privacy__spend, settings.privacy__spend)),
+        units=price_of_round(settings, plan.method),
+        accounts=federation.accounts.items(),
+    )
 
 
-def compare_budgets(
-    settings: Settings,
-    method: FairStrategy,
-    accounts: Mapping[str, AccountStatus],
-    *,
-    refuses: bool,
-) -> None:
-    """Log for which clients' accounts the run is too long, and who will have no score.
-
-    With `refuses`, raise SettingsError for a run that is too long, unless its settings accept that.
-    """
-    price = price_of_round(settings, method)
-    asked = math.ceil(settings.num_rounds * settings.fraction_train)
-    training = method.training_clients or accounts
-    rounds = {name: int(accounts[name].units) // price for name in accounts if name in training}
-    if short := sorted(name for name in rounds if rounds[name] < asked):
-        words = (
-            f"the run has about {asked} rounds for each client, of at least {price} units of a"
-            f" privacy account, and these accounts do not last: {join_first(short, 5)}; that of"
-            f" {short[0]} lasts for {rounds[short[0]]}"
-        )
-        if refuses and not settings.privacy__spend:
-            raise SettingsError(
-                f"{words}. Lower num-rounds, or accept that they are left out later: privacy.spend"
-                " = lowest, by fairbloom deploy submit --spend lowest"
-            )
-        log.warning("%s; they are left out then", words)
-    if unscored := sorted(name for name in accounts if not accounts[name].reports):
-        log.warning(
-            "%s will have no score: no test report of the privacy account is left",
-            join_first(unscored, 5),
-        )
+def note_examples(plan: Plan) -> None:
+    """Write down who is tested on training examples, and the parts of files in this process."""
+    task, place = plan.task, plan.place
+    found: dict[str, object] = {}
+    if tested_on_training := sorted(task.tested_on_training()):
+        found["tested-on-training"] = tested_on_training
+    if find_task(plan.settings.task).reads and not place.deployed:
+        classes = task.classes or 0
+        found[COUNTS] = {name: task.splits(name).count(classes) for name in task.clients}
+    if found:
+        EXAMPLES.write(place.path, {**EXAMPLES.read(place.path), **found})
 
 
-def _run_rounds(
-    settings: Settings, module: Module, recorder: RunRecorder, rounds: Rounds, on_round: OnRound
-) -> Model:
+def run_rounds(plan: Plan, recorder: RunRecorder, rounds: Rounds, on_round: OnRound) -> Model:
     """Run the remaining rounds; return the final model."""
     log.info("run folder: %s", recorder.path)
-    method = recorder.method
-    score = recorder.score
-    model = _resume(recorder, module)
+    settings, method, score = plan.settings, plan.method, recorder.score
+    model = _resume(recorder, plan.module)
     if not method.run_state.finished_rounds:
         method.enter(method.run_state.charged(rounds.accounts, {}))
     write_accounts(recorder, rounds)
@@ -582,28 +419,3 @@ def suggest_shorter_steps(settings: Settings, rounds: Rounds) -> Iterator[None]:
             f"{error}. As a rule, numbers that are not finite come from steps that are too long:"
             f" begin a new run with a learning-rate below {settings.learning_rate:g}{clip}"
         ) from error
-
-
-def keep_schema(settings: Settings, folder: Path) -> Settings:
-    """Return the settings with the schema that the run in a folder began with, if none is given.
-
-    So a run that continues keeps what was inferred when it began, the positive class for example.
-    """
-    if settings.schema_ or not find_task(settings.task).infer:
-        return settings
-    # Not as the setting, by which clients know their states.
-    return settings.model_copy(update={RECORDED_SCHEMA: SCHEMA.read(folder)})
-
-
-def choose_run_folder(settings: Settings) -> Path:
-    """Return the absolute run folder: `out`, or a folder under runs/ named after the settings."""
-    if settings.out:
-        return Path(settings.out).absolute()
-    config = {**settings.run_config(), "data-dir": resolve(settings.data_dir)}
-    free = marked(Mark.FREE, Mark.LIMIT, Mark.EXTENDABLE)
-    # Without defaults: a setting that is new in a later version does not change a run's name.
-    usual = default_config()
-    letters = digest({k: v for k, v in config.items() if k not in free and v != usual.get(k)})
-    # Not every file system allows a colon in a name.
-    named = f"{settings.task}-{settings.method}".replace(":", ".")
-    return Path("runs", f"{named}-seed{settings.seed}-{letters}").absolute()

@@ -48,6 +48,9 @@ IN_PYTHON = re.compile(
 # What leaves a setting without effect. The options of methods are checked by the method.
 IDLE = collect_marks(RunSettings)
 
+# The share of clients that is one client, as shares are rounded up to whole clients.
+ONE_CLIENT = 1e-12
+
 
 def parameters(*, task: str = "", methods: Iterable[str] = ()) -> Mapping[str, Parameter]:
     """Return the parameters of all methods and tasks, user-defined ones too, by key."""
@@ -298,7 +301,7 @@ class Settings(RunSettings):
         It is one client if data are pooled, and all clients while the fraction is undecided.
         """
         if self.pooled:
-            return 1e-12  # shares are rounded up to whole clients, so this is one client
+            return ONE_CLIENT
         return self.fraction or 1.0
 
     def decide_fraction(self, online: Collection[str], recorded: Mapping[str, Any]) -> Self:

@@ -47,7 +47,7 @@ MAX_NESTED = 3
 MAX_STATEMENTS = 45
 
 # Older functions with more statements.
-LONG = {"draft", "federate", "_read_workbook"}
+LONG = {"draft", "_read_workbook"}
 
 MAX_ARGUMENTS = 5
 

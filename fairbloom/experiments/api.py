@@ -145,7 +145,7 @@ def run(
         When a setting is unknown or impossible, data or run folder cannot be used, or the rounds
         learn nothing.
     """
-    from fairbloom.server.app import choose_run_folder  # imported late, as PyTorch is with it
+    from fairbloom.server.plan import choose_run_folder  # imported late, as PyTorch is with it
     from fairbloom.simulation.run import simulate
 
     config = merge_settings(

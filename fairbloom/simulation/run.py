@@ -18,7 +18,8 @@ from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.arrays import Model
 from fairbloom.rounds.clients import ModelMakers
 from fairbloom.rounds.method import Method
-from fairbloom.server.app import choose_run_folder, federate, keep_schema
+from fairbloom.server.app import federate
+from fairbloom.server.plan import choose_run_folder, keep_schema
 from fairbloom.server.run_folder.csv_rows import ENDINGS
 from fairbloom.server.run_folder.errors import check_place, explain_read_errors
 from fairbloom.server.run_folder.files import ENGINE, HELD_OUT, NOT_IN_TRAINING, PERSONAL

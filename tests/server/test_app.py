@@ -26,7 +26,8 @@ from fairbloom.protocol.settings import Mark, SettingsError, marked
 from fairbloom.rounds.compatibility import PLAIN_SGD
 from fairbloom.rounds.quorum import QuorumError
 from fairbloom.server import polling
-from fairbloom.server.app import choose_run_folder, compare_budgets, main
+from fairbloom.server.app import main
+from fairbloom.server.plan import choose_run_folder, compare_budgets
 from fairbloom.server.progress import announce, describe_progress, find_announced
 from fairbloom.server.run_folder.csv_rows import parse_refusals
 from fairbloom.server.run_folder.errors import RunFolderError

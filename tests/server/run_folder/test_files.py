@@ -28,7 +28,7 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT
 from fairbloom.rounds.run_state import RunState
-from fairbloom.server.app import choose_run_folder
+from fairbloom.server.plan import choose_run_folder
 from fairbloom.server.run_folder import files
 from fairbloom.server.run_folder.csv_rows import (
     ClientRows,
