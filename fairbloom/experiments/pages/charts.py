@@ -24,25 +24,21 @@ def series_of(labels: Sequence[str], baseline: str, dashed: Iterable[str]) -> li
     """Return each label's look: the baseline is grey, others have a colour and a shape."""
     others = [label for label in labels if label != baseline]
     count = sum(name.startswith("series-") for name in COLOURS) - 1
-    return [
-        Series(
-            label,
-            "series-0" if label == baseline else f"series-{1 + others.index(label) % count}",
-            SHAPES[0] if label == baseline else SHAPES[(1 + others.index(label)) % len(SHAPES)],
-            label in dashed,
-        )
-        for label in labels
-    ]
+    found = []
+    for label in labels:
+        place = 0 if label == baseline else 1 + others.index(label)
+        colour = 0 if label == baseline else 1 + others.index(label) % count
+        shape = SHAPES[place % len(SHAPES)]
+        found.append(Series(label, f"series-{colour}", shape, label in dashed))
+    return found
 
 
 def thin(rounds: Sequence[int], most: int) -> list[int]:
     """Return at most `most` rounds in even steps, with the first and the last."""
     if len(rounds) <= most:
         return list(rounds)
-    return [
-        rounds[place]
-        for place in sorted({round(i * (len(rounds) - 1) / (most - 1)) for i in range(most)})
-    ]
+    places = {round(i * (len(rounds) - 1) / (most - 1)) for i in range(most)}
+    return [rounds[place] for place in sorted(places)]
 
 
 def short(value: float) -> float | None:

@@ -9,7 +9,7 @@ from fairbloom.protocol.settings import RunSettings
 from fairbloom.server.run_folder.csv_rows import PERSONAL_ROUND
 from fairbloom.text import text_if
 
-from ..render.page import Cell, Page, Section, Table
+from ..render.page import Block, Cell, Page, Section, Table
 from ..results.caveats import (
     caveats_of_run,
     describe_same_splits,
@@ -68,33 +68,30 @@ def page_of_run(run: Run) -> Page:
     subject = Subject.of(run)
     personal = run.final(model="personal") if run.serves == "global" and run.finished else {}
     of_personal = Line(personal_label(run.label), [run], "personal", same_runs_as=run.label)
-    lines = [Line(run.label, [run], run.serves), *([of_personal] if personal else [])]
-    scene = Scene(
-        lines, run.score, shown_of(worst_first(final, run.score, run.noise())), False, len(final)
-    )
+    line = Line(run.label, [run], run.serves)
+    lines = [line]
+    scores = {line.label: final}
+    if personal:
+        lines.append(of_personal)
+        scores[of_personal.label] = personal
+    shown = shown_of(worst_first(final, run.score, run.noise()))
+    scene = Scene(lines, run.score, shown, False, len(final))
     headline, sentences = _words(run, final)
     groups = {
-        line.label: [report]
-        for line in lines
-        if (report := run.by_group(line.model)) is not None and report.tested
+        each.label: [report]
+        for each in lines
+        if (report := run.by_group(each.model)) is not None and report.tested
     }
-    sentences += describe_worst_class(groups.get(lines[0].label, ()))
+    sentences += describe_worst_class(groups.get(line.label, ()))
+    gaps = [gaps_table(groups, line.label)] if line.label in groups else []
     sections = [
-        _clients_section(
-            scene, dict(zip((line.label for line in lines), (final, personal), strict=False))
-        ),
-        subgroups_section(
-            scene, groups, *(gaps_table(groups, label) for label in groups if label == run.label)
-        ),
+        _clients_section(scene, scores),
+        subgroups_section(scene, groups, *gaps),
         _metrics_section(run),
         privacy_section(run),
-        absences_section(lines[:1]),
-        notes_section(
-            "caveats",
-            LIMITS,
-            caveats_of_run(run) if final else [],
-        ),
-        settings_section(lines[:1]),
+        absences_section([line]),
+        notes_section("caveats", LIMITS, caveats_of_run(run) if final else []),
+        settings_section([line]),
     ]
     facts = {
         "clients": len(final) or None,
@@ -209,16 +206,17 @@ def _clients_section(scene: Scene, columns: Mapping[str, Values]) -> Section | N
             " common model."
         )
         shown["personal model of round"] = (Digits(0), trained, EXACT)
+    first = next(iter(columns.values()))
+    order = text_if(not noise, ", the worst served first")
     clients = table_of_clients(
-        f"Each client{text_if(not noise, ', the worst served first')}: test {run.score.title}",
-        worst_first(next(iter(columns.values())), run.score, noise),
+        f"Each client{order}: test {run.score.title}",
+        worst_first(first, run.score, noise),
         shown,
         run.shown_name,
-        about_reference(run.score, references, next(iter(columns.values()))),
+        about_reference(run.score, references, first),
     )
-    return Section(
-        "clients", "How each client is served", intro, [drawn, _measures_table(run), clients]
-    )
+    blocks: list[Block] = [drawn, _measures_table(run), clients]
+    return Section("clients", "How each client is served", intro, blocks)
 
 
 def _measures_table(run: Run) -> Table:
@@ -233,22 +231,19 @@ def _measures_table(run: Run) -> Table:
         name = f"{each.score.title}{models.get(each.model, f' ({each.model})')}"
         count = len(each.values)
         of = f"{count}{text_if(count < each.clients, f' of {each.clients}')}"
-        cells.append(
-            [
-                Cell(name),
-                Cell(of, count),
-                *(
-                    digits.estimate(spread[key])
-                    if key in spread and (key != "gap" or spread[key].below <= spread[key].value)
-                    else Cell("cannot be told", tone="quiet")
-                    for key in keys
-                ),
-            ]
-        )
+        row = [Cell(name), Cell(of, count)]
+        for key in keys:
+            cell = Cell("cannot be told", tone="quiet")
+            # noise alone makes a gap, which may then be below 0
+            if key in spread and (key != "gap" or spread[key].below <= spread[key].value):
+                cell = digits.estimate(spread[key])
+            row.append(cell)
+        cells.append(row)
+    clients = len(run.final())
     return Table(
         "measures",
         f"{run.label} after round {run.rounds_done}, over clients",
-        ["test score", "clients", *(find_measure(key).title(len(run.final())) for key in keys)],
+        ["test score", "clients", *(find_measure(key).title(clients) for key in keys)],
         cells,
         " ".join(f"{sentence}." for sentence in sentences_of(found)),
     )

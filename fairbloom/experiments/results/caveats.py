@@ -75,9 +75,8 @@ class SharedData:
         tests = task.tests_by_seed(settings)
         natural = (settings.get("partition") or next(iter(task.partitions), "")) in task.natural
         # The clients of a seed are parts of a data set, or drawn from the many that it has.
-        drawn = (
-            settings.get("clients") and len({frozenset(run.test_examples()) for run in runs}) > 1
-        )
+        of_seeds = {frozenset(run.test_examples()) for run in runs}
+        drawn = settings.get("clients") and len(of_seeds) > 1
         if tests == "fresh" or (not task.reads and (not natural or drawn)):
             return cls(clients_differ=True)
         if tests == "fixed":
@@ -185,16 +184,13 @@ def _single(runs: Sequence[Run], who: str) -> str:
 
     Runs with a single client or with pooled data have none.
     """
-    are_single = all(
-        {*run.rounds.get("participants", ())} == {1}
-        and not run.settings.get("pooled")
-        and len(run.test_examples()) > 1
-        for run in runs
-    )
-    return text_if(
-        are_single,
+    for run in runs:
+        trained = {*run.rounds.get("participants", ())}
+        if trained != {1} or run.settings.get("pooled") or len(run.test_examples()) < 2:
+            return ""
+    return (
         f"One client trained in each round, so {who} to weigh: raise fraction, the share of clients"
-        " that trains in a round.",
+        " that trains in a round."
     )
 
 

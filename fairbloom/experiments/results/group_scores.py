@@ -1,5 +1,6 @@
 """A model's scores on groups of examples, within clients and over all, and their gaps."""
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -171,13 +172,10 @@ class GroupReport:
 
     def gaps(self, clients: Sequence[str | None] = ()) -> list[Gap]:
         """Return all gaps of clients; by default of ALL, then of each client."""
-        return [
-            gap
-            for grouping in self.grouped.groupings
-            for score in self.scores
-            for name in clients or (ALL, *self.clients)
-            if (gap := self.gap(name, grouping, score)) is not None
-        ]
+        names = clients or (ALL, *self.clients)
+        asked = itertools.product(self.grouped.groupings, self.scores, names)
+        found = [self.gap(name, grouping, score) for grouping, score, name in asked]
+        return [gap for gap in found if gap is not None]
 
     def left_out(self, grouping: str) -> int:
         """Return how many test examples are in groups too small to be reported."""
@@ -189,12 +187,10 @@ class GroupReport:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row a group with counts and scores, over all clients and then by client."""
-        groups = [
-            group
-            for grouping in self.grouped.groupings
-            for client in (ALL, *self.clients)
-            for group in self.of(client, grouping)
-        ]
+        groups = list[Group]()
+        for grouping in self.grouped.groupings:
+            for client in (ALL, *self.clients):
+                groups += self.of(client, grouping)
         rows = list[dict[str, Any]]()
         for each in groups:
             row: dict[str, Any] = {

@@ -55,47 +55,37 @@ def joining_of(compared: ComparedScores) -> list[Joined]:
     methods = _chosen(compared)
     if not alone:
         return []
-    return [
-        Joined(
-            method,
-            alone[0],
-            difference_of(
-                compared.gains(method, MEAN, alone[0]),
-                test_share=compared.shared.test_share,
-                family=len(methods),
-            ),
-            {
-                client: difference_of(
-                    compared.gains(method, f"{CLIENT}{client}", alone[0]),
-                    test_share=compared.shared.test_share,
-                )
-                for client in compared.clients_compared
-            },
-            {
-                GAINS: find_losses(compared, method, alone[0]),
-                LOSES: find_losses(compared, alone[0], method),
-            },
-        )
-        for method in methods
-    ]
+    test_share = compared.shared.test_share
+    found = []
+    for method in methods:
+        gains = compared.gains(method, MEAN, alone[0])
+        mean = difference_of(gains, test_share=test_share, family=len(methods))
+        clients = dict[str, Difference]()
+        for client in compared.clients_compared:
+            gains = compared.gains(method, f"{CLIENT}{client}", alone[0])
+            clients[client] = difference_of(gains, test_share=test_share)
+        outcomes = {
+            GAINS: find_losses(compared, method, alone[0]),
+            LOSES: find_losses(compared, alone[0], method),
+        }
+        found.append(Joined(method, alone[0], mean, clients, outcomes))
+    return found
 
 
 def _chosen(compared: ComparedScores) -> list[str]:
     """Return the baseline and the common model that validation scores choose, else all of them."""
     apart = {*compared.personal, *compared.trained_alone}
     common = [method for method in compared.shown if method not in apart]
-    validated = {
-        method: [
-            run.final(model="global", split="validation") for run in compared.runs.get(method, ())
-        ]
-        for method in common
-    }
-    if not common or not all(by_seed and all(by_seed) for by_seed in validated.values()):
+    means = dict[str, float]()
+    for method in common:
+        runs = compared.runs.get(method, ())
+        validated = [run.final(model="global", split="validation") for run in runs]
+        if not validated or not all(validated):
+            return common
+        by_seed = [statistics.fmean(values.values()) for values in validated]
+        means[method] = statistics.fmean(by_seed)
+    if not means:
         return common
-    means = {
-        method: statistics.fmean(statistics.fmean(values.values()) for values in by_seed)
-        for method, by_seed in validated.items()
-    }
     best = max(means, key=lambda method: compared.score.better(means[method], 0.0))
     return [method for method in common if method in (compared.baseline, best)]
 

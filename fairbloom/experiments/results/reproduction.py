@@ -178,36 +178,33 @@ class Reproduction(Shown):
             "quick": self.study.quick,
             "set": dict(self.study.overrides),
             "seeds": list(self.study.seeds),
-            "rows": [
-                {
-                    "method": outcome.row.label,
-                    "parameters": dict(outcome.parameters),
-                    "published": {key: number.mean for key, number in outcome.published.items()},
-                    "published_spread": {
-                        key: number.spread
-                        for key, number in outcome.published.items()
-                        if number.spread is not None
-                    },
-                    "measured": {key: mean for key, (mean, _) in outcome.measured.items()},
-                    "spread": {key: spread for key, (_, spread) in outcome.measured.items()},
-                    "agrees": self.agrees(outcome),
-                    "disagrees_in": [
-                        key for key, agrees in self.agreements(outcome).items() if not agrees
-                    ],
-                    "note": outcome.row.note,
-                    "fault": outcome.fault,
-                    "seeds": len(outcome.runs),
-                    "unfinished": len(outcome.unfinished),
-                    "seconds": round(outcome.seconds, 3),
-                }
-                for outcome in self.outcomes
-            ],
+            "rows": [self._row_as_json(outcome) for outcome in self.outcomes],
             "claims": {
                 claim: found and {"holds": found.mean > 0.0, **found.numbers}
                 for claim, found in self.claims.items()
             },
             "notes": self.recipe.notes,
             "folder": str(self.folder),
+        }
+
+    def _row_as_json(self, outcome: Outcome) -> dict[str, Any]:
+        printed = outcome.published.items()
+        spreads = {key: each.spread for key, each in printed if each.spread is not None}
+        agreements = self.agreements(outcome).items()
+        return {
+            "method": outcome.row.label,
+            "parameters": dict(outcome.parameters),
+            "published": {key: number.mean for key, number in printed},
+            "published_spread": spreads,
+            "measured": {key: mean for key, (mean, _) in outcome.measured.items()},
+            "spread": {key: spread for key, (_, spread) in outcome.measured.items()},
+            "agrees": self.agrees(outcome),
+            "disagrees_in": [key for key, agrees in agreements if not agrees],
+            "note": outcome.row.note,
+            "fault": outcome.fault,
+            "seeds": len(outcome.runs),
+            "unfinished": len(outcome.unfinished),
+            "seconds": round(outcome.seconds, 3),
         }
 
     def rows(self) -> list[dict[str, Any]]:
@@ -303,9 +300,8 @@ def choose_arm(recipe: Recipe, arms: Sequence[Arm], runs: OpenedRuns) -> tuple[A
     best = None if scored is None else choose(measure, scored, judged)
     if best is not None:
         return best.arm, ""
-    return None, next(
-        (f"{arm_score.arm.label}: {arm_score.fault}" for arm_score in judged if arm_score.fault), ""
-    )
+    faults = [f"{each.arm.label}: {each.fault}" for each in judged if each.fault]
+    return None, faults[0] if faults else ""
 
 
 def _read_row(
@@ -324,9 +320,11 @@ def _read_row(
     best, fault = choose_arm(recipe, arms, opened)
     searched = [(arm, seed) for arm in arms for seed in seeds_of(recipe, arms, study)]
     chosen = [] if best is None else [(best, seed) for seed in study.seeds]
-    fault = next(
-        filter(None, [study.failed.get(study.folder(*key)) for key in chosen or searched]), fault
-    )
+    for key in chosen or searched:
+        failed = study.failed.get(study.folder(*key))
+        if failed:
+            fault = failed
+            break
     runs = {seed: run for arm, seed in chosen if (run := opened.get(arm, seed)) is not None}
     missing = {study.folder(*key) for key in (*searched, *chosen) if opened.get(*key) is None}
     by_seed: Mapping[int, Mapping[str, float]] = {}

@@ -277,14 +277,12 @@ class Run(Shown):
     @cached_property
     def gaps(self) -> "pandas.DataFrame":
         """A row a gap between groups after the last evaluated round, also over all clients."""
-        return frame(
-            [
-                {"model": model, **row}
-                for model in self.models
-                if (report := self.by_group(model))
-                for row in report.gap_rows()
-            ]
-        )
+        rows = []
+        for model in self.models:
+            report = self.by_group(model)
+            if report:
+                rows += [{"model": model, **row} for row in report.gap_rows()]
+        return frame(rows)
 
     def by_group(self, model: str = "", split: str = "test") -> GroupReport | None:
         """Return the groups after the last evaluated round, None if there are none.
@@ -443,9 +441,8 @@ class Run(Shown):
         names = set(last["client"])
         if float(self.settings.get("fraction-evaluate", 1.0)) == 1.0:
             names.update(self.clients["client"].unique())
-            names.update(
-                *self._absent(self.rounds[self.rounds["round"].isin(last["round"])]).values()
-            )
+            in_last = self.rounds["round"].isin(last["round"])
+            names.update(*self._absent(self.rounds[in_last]).values())
         return names
 
     def without(self, score: Score, model: str = "global") -> tuple[str, ...]:
@@ -461,8 +458,10 @@ class Run(Shown):
     def unasked(self) -> int:
         """The number of known clients that were not asked in the last evaluated round."""
         last = self.rounds[self.rounds["round"].isin(self._last["round"])]
-        known = int(max(filter(is_shown, last.get("clients", ())), default=0))
-        return max(0, known - len(self.tested.union(self.without(self.score, self.serves))))
+        counts = filter(is_shown, last.get("clients", ()))
+        known = int(max(counts, default=0))
+        asked = self.tested.union(self.without(self.score, self.serves))
+        return max(0, known - len(asked))
 
     @property
     def tested(self) -> set[str]:
@@ -499,18 +498,12 @@ class Run(Shown):
         mean over the rounds in which clients evaluated; the same in the last third of the rounds;
         and the clients' mean training loss of the last evaluated round.
         """
-        cells = {
-            number: cell
-            for number, cell in zip(
-                self.rounds["round"], self.rounds.get(IMPROVED, ()), strict=False
-            )
-            if is_shown(cell)
-        }
+        improved = zip(self.rounds["round"], self.rounds.get(IMPROVED, ()), strict=False)
+        cells = {number: cell for number, cell in improved if is_shown(cell)}
+        two_thirds = self.num_rounds * 2 // 3
         found = {
             "improved": [*cells.values()],
-            "improved_last_third": [
-                cell for number, cell in cells.items() if number > self.num_rounds * 2 // 3
-            ],
+            "improved_last_third": [cell for number, cell in cells.items() if number > two_thirds],
             "train_loss": [*self.column(TRAIN_LOSS_OF_GLOBAL_MODEL).values()],
         }
         return {name: mean_of(values) for name, values in found.items() if values}
@@ -699,9 +692,10 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":
     """Return rows as a data frame, with NaN for ""."""
     import pandas  # imported late: it takes a second
 
-    return pandas.DataFrame(
-        [{name: np.nan if cell == "" else cell for name, cell in row.items()} for row in rows]
-    )
+    filled = []
+    for row in rows:
+        filled.append({name: np.nan if cell == "" else cell for name, cell in row.items()})
+    return pandas.DataFrame(filled)
 
 
 # The clients that have each score, and why others do not ------------------------------------------

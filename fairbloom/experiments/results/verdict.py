@@ -290,14 +290,11 @@ def _list_effects(compared: ComparedScores, measure: str, sign: int, methods: Se
 
 def _equals(compared: ComparedScores) -> Iterator[str]:
     """Yield the methods that equal the baseline with every seed."""
-    same = [
-        method
-        for method in compared.others
-        if not any(
-            (claim := compared.claims[method, measure]).better or claim.worse
-            for measure in (WORST, MEAN)
-        )
-    ]
+    same = []
+    for method in compared.others:
+        claims = [compared.claims[method, measure] for measure in (WORST, MEAN)]
+        if not any(claim.better or claim.worse for claim in claims):
+            same.append(method)
     if same:
         yield (
             f"{join_first(same, MOST_LISTED)} {plural(len(same), 'equals', 'equal')}"
@@ -330,15 +327,13 @@ def find_contradictions(compared: ComparedScores, methods: Iterable[str]) -> lis
     found = list[tuple[float, str]]()
     for method in methods:
         gains = _gains(compared, method, compared.baseline, compared.score)
-        found += [
-            (
-                gains[client],
-                f"{compared.shown_name(client)} gains {_size(gains[client], compared.score)} under"
-                f" {method}, but loses {' and '.join(lost)}.",
-            )
-            for client, lost in find_losses(compared, method, compared.baseline).items()
-            if gains.get(client, 0.0) > 0.0
-        ]
+        for client, lost in find_losses(compared, method, compared.baseline).items():
+            gain = gains.get(client, 0.0)
+            if gain > 0.0:
+                name = compared.shown_name(client)
+                size = _size(gain, compared.score)
+                but = f"but loses {' and '.join(lost)}"
+                found.append((gain, f"{name} gains {size} under {method}, {but}."))
     return [sentence for _, sentence in sorted(found, key=lambda weighted: -weighted[0])]
 
 
