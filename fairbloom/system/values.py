@@ -97,7 +97,7 @@ def _keep(value: Any) -> Any:
 
 
 def _check(written: Any, kind: Any) -> Any:
-    """Return what is written if it is of this type, and else raise ValueError."""
+    """Return a written value if it is of this type, and else raise ValueError."""
     is_truth_value = isinstance(written, bool) and kind is not bool
     if is_truth_value or not isinstance(written, kind):
         raise ValueError(f"it is of type {type(written).__name__}")
