@@ -2,6 +2,11 @@
 
 from typing import NoReturn
 
+if __name__ != "fairbloom.strategies":
+    raise ImportError(
+        "import fairbloom.strategies: as strategies its classes would be second copies"
+    )
+
 from .flowers import advise_on_name
 from .named import from_config as from_config
 from .registry import *  # noqa: F403

@@ -5,6 +5,8 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -122,3 +124,13 @@ def test_an_entry_point_imports_what_it_needs(subtests: pytest.Subtests) -> None
         with subtests.test(code=code):
             assert {*LARGE} & {*names} - before == {*libraries}
             before |= {*names}
+
+
+@pytest.mark.parametrize("name", ["client", "deploy", "server", "strategies"])
+def test_a_package_has_one_name(name: str) -> None:
+    """A checkout is on the path, and by its short name each class would be there twice."""
+    made = spec_from_file_location(name, ROOT / name / "__init__.py")
+    assert made is not None
+    with pytest.raises(ImportError, match=f"import fairbloom.{name}: "):
+        made.loader.exec_module(module_from_spec(made))  # type: ignore[union-attr]
+    assert import_module(f"fairbloom.{name}").__name__ == f"fairbloom.{name}"

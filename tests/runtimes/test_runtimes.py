@@ -179,6 +179,20 @@ def test_the_changed_quickstart_gives_the_run_in_process(
 
 
 @pytest.mark.slow
+def test_the_quickstart_runs_with_only_its_strategy_swapped(local: Flower, tmp_path: Path) -> None:
+    shutil.copytree(
+        changed.QUICKSTART, tmp_path / "app", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    changed.edit(
+        tmp_path / "app" / "mydigits" / "server_app.py",
+        "flwr.serverapp.strategy import FedAvg",
+        "fairbloom.strategies import FedAvg",
+    )
+    run_on_ray(local, QUICKSTART, tmp_path / "app")
+    assert "Traceback" not in log_of(local)
+
+
+@pytest.mark.slow
 def test_a_new_app_runs_with_all_clients(local: Flower, here: Path, out: Path) -> None:
     assert fairbloom("new", "hearts") == 0
     run_on_ray(local, {"out": str(out), "num-rounds": 2}, here / "hearts", clients=8)
