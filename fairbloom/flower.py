@@ -22,7 +22,7 @@ from fairbloom.errors import FairbloomError, describe_online
 __all__ = [
     "ClientAppCallable", "HTTPStatusError", "MissingNameError", "Mod", "ObjectPushError",
     "SimulationError", "TransportError", "address", "empty_run", "from_proto", "identify",
-    "is_simulated", "node_info", "set_message_id", "to_proto",
+    "is_simulation", "node_info", "set_message_id", "to_proto",
 ]  # fmt: skip
 
 # The types of an app and of its mods.
@@ -137,9 +137,9 @@ def empty_run(run_id: int) -> Any:
     return getattr(FOUND[RUN], "create_empty", SimpleNamespace)(run_id=run_id)
 
 
-def is_simulated(grid: object) -> bool:
-    """Return whether a grid is, or wraps, that of Flower's simulation: its nodes are fixed."""
-    return bool(getattr(grid, "simulated", type(grid).__name__ == SIMULATION.rpartition(".")[2]))
+def is_simulation(grid: object) -> bool:
+    """Return whether a grid is that of Flower's simulation: its nodes are fixed."""
+    return type(grid).__name__ == SIMULATION.rpartition(".")[2]
 
 
 class SimulationError(FairbloomError):

@@ -14,7 +14,6 @@ from flwr.serverapp import Grid, ServerApp
 from torch.nn import Module
 
 from fairbloom.errors import FairbloomError
-from fairbloom.flower import is_simulated
 from fairbloom.logs import log
 from fairbloom.protocol.accounts import (
     SPENDS,
@@ -43,6 +42,7 @@ from fairbloom.protocol.settings import (
 from fairbloom.protocol.terms import Terms
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.rounds.arrays import Model, forms_of
+from fairbloom.rounds.courier import courier_of
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.learning import NothingLearnedError
 from fairbloom.rounds.loop import Rounds
@@ -117,13 +117,14 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the run config's method, with the nodes of this federation as clients."""
-    with name_app_option("out", at_once=is_simulated(grid)):
+    courier = courier_of(grid)
+    with name_app_option("out", at_once=courier.simulated):
         settings = Settings.of(context.run_config)
         settings.check_deployed()
-        if not is_simulated(grid):
+        if not courier.simulated:
             settings.check_schema()
         folder = choose_run_folder(settings)
-        if not is_simulated(grid) and not list_checkpoints(CHECKPOINTS.path_in(folder)):
+        if not courier.simulated and not list_checkpoints(CHECKPOINTS.path_in(folder)):
             weights = settings.initial_weights
             found = digest_weights(weights) if weights else ""
             if settings.weights_digest != found:
@@ -136,10 +137,10 @@ def main(grid: Grid, context: Context) -> None:
             settings.wait_for_clients,
             split_names(settings.training_clients),
             KNOWN.read(folder).known,
-            grid=grid,
+            on_wait=courier.note_wait,
             enrolled=drop_revoked,
         )
-        patient = PollingGrid(grid, min_replies=settings.min_replies, quorum=quorum)
+        patient = PollingGrid(courier, min_replies=settings.min_replies, quorum=quorum)
 
         def wait_for_them(method: Method) -> FlowerClients:
             clients = FlowerClients(
@@ -162,10 +163,12 @@ def main(grid: Grid, context: Context) -> None:
                 method.enter(method.run_state.screened(sizes))
             return clients
 
-        # A grid may keep the replies of a round until it is saved.
-        save: Callable[[int], None] = getattr(grid, "save", lambda last: None)
-        save(0)
-        federate(settings, wait_for_them, lambda recorded: save(recorded.number), deployed=True)
+        courier.save(0)
+
+        def save(recorded: RecordedRound) -> None:
+            courier.save(recorded.number)
+
+        federate(settings, wait_for_them, save, deployed=True)
         if settings.release:
             release_model(folder, settings, patient)
 

@@ -13,10 +13,10 @@ from fairbloom.flower import (
     ObjectPushError,
     TransportError,
     empty_run,
-    is_simulated,
 )
 from fairbloom.logs import log
 from fairbloom.protocol.error_codes import ErrorCode
+from fairbloom.rounds.courier import Courier, FlowerCourier, courier_of
 from fairbloom.rounds.quorum import Quorum
 from fairbloom.rounds.records import is_expired
 from fairbloom.system.deadline import Deadline
@@ -63,7 +63,7 @@ class Absences:
         return late
 
 
-class OwnGrid(Grid):
+class OwnGrid(Courier):
     """A grid that hands messages to devices itself, in place of Flower's SuperLink."""
 
     def __init__(self, run_id: int) -> None:
@@ -90,7 +90,7 @@ class OwnGrid(Grid):
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
 
-class PollingGrid(Grid):
+class PollingGrid(FlowerCourier):
     """Wraps another grid and collects its replies through push and pull.
 
     `min_replies` replies, errors not counted, end a round's training; 0 waits for all. While fewer
@@ -105,32 +105,17 @@ class PollingGrid(Grid):
         min_replies: int = 0,
         quorum: Quorum | None = None,
     ) -> None:
-        self._grid = grid
+        super().__init__(grid)
+        self._courier = courier_of(grid)
         self._min_replies = min_replies
         self._quorum = quorum or Quorum()
         self._clock = self._quorum.clock
-        self.simulated = is_simulated(grid)
-        self.most_nodes = getattr(grid, "most_nodes", None)
-
-    def set_run(self, run: Any) -> None:
-        """Set the run."""
-        self._grid.set_run(run)
+        self.simulated = self._courier.simulated
 
     @property
-    def run(self) -> Any:
-        """Run information."""
-        return self._grid.run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Return a new message."""
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+    def most_nodes(self) -> int | None:
+        """How many nodes there are at most, None if that is unknown."""
+        return self._courier.most_nodes
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the ids of the nodes online."""
@@ -166,9 +151,7 @@ class PollingGrid(Grid):
 
         All of them, if the grid does not know what its clients work on.
         """
-        find: Callable[[Iterable[str]], Iterable[str]] | None
-        find = getattr(self._grid, "find_owed", None)
-        return message_ids if find is None else self._retry(lambda: find(message_ids))
+        return self._retry(lambda: self._courier.find_owed(message_ids))
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -241,14 +224,12 @@ class PollingGrid(Grid):
 
     def _wait(self, pending: Collection[str], number: float, seconds: float) -> None:
         """Pause before the next look; a grid that sees replies come ends the pause at `number`."""
-        wait: Callable[[Collection[str], int, float], None] | None = getattr(
-            self._grid, "wait_for_replies", None
-        )
-        if wait is None:
+        if not self._courier.sees_replies:
             self._clock.sleep(seconds)
-        else:
-            fewer = int(min(number, len(pending)))
-            self._retry(lambda: wait(pending, fewer, min(LONGEST_SECONDS, 10 * seconds)))
+            return
+        fewer = int(min(number, len(pending)))
+        longer = min(LONGEST_SECONDS, 10 * seconds)
+        self._retry(lambda: self._courier.wait_for_replies(pending, fewer, longer))
 
     def _send(self, messages: Sequence[Message]) -> dict[str, Message]:
         return {

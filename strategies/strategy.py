@@ -23,6 +23,7 @@ from fairbloom.protocol.parameters import Value
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.terms import RULES
 from fairbloom.rounds.clients import Metrics, Replies, average_metrics
+from fairbloom.rounds.courier import courier_of
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.in_progress import RoundEvaluation
 from fairbloom.rounds.loop import Rounds
@@ -261,7 +262,7 @@ class FairStrategy(Method, Strategy):
             for caller in {id(each): each for each in callers}.values():
                 check_noise(self, caller, has_scalars)
         session = self._session
-        session.clients.grid = grid
+        session.clients.courier = courier_of(grid)
         if session.recording is not None:
             raise LoopOfOwnError(session.recording.outer)
         measure, others = _split_config(config)
@@ -299,7 +300,7 @@ class FairStrategy(Method, Strategy):
         If models are averaged, `arrays` are added to the mean, which the clients get.
         """
         session = self._session
-        session.clients.grid = grid
+        session.clients.courier = courier_of(grid)
         if not self.run_state.steps:  # a wrapper withholds all replies if one of them is an error
             log.warning(
                 "up to round %d no step was taken; a wrapper that is started without RunFolder"

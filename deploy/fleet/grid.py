@@ -51,6 +51,9 @@ class RunGrid(OwnGrid):
     again.
     """
 
+    keeps_replies = True
+    sees_replies = True
+
     def __init__(self, pipe: Connection, run_id: int, folder: str) -> None:
         super().__init__(run_id)
         self._pipe = pipe

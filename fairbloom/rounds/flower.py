@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fairbloom.errors import FairbloomError, join_names
-from fairbloom.flower import SimulationError, is_simulated
+from fairbloom.flower import SimulationError
 from fairbloom.logs import log, log_from
 from fairbloom.protocol.accounts import AccountStatus
 from fairbloom.protocol.advice import ADVICE, OLDER_APP, SECURE_AGGREGATION
@@ -37,9 +37,10 @@ from fairbloom.system.deadline import Deadline
 from .aggregation import screen_updates
 from .arrays import Model
 from .clients import NOTHING, Replies, Reports, TrainReplies
+from .courier import Courier, courier_of
 from .layout import Layout
 from .method import Method
-from .quorum import Quorum
+from .quorum import Quorum, note_nothing
 from .records import (
     check_rounded,
     check_supported,
@@ -131,14 +132,17 @@ class FlowerClients:
         protocol: int | None = None,
         keys: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.grid = grid
+        self.courier = None if grid is None else courier_of(grid)
         self._keys: dict[str, Any] = {**keys}
         if protocol is not None:
             self._keys[PROTOCOL] = protocol
         self._method = method
         self.timeout = timeout
         self._quorum = quorum or Quorum(
-            PATIENCE_SECONDS, method.training_clients, setting="min_available_nodes", grid=grid
+            PATIENCE_SECONDS,
+            method.training_clients,
+            setting="min_available_nodes",
+            on_wait=note_nothing if self.courier is None else self.courier.note_wait,
         )
         self._roster = Roster(self._quorum.clock)
         self._layout = Layout({})
@@ -156,7 +160,7 @@ class FlowerClients:
     @property
     def simulated(self) -> bool:
         """Whether the nodes are those of Flower's simulation, which gets no further ones."""
-        return is_simulated(self.grid)
+        return self.courier is not None and self.courier.simulated
 
     @property
     def form(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
@@ -175,8 +179,7 @@ class FlowerClients:
         while not self._quorum.is_met(self._roster.online):
             self._look_again()
         remedy = "lower min_available_nodes, min_train_nodes or min_evaluate_nodes"
-        # Only a grid with its clients in this process says how many there are at most.
-        most = getattr(self.grid, "most_nodes", None)
+        most = self._carrier().most_nodes
         if most is not None and most < fewest:
             raise SimulationError(most, fewest, remedy, in_process=True)
         deadline = Deadline.after(self.timeout, self._quorum.clock.monotonic)
@@ -196,15 +199,11 @@ class FlowerClients:
         their replies came too late to be kept.
         """
         if owed := self._roster.pending:
+            courier = self._carrier()
             with suppress(NotImplementedError):  # a grid that only has send_and_receive
-                late = [
-                    reply for reply in self._grid().pull_messages(owed) if not is_expired(reply)
-                ]
+                late = [reply for reply in courier.pull_messages(owed) if not is_expired(reply)]
                 self._roster.clear(reply.metadata.reply_to_message_id for reply in late)
-            find: Callable[[list[str]], Iterable[str]] | None
-            find = getattr(self.grid, "find_owed", None)
-            if find is not None:
-                self._roster.clear(set(owed).difference(find(owed)))
+            self._roster.clear(set(owed).difference(courier.find_owed(owed)))
         return self._roster.free
 
     def wait_until_free(self, fewest: int) -> None:
@@ -237,7 +236,7 @@ class FlowerClients:
 
     def _refresh_nodes(self) -> None:
         self._roster.refresh(
-            {node.node_id: node.name for node in self._grid().get_nodes()}, self._ask_names
+            {node.node_id: node.name for node in self._carrier().get_nodes()}, self._ask_names
         )
         self._quorum.observe(self._roster.online)
 
@@ -501,7 +500,7 @@ class FlowerClients:
             for name, terms in declared.items()
             if not terms and self._roster.nodes[nodes[name]].terms is None
         ]
-        if work and silent and self.grid is not None and self._answers_query is not False:
+        if work and silent and self.courier is not None and self._answers_query is not False:
             self._query(silent)
         return {
             name: terms | (self._roster.nodes[nodes[name]].terms or frozenset())
@@ -617,7 +616,7 @@ class FlowerClients:
         messages = list(messages)
         if not messages:
             return []  # before a grid is needed
-        replies = list(self._grid().send_and_receive(messages, timeout=self.timeout))
+        replies = list(self._carrier().send_and_receive(messages, timeout=self.timeout))
         self._delivered = {
             reply.metadata.reply_to_message_id for reply in replies if not is_expired(reply)
         }
@@ -669,12 +668,12 @@ class FlowerClients:
             self._roster.reset_backoff(exchange.messages[name].metadata.dst_node_id)
         self._roster.clear(exchange.strays)
 
-    def _grid(self) -> Grid:
-        if self.grid is None:
+    def _carrier(self) -> Courier:
+        if self.courier is None:
             raise RuntimeError(
                 "there is no grid to send messages by: configure_train has not been called"
             )
-        return self.grid
+        return self.courier
 
 
 @dataclass

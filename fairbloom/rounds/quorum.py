@@ -22,6 +22,10 @@ class QuorumError(FairbloomError):
     """
 
 
+def note_nothing(text: str) -> None:
+    """Take no note of a wait."""
+
+
 @dataclass
 class Wait:
     """One wait for clients, of at most `patience` seconds.
@@ -83,8 +87,8 @@ class Quorum:
         Names of the clients that the run has known before.
     setting
         The setting that errors name as a remedy.
-    grid
-        The run's grid. Its method `note_wait`, if it has one, is called as `Wait.on_wait`.
+    on_wait
+        Called with the clients that the run waits for, as `Wait.on_wait`.
     clock
         The clock of all waits of the run, also those for replies.
     enrolled
@@ -97,7 +101,7 @@ class Quorum:
         among: Collection[str] = (),
         known: Iterable[str] = (),
         setting: str = "min-clients",
-        grid: object = None,
+        on_wait: Callable[[str], None] = note_nothing,
         clock: Clock = time,
         enrolled: Callable[[Iterable[str]], Collection[str]] = tuple,
     ) -> None:
@@ -109,7 +113,7 @@ class Quorum:
         self._names: dict[int, str] = {}
         self.clock = clock
         self._enrolled = enrolled
-        self.wait = Wait(patience, getattr(grid, "note_wait", lambda text: None), clock)
+        self.wait = Wait(patience, on_wait, clock)
 
     def counted(self, names: Iterable[str]) -> list[str]:
         """Return the clients that count."""

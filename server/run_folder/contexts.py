@@ -1,12 +1,9 @@
 """The states of clients' contexts in one process, next to the checkpoint of the same round."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
-from flwr.app import Context
-from flwr.serverapp import Grid
-
 from fairbloom.recorddict import deserialize, serialize
+from fairbloom.rounds.courier import Courier
 from fairbloom.system.versions import Point, VersionEntry, Versions
 
 from ..checkpoint import list_checkpoints
@@ -20,10 +17,9 @@ class KeptContexts:
     Clients on other machines keep their own: then there are no contexts, and nothing is written.
     """
 
-    def __init__(self, path: Path, grid: Grid) -> None:
+    def __init__(self, path: Path, courier: Courier) -> None:
         self._path = path
-        # A grid with its clients in this process has their contexts.
-        self._contexts: Mapping[int, Context] = getattr(grid, "contexts", {})
+        self._contexts = courier.contexts
 
     def __bool__(self) -> bool:
         """Return whether clients are in this process."""

@@ -13,12 +13,12 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fairbloom.errors import FairbloomError
-from fairbloom.flower import is_simulated
 from fairbloom.logs import log
 from fairbloom.own_code import digest_own_code
 from fairbloom.protocol.names import CONTEXTS, LOSS, PERSONAL, RUN_FOLDER, SEEDS
 from fairbloom.protocol.scores import ACCURACY, Score, find_direction
 from fairbloom.protocol.settings import Mark, Value
+from fairbloom.rounds.courier import Courier, courier_of
 from fairbloom.rounds.options import OPTIONS
 from fairbloom.rounds.ranges import one_of, whole
 from fairbloom.rounds.records import record_of
@@ -166,7 +166,8 @@ class RunFolder:
             to a run with another strategy, other options or other code of the strategy, or clients
             that evaluate do not reply the scores, the loss or `best_model`.
         """
-        with name_app_option("RunFolder(path)", at_once=is_simulated(grid)):
+        courier = courier_of(grid)
+        with name_app_option("RunFolder(path)", at_once=courier.simulated):
             optional = {
                 "train_config": train_config,
                 "evaluate_config": evaluate_config,
@@ -174,18 +175,18 @@ class RunFolder:
                 "should_stop": should_stop,
             }
             arguments = {
-                "grid": PollingGrid(grid),
+                "grid": PollingGrid(courier),
                 "initial_arrays": initial_arrays,
                 "num_rounds": num_rounds,
                 "timeout": timeout,
                 **{name: value for name, value in optional.items() if value is not None},
             }
-            return self._start(strategy, grid, arguments, on_round)
+            return self._start(strategy, courier, arguments, on_round)
 
     def _start(
         self,
         strategy: Strategy,
-        grid: Grid,
+        courier: Courier,
         arguments: dict[str, Any],
         on_round: Callable[[Round], None] | None,
     ) -> Result:
@@ -222,16 +223,14 @@ class RunFolder:
                 return complete_result(Result(arrays=record_of(MODEL.read(self.path))), self.path)
             EXAMPLES.write(self.path, {**EXAMPLES.read(self.path), "seeds": self.seeds})
             log.info("run folder: %s", self.path)
-            contexts = KeptContexts(self.path, grid)
+            contexts = KeptContexts(self.path, courier)
             state = self._resume(recorder, inner, contexts, arguments)
             if recorder.stopped:  # the process was lost between the last round and the final model
                 arguments["num_rounds"] = recorder.saved
             named = [*filter(None, (self.loss, getattr(self.validation, "metric", "")))]
-            # A grid may keep the replies of a round until it is saved.
-            save: Callable[[int], None] = getattr(grid, "save", lambda last: None)
-            save(0)
+            courier.save(0)
             writer = RoundWriter(
-                recorder, self.scores, named, on_round, before=contexts.save, after=save
+                recorder, self.scores, named, on_round, before=contexts.save, after=courier.save
             )
             if "evaluate_fn" in arguments:
                 arguments["evaluate_fn"] = writer.watch(arguments["evaluate_fn"])
@@ -241,8 +240,8 @@ class RunFolder:
                 state,
                 None if state is None else arguments["initial_arrays"],
                 (*self.scores, Score(self.loss or LOSS, higher_is_better=False)),
-                self._describe(recorder, grid, in_process=bool(contexts)),
-                loses_states=not contexts and not hasattr(grid, "save"),
+                self._describe(recorder, courier, in_process=bool(contexts)),
+                loses_states=not (contexts or courier.keeps_replies),
             )
             inner.record_by(recording)
             if type(strategy).start in (FairStrategy.start, Strategy.start):
@@ -298,12 +297,12 @@ class RunFolder:
         return config | {key: value for key, value in optional.items() if value}
 
     def _describe(
-        self, recorder: RunRecorder, grid: Grid, *, in_process: bool
+        self, recorder: RunRecorder, courier: Courier, *, in_process: bool
     ) -> Mapping[str, str]:
         """Return the keys of messages by which clients elsewhere keep the states of contexts."""
         if in_process or not recorder.id:
             return {}
-        if not is_simulated(grid):
+        if not courier.simulated:
             return {RUN_FOLDER: recorder.id}
         folder = CONTEXTS_FOLDER.path_in(self.path)
         folder.mkdir(exist_ok=True)

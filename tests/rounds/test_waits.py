@@ -12,6 +12,7 @@ from flwr.app import Message
 from flwr.app.error import Error
 
 from fairbloom.errors import FairbloomError
+from fairbloom.rounds.courier import Courier
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.loop import Rounds
 from fairbloom.rounds.quorum import Quorum, QuorumError, quorum_of
@@ -249,7 +250,7 @@ def test_a_node_that_never_sent_its_name_is_asked_again(clock: Day) -> None:
     assert grid.asked["query", name] == [0.5, pytest.approx(0.5 + 2.0 * LIVES, abs=0.6)]
 
 
-class Watched(Nodes):
+class Watched(Nodes, Courier):
     """Knows which nodes are awake again: those are idle, as their replies came too late."""
 
     def find_owed(self, message_ids: Iterable[str]) -> list[str]:

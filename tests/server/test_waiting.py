@@ -22,6 +22,7 @@ from fairbloom.client.app import app
 from fairbloom.errors import FairbloomError
 from fairbloom.flower import SimulationError, node_info
 from fairbloom.protocol.error_codes import ErrorCode
+from fairbloom.rounds.courier import courier_of
 from fairbloom.rounds.flower import FlowerClients
 from fairbloom.rounds.quorum import Quorum, QuorumError
 from fairbloom.server import polling, waiting
@@ -111,7 +112,7 @@ TOO_FEW: list[tuple[Mapping[str, Times], dict[str, Any], float, str]] = [
 def test_the_grid_is_told_for_whom_a_run_waits(clock: Clock) -> None:
     """At the start, and later; the text is empty once the wait is over, in whatever way."""
     said = list[str]()
-    quorum = Quorum(100.0, grid=SimpleNamespace(note_wait=said.append), clock=clock)
+    quorum = Quorum(100.0, on_wait=said.append, clock=clock)
     nodes = Nodes(clock, away=until(3.0, "site-1") | until(NEVER, "site-3"), clients=4)
     clients = FlowerClients(FedAvg(), nodes, 5.0, quorum)
     wait_for_clients(clients, quorum, expected=4, began=(), min_clients=0)
@@ -323,7 +324,7 @@ def test_a_simulation_logs_a_refusal_at_once(
         run_config={"method": method, "clients": 4, "out": str(tmp_path)},
     )
     with pytest.raises(FairbloomError, match=re.escape(words)):
-        main(type("InMemoryGrid", (InProcessGrid,), {})(app, {}, 4), context)
+        main(type("Simulated", (InProcessGrid,), {"simulated": True})(app, {}, 4), context)
     assert words in said.messages[-1]
 
 
@@ -948,7 +949,7 @@ def test_missing_rows_of_a_device_are_said_before_round_1(
         return [Message(RecordDict({"client": ConfigRecord(about)}), reply_to=message)]
 
     grid._answers = answer  # type: ignore[method-assign]
-    clients.grid = grid
+    clients.courier = courier_of(grid)
     assert ask_sizes(clients, quorum) == dict.fromkeys(told, 30.0)
     (said,) = [words for words in caplog.messages if "fewer rows" in words]
     assert said.startswith("site-0 has 120 fewer rows, or units, than before")
@@ -961,7 +962,7 @@ def test_a_run_waits_for_a_client_that_refuses_it(
 ) -> None:
     """Its owner mends that after some time, or not within the patience."""
     waits = list[str]()
-    quorum = Quorum(100.0, clock=clock, grid=SimpleNamespace(note_wait=waits.append))
+    quorum = Quorum(100.0, clock=clock, on_wait=waits.append)
     clients = FlowerClients(FedAvg(), None, 5.0, quorum)
     grid = Nodes(clock, clients=3)
     answers = grid._answers
@@ -973,7 +974,7 @@ def test_a_run_waits_for_a_client_that_refuses_it(
         return [Message(Error(ErrorCode.INVALID_FAB, "its schema is new here"), reply_to=message)]
 
     grid._answers = answer  # type: ignore[method-assign]
-    clients.grid = grid
+    clients.courier = courier_of(grid)
     sizes = ask_sizes(clients, quorum)
     words = "site-1: its schema is new here"
     assert words in next(filter(None, waits))
