@@ -172,7 +172,7 @@ def describe_letter(letter: Letter) -> Iterator[str]:
             ", ".join(f"{value!r} {rows}" for value, rows in counts.items()),
             text_if(column.others, f"{column.others} others"),
             text_if(any(column.quantiles), f"quantiles {[*column.quantiles]}"),
-            text_if(column.missing, f"{sum(column.missing.values())} missing"),
+            text_if(column.missing, f"{column.empty} missing"),
             ", ".join(each.kind for each in column.found),
         ]
         yield f"{name}: {'; '.join(filter(None, parts)) or 'nothing, for too few rows'}"

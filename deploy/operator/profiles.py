@@ -161,7 +161,8 @@ def write_schema(
             own = [
                 each for each in findings if client in each.sites and not isinstance(each, Quiet)
             ]
-            write_whole(block, "\n".join(_block_of(letter, schema, own)).encode())
+            lines = _block_of(letter, schema, own)
+            write_whole(block, "\n".join(lines).encode())
             yield f"{block} is written: lines for the owner.toml of {client}"
 
 

@@ -181,7 +181,8 @@ def parse_numbers(
         except pa.ArrowInvalid:
             pass  # some may be missing, or not numbers: the slow way below
     texts = compute.utf8_trim_whitespace(values)
-    gone = to_array(compute.is_in(compute.utf8_lower(texts), pa.array([*missing], pa.string())))
+    markers = pa.array([*missing], pa.string())
+    gone = to_array(compute.is_in(compute.utf8_lower(texts), markers))
     for unit in units:
         sign = re.escape(unicodedata.normalize("NFKC", unit)).translate(OF_UNITS)
         texts = compute.replace_substring_regex(texts, rf"^([0-9.,+\- ]+?)\s*{sign}$", r"\1")
@@ -198,11 +199,11 @@ def parse_numbers(
             texts,
         )
     if decimal == ",":
-        texts = compute.replace_substring(compute.replace_substring(texts, ".", "!"), ",", ".")
+        without_points = compute.replace_substring(texts, ".", "!")
+        texts = compute.replace_substring(without_points, ",", ".")
     is_number = compute.match_substring_regex(texts, f"^{POINT_NUMBER}$")
-    return _judge(
-        to_array(compute.if_else(is_number, texts, "nan").cast(pa.float64())), gone, codes
-    )
+    parsed = compute.if_else(is_number, texts, "nan").cast(pa.float64())
+    return _judge(to_array(parsed), gone, codes)
 
 
 def _judge(
@@ -219,7 +220,8 @@ def parse_texts(
     """Return the numbers in texts, as `parse_numbers` does."""
     import pyarrow as pa  # imported late: a server reads no tables
 
-    return parse_numbers(pa.chunked_array([pa.array(texts, pa.string())]), file, units, missing)
+    cells = pa.chunked_array([pa.array(texts, pa.string())])
+    return parse_numbers(cells, file, units, missing)
 
 
 @dataclass(frozen=True, eq=False)

@@ -455,12 +455,10 @@ def _without(counts: Counter[str], texts: set[str]) -> Counter[str]:
 
 def _are_no_classes(sites: Mapping[str, Counter[str]], different: int) -> bool:
     """Return whether a target's texts are too many, or differ in nearly every row of a site."""
-    if different > MAX_NUMBERED_CLASSES:
-        return True
-    return any(
-        _has_texts(counts) and nearly_all_differ(len(counts), counts.total())
-        for counts in sites.values()
-    )
+    for counts in sites.values():
+        if _has_texts(counts) and nearly_all_differ(len(counts), counts.total()):
+            return True
+    return different > MAX_NUMBERED_CLASSES
 
 
 def _has_texts(cells: Iterable[str]) -> bool:

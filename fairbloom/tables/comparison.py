@@ -186,7 +186,7 @@ def find_missing(name: str, columns: Profiles) -> Iterator[Missing]:
 
     def judge(sites: Sequence[str]) -> Iterator[Missing]:
         rows = np.array([columns[site].rows for site in sites])
-        missing = np.array([sum(columns[site].missing.values()) for site in sites])
+        missing = np.array([columns[site].empty for site in sites])
         shares = missing / np.maximum(rows, 1)
         if np.ptp(shares) <= MISSING_APART:
             return
@@ -287,7 +287,8 @@ def quantiles_of(column: ColumnProfile) -> NDArray[np.float64]:
 
 def _has_enough(column: ColumnProfile) -> bool:
     """Return whether a column has quantiles enough to be compared."""
-    return int(np.isfinite(quantiles_of(column)).sum()) >= FEWEST_QUANTILES
+    is_given = np.isfinite(quantiles_of(column))
+    return int(is_given.sum()) >= FEWEST_QUANTILES
 
 
 def _numbers_of(column: ColumnProfile) -> NDArray[np.float64]:
@@ -535,7 +536,8 @@ def _explain_codes(
     def left(way: Conversion) -> float:
         moved = Counter[str]()
         for number, count in zip(numbers, own.tolist(), strict=True):
-            moved[format_number(round(((number or 0.0) - way.offset) / way.factor, 6))] += count
+            back = ((number or 0.0) - way.offset) / way.factor
+            moved[format_number(round(back, 6))] += count
         unknown = sum(count for text, count in moved.items() if text not in texts)
         there = np.array([moved[text] for text in texts] + [unknown])
         return float(_variation(there, there.sum(), np.append(others, 0.0)))
@@ -684,7 +686,7 @@ class OneValue(Finding):
 def find_one_value(name: str, columns: Profiles) -> Iterator[OneValue]:
     """Yield a question on a column that has one value, and nothing in other rows."""
     values = {text for column in columns.values() for text in column.values}
-    missing = sum(sum(column.missing.values()) for column in columns.values())
+    missing = sum(column.empty for column in columns.values())
     are_listed = not any(column.others or column.quantiles for column in columns.values())
     if len(values) == 1 and missing and are_listed:
         having = [site for site, column in columns.items() if column.missing]
@@ -800,13 +802,9 @@ def join_found(name: str, columns: Profiles) -> Iterator[InRows]:
         rest = [columns[site] for site in columns if site not in sites]
         if IN_ROWS[kind].is_code and any(_is_usual(number, column) for column in rest):
             continue
-        yield IN_ROWS[kind](
-            name,
-            tuple(sites),
-            number=next(iter(sites.values())).number,
-            column=other,
-            rows=sum(each.rows for each in sites.values()),
-        )
+        first = next(iter(sites.values()))
+        rows = sum(each.rows for each in sites.values())
+        yield IN_ROWS[kind](name, tuple(sites), number=first.number, column=other, rows=rows)
 
 
 def _is_usual(number: float, column: ColumnProfile) -> bool:

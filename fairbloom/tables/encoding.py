@@ -130,23 +130,18 @@ def read_columns(
         )
     strange = [name for key, name in unread.items() if key not in known]
     own = lacking[0] if len(lacking) == 1 else "NAME"
-    of_columns += [
-        CellError(
-            table,
-            name,
-            f"has a column {name!r}, which the schema does not name",
-            text_if(
-                lacking,
+    for name in strange[:MAX_FAULTS]:
+        remedy = f"{did_you_mean(name, schema.fields)}add it to fields, or to ignore"
+        if lacking:
+            remedy = (
                 f"if it is {join_first(lacking, 3)}, say fields.{own}.name ="
                 f" {[*table.file.names_of(own), name]} under [files.{table.file.key!r}], or its"
-                f" name, unit, factor and offset under [files.{this!r}]; else ",
+                f" name, unit, factor and offset under [files.{this!r}]; else {remedy}"
             )
-            + f"{did_you_mean(name, schema.fields)}add it to fields, or to ignore",
-            "strange-columns",
-            columns=len(strange),
+        problem = f"has a column {name!r}, which the schema does not name"
+        of_columns.append(
+            CellError(table, name, problem, remedy, "strange-columns", columns=len(strange))
         )
-        for name in strange[:MAX_FAULTS]
-    ]
     return columns, [*of_columns, *of_cells]
 
 
@@ -332,18 +327,16 @@ def rows_of_clients(
     cells = [text_if(normalise(cell).casefold() not in missing, cell) for cell in cells]
     folded = [fold_value(cell, decimal) for cell in cells]
     spelled: dict[str, Counter[str]] = {}
-    for key, cell, count in zip(
-        folded, cells, np.bincount(codes, minlength=len(cells)).tolist(), strict=True
-    ):
+    counts_of_cells = np.bincount(codes, minlength=len(cells)).tolist()
+    for key, cell, count in zip(folded, cells, counts_of_cells, strict=True):
         spelled.setdefault(key, Counter())[normalise(cell)] += count
     names = {
         key: min(counts, key=lambda name: (-counts[name], name)) for key, counts in spelled.items()
     }
     order = {key: place for place, key in enumerate(sorted(names, key=lambda key: names[key]))}
     places = np.array([order[key] for key in folded])[codes]
-    rows = np.split(
-        np.argsort(places, kind="stable"), np.cumsum(np.bincount(places, minlength=len(order)))[:-1]
-    )
+    ends = np.cumsum(np.bincount(places, minlength=len(order)))
+    rows = np.split(np.argsort(places, kind="stable"), ends[:-1])
     return (
         {names[key]: each for key, each in zip(order, rows, strict=True) if len(each)},
         {names[key]: spelled[key] for key in order if len(spelled[key]) > 1},
@@ -432,7 +425,8 @@ class EncodedFile:
     def name_units(self) -> Iterator[ColumnValues]:
         """Yield a number for the name of each row's unit, if rows belong to units."""
         if self.units is not None:
-            numbers = np.array([*(zlib.crc32(name.encode()) for name in self.unit_names), 0])
+            digests = [zlib.crc32(name.encode()) for name in self.unit_names]
+            numbers = np.array([*digests, 0])
             is_named = self.units < NO_UNIT
             yield np.where(is_named, numbers[np.where(is_named, self.units, -1)], self.units)
 

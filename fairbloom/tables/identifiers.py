@@ -120,9 +120,8 @@ def judge_numbers(name: str, column: Column) -> Judgement:
         return Judgement(ignored=Reason("looks like dates"))
     if NEVER.fullmatch(name):
         return Judgement()
-    of_files = np.split(
-        column.numbers[column.codes], np.cumsum([len(rows) for rows in column.sites.rows])[:-1]
-    )
+    ends = np.cumsum([len(rows) for rows in column.sites.rows])
+    of_files = np.split(column.numbers[column.codes], ends[:-1])
     parts = [numbers for numbers in of_files if not np.isnan(numbers).all()]
     if not parts or not all(map(_all_differ, parts)):
         return Judgement()

@@ -143,7 +143,7 @@ def _find_broken_of(column: ColumnProfile, rows: int, floor: int) -> Iterator[st
     counts += [each.rows for each in column.found]
     others = [each.column for each in column.found]
     texts = [*column.missing, *column.values, *others]
-    named = sum(column.missing.values()) + sum(column.values.values()) + column.others
+    named = column.empty + sum(column.values.values()) + column.others
     given = [each for each in column.quantiles if each is not None]
     numbers = [*given, *(each.number for each in column.found)]
     if (column.rows, column.floor) != (rows, floor):
@@ -185,10 +185,14 @@ class SiteTables:
     tables: Sequence[ReadTable]
     parts: Sequence[Mapping[str, FileColumn]]
 
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return sum(map(len, self.tables))
+
     @cached_property
     def columns(self) -> dict[str, Column]:
         """The columns by their names in the first table that has them."""
-        return self.take(np.arange(sum(map(len, self.tables))))
+        return self.take(np.arange(len(self)))
 
     def take(self, rows: NDArray[np.intp]) -> dict[str, Column]:
         """Return the columns with these rows only, of all tables, counted from 0."""
@@ -211,7 +215,7 @@ class SiteTables:
         Rows without a person are left out. Raise DataError if a table has no such column.
         """
         if unit == ROW:
-            return np.arange(sum(map(len, self.tables)))
+            return np.arange(len(self))
         for table in self.tables:
             if table.find(unit) is None:
                 raise DataError(
@@ -307,7 +311,8 @@ def count_changed(before: NDArray[np.uint32], after: NDArray[np.uint32]) -> list
 
 
 def _count_other(before: NDArray[np.uint32], after: NDArray[np.uint32]) -> int:
-    earlier, later = (Counter(row.tobytes() for row in each) for each in (before, after))
+    earlier = Counter(row.tobytes() for row in before)
+    later = Counter(row.tobytes() for row in after)
     return max((later - earlier).total(), (earlier - later).total())
 
 

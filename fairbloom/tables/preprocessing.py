@@ -124,9 +124,9 @@ def encode_columns(
     `moments` has center and scale of each client, shape (clients, 2), for columns in which clients
     differ in them; the rows of a client follow one another, and `counts` has the number of each.
     """
-    inputs = np.zeros(
-        (len(next(iter(values.values()))), sum(column.width for column in columns)), np.float32
-    )
+    rows = len(next(iter(values.values())))
+    width = sum(column.width for column in columns)
+    inputs = np.zeros((rows, width), np.float32)
     start = 0
     for column in columns:
         name = column.name
@@ -315,11 +315,8 @@ class Preprocessing:
     def decode(self, outputs: Tensor) -> Predictions:
         """Return the predictions of a model's outputs: classes, or quantities in their own unit."""
         if not self.classes:
-            return Predictions(
-                outputs.reshape(len(outputs)).double().numpy() * self.target_scale
-                + self.target_center,
-                None,
-            )
+            numbers = outputs.reshape(len(outputs)).double().numpy()
+            return Predictions(numbers * self.target_scale + self.target_center, None)
         probabilities = outputs.double().softmax(dim=1).numpy()
         return Predictions(
             np.array(self.classes, object)[probabilities.argmax(axis=1)], probabilities

@@ -114,9 +114,14 @@ class ColumnProfile:
     found: tuple[Found, ...] = ()
 
     @property
+    def empty(self) -> int:
+        """The rows without a value."""
+        return sum(self.missing.values())
+
+    @property
     def present(self) -> int:
         """The rows that have a value."""
-        return max(0, self.rows - sum(self.missing.values()))
+        return max(0, self.rows - self.empty)
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,7 +259,8 @@ def measure_quantiles(numbers: NDArray[np.float64], floor: int) -> tuple[float |
     is_given = np.minimum(np.floor(ranks), last - np.ceil(ranks)) >= floor
     firsts = np.round(ranks - (floor - 1) / 2.0).clip(0, max(0, last + 1 - floor))
     windows = firsts[is_given].astype(np.int64)[:, None] + np.arange(floor)
-    means = np.partition(numbers, np.unique(windows))[windows].mean(axis=1).tolist()
+    nearest = np.partition(numbers, np.unique(windows))[windows]
+    means = nearest.mean(axis=1).tolist()
     if floor > 1:
         means = [float(f"{mean:.3g}") for mean in means]
     found = iter(means)

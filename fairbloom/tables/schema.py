@@ -479,9 +479,9 @@ def read_schema(place: str) -> str:
 
 def without_client(text: str) -> str:
     """Return a schema's text without its column of clients, for a file of one site."""
-    return tomli_w.dumps(
-        {key: value for key, value in tomllib.loads(text).items() if key != "client"}
-    )
+    written = tomllib.loads(text)
+    written.pop("client", None)
+    return tomli_w.dumps(written)
 
 
 @lru_cache(maxsize=16)
@@ -563,18 +563,14 @@ def with_files(text: str, files: Mapping[str, Any], client: str = "") -> str:
             OWN_FILES,
         )
     every = every.changed_by(SchemaFile(fields=every.fields or next(iter(said), {})))
-    tables = {
-        **{
-            key: about.model_copy(update={"fields": {} if every.fields else about.fields})
-            for key, about in schema.files.items()
-        },
-        **{
-            f"{EVERY_FILE}/{file.rpartition('/')[2]}": about
-            for file, about in [*schema.files.items(), *own.items()]
-            if file in own or (client_of(file) == client and not is_of_client(file))
-        },
-        EVERY_FILE: every,
-    }
+    tables = dict(schema.files)
+    if every.fields:
+        for key, about in schema.files.items():
+            tables[key] = about.model_copy(update={"fields": {}})
+    for file, about in [*schema.files.items(), *own.items()]:
+        if file in own or (client_of(file) == client and not is_of_client(file)):
+            tables[f"{EVERY_FILE}/{file.rpartition('/')[2]}"] = about
+    tables[EVERY_FILE] = every
     written["files"] = {
         key: about.model_dump(mode="json", exclude_unset=True) for key, about in tables.items()
     }

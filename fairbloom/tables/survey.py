@@ -43,12 +43,8 @@ class Sites:
     @classmethod
     def of_one_file(cls, table: ReadTable, rows: Mapping[str, NDArray[np.intp]]) -> "Sites":
         """Return the sites of a single file, by their rows."""
-        return cls(
-            [*rows],
-            [table],
-            [np.concatenate([*rows.values()])],
-            np.cumsum([len(rows_of_site) for rows_of_site in rows.values()]),
-        )
+        ends = np.cumsum([len(rows_of_site) for rows_of_site in rows.values()])
+        return cls([*rows], [table], [np.concatenate([*rows.values()])], ends)
 
     def __len__(self) -> int:
         """Return the number of rows."""

@@ -91,9 +91,8 @@ class FileClients:
     def parts_in_file(self, client: str) -> Mapping[str, Rows]:
         """Return the rows of the file in each part of a client's examples, in the file's order."""
         usable = self._usable[client]
-        return {
-            name: np.sort(usable[part]) for name, part in self._split(client, 0)._asdict().items()
-        }
+        parts = self._split(client, 0)._asdict()
+        return {name: np.sort(usable[part]) for name, part in parts.items()}
 
     def preprocessing(self, client: str) -> Preprocessing:
         """Return a client's preprocessing: numbers are standardised by its training rows."""
@@ -205,9 +204,8 @@ class FileClients:
         numbers = np.empty((len(own), len(order)))  # a row for each column
         for row, name in zip(numbers, own, strict=True):
             row[:] = self.encoded.columns[name][order]
-        moments = np.stack(
-            [measure_columns(numbers.take(parts.train, axis=1)) for parts in self._parts.values()]
-        )
+        trained = (numbers.take(parts.train, axis=1) for parts in self._parts.values())
+        moments = np.stack([measure_columns(each) for each in trained])
         values = dict(zip(own, numbers, strict=True)) | {
             name: column[order] for name, column in self.encoded.columns.items() if name not in own
         }

@@ -109,7 +109,6 @@ def _shares(columns: Profiles, sites: Sequence[str], of_missing: bool) -> list[R
 
 
 def _count(column: ColumnProfile, of_missing: bool) -> dict[str, int]:
-    missing = sum(column.missing.values())
     if of_missing:
-        return {"no value": missing, "a value": column.rows - missing}
+        return {"no value": column.empty, "a value": column.rows - column.empty}
     return {**column.values, "not listed": column.others}
