@@ -25,14 +25,16 @@ from fairbloom.tables.letters import (
 from fairbloom.tables.schema import (
     EVERY_FILE,
     SCHEMA_NAME,
+    FileField,
     Schema,
+    SchemaFile,
     check_schema,
     fold,
     parse_schema,
     squash,
 )
 from fairbloom.tables.site_table import SiteTable
-from fairbloom.tables.toml import quote, write_fields, write_key
+from fairbloom.tables.toml import quote, write_fields, write_key, write_keys, write_own
 from fairbloom.tasks.targets import POSITIVE_WORDS
 from fairbloom.text import join_first, text_if
 
@@ -184,9 +186,9 @@ def _block_of(letter: Letter, schema: Schema, findings: Sequence[Finding]) -> It
     yield FILES
     several = text_if(len(letter.formats) > 1, "# of some files only: ")
     for way in letter.formats:
-        yield from (
-            f"{several}{key} = {quote(way[key])}" for key in USUAL if way[key] != USUAL[key]
-        )
+        stated = {key: way[key] for key in USUAL if way[key] != USUAL[key]}
+        for line in write_keys(SchemaFile.model_validate(stated), {}):
+            yield f"{several}{line}"
     columns = {*map(fold, letter.columns)}
     fields = {*map(fold, schema.fields)}
     lacked = {squash(name): name for name in schema.fields if fold(name) not in columns}
@@ -195,7 +197,7 @@ def _block_of(letter: Letter, schema: Schema, findings: Sequence[Finding]) -> It
         is_unit = fold(name) == fold(letter.unit)
         field = schema.unit if is_unit else lacked.pop(squash(name), "")
         if field and fold(field) != fold(name):
-            yield f"fields.{write_key(field)}.name = {quote(name)}"
+            yield from write_own(field, FileField(name=(name,)))
     known = {
         *map(squash, letter.columns),
         *(squash(each.field) for each in findings if isinstance(each, Named)),
