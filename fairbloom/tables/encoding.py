@@ -88,17 +88,7 @@ def read_columns(
         lacking.append(name)
         columns[name] = _no_values(schema.fields[name], len(table))
         if schema.missing_of(name) != "fill":
-            own = table.column_name(name)
-            problem = f"has no column {own!r}"
-            named = f"name it by fields.{name}.name under [files.{table.file.key!r}] in the schema"
-            if own != name:
-                problem += f", as the schema's files call {name!r} here"
-                named = "correct its name there"
-            remedy = (
-                f'{did_you_mean(own, unread.values())}add it, {named}, or missing = "fill" in'
-                f" fields.{name}"
-            )
-            of_columns.append(CellError(table, name, problem, remedy, "no-column"))
+            of_columns.append(_lacks(table, name, unread.values()))
     if len(lacking) > MAX_LACKING and unread and of_columns:
         of_columns = [
             CellError(
@@ -125,11 +115,31 @@ def read_columns(
     own_names = chain(*map(table.file.names_of, (*schema.fields, schema.unit)))
     known = {fold(name) for name in (*schema.ignore, *schema.fields, schema.client, *own_names)}
     if names is not None:  # new data may have the target, by any client's name of it
-        known.update(
-            fold(name) for file in schema.files.values() for name in file.names_of(schema.target)
-        )
+        for file in schema.files.values():
+            known.update(map(fold, file.names_of(schema.target)))
     strange = [name for key, name in unread.items() if key not in known]
+    of_columns += _explain_strange(table, strange, lacking, schema)
+    return columns, [*of_columns, *of_cells]
+
+
+def _lacks(table: ReadTable, name: str, unread: Collection[str]) -> CellError:
+    """Return the fault that a table lacks a column; `unread` are its own that no field has."""
+    own = table.column_name(name)
+    problem = f"has no column {own!r}"
+    named = f"name it by fields.{name}.name under [files.{table.file.key!r}] in the schema"
+    if own != name:
+        problem += f", as the schema's files call {name!r} here"
+        named = "correct its name there"
+    remedy = f'add it, {named}, or missing = "fill" in fields.{name}'
+    return CellError(table, name, problem, did_you_mean(own, unread) + remedy, "no-column")
+
+
+def _explain_strange(
+    table: ReadTable, strange: Sequence[str], lacking: Sequence[str], schema: Schema
+) -> Iterator[CellError]:
+    """Yield the fault of each column that the schema does not name, which may be a lacking one."""
     own = lacking[0] if len(lacking) == 1 else "NAME"
+    this = f"{client_of(table.file.key)}/{table.path.name}"
     for name in strange[:MAX_FAULTS]:
         remedy = f"{did_you_mean(name, schema.fields)}add it to fields, or to ignore"
         if lacking:
@@ -139,10 +149,7 @@ def read_columns(
                 f" name, unit, factor and offset under [files.{this!r}]; else {remedy}"
             )
         problem = f"has a column {name!r}, which the schema does not name"
-        of_columns.append(
-            CellError(table, name, problem, remedy, "strange-columns", columns=len(strange))
-        )
-    return columns, [*of_columns, *of_cells]
+        yield CellError(table, name, problem, remedy, "strange-columns", columns=len(strange))
 
 
 def _no_values(field: Field, rows: int) -> ColumnValues:
