@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from typing import ClassVar, TypeVar
 
 import numpy as np
@@ -441,15 +441,17 @@ class Lacking(Finding):
 
 def _shares_of(columns: Sequence[ColumnProfile]) -> tuple[list[str], NDArray[np.float64]]:
     """Return the different values, folded, and their rows at each site."""
-    places: dict[str, int] = {}
+    folded: list[Counter[str]] = []
     for column in columns:
-        for text in column.values:
-            places.setdefault(_fold(text), len(places))
-    counts = np.zeros((len(columns), len(places)))
-    for site, column in enumerate(columns):
+        counted = Counter[str]()
         for text, count in column.values.items():
-            counts[site, places[_fold(text)]] += count
-    return [*places], counts
+            counted[_fold(text)] += count
+        folded.append(counted)
+    texts = [*dict.fromkeys(chain(*folded))]
+    counts = np.zeros((len(columns), len(texts)))
+    for site, counted in enumerate(folded):
+        counts[site] = [counted[text] for text in texts]
+    return texts, counts
 
 
 def _fold(text: str) -> str:

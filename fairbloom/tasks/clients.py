@@ -204,8 +204,10 @@ class FileClients:
         numbers = np.empty((len(own), len(order)))  # a row for each column
         for row, name in zip(numbers, own, strict=True):
             row[:] = self.encoded.columns[name][order]
-        trained = (numbers.take(parts.train, axis=1) for parts in self._parts.values())
-        moments = np.stack([measure_columns(each) for each in trained])
+        moments_of = [
+            measure_columns(numbers.take(parts.train, axis=1)) for parts in self._parts.values()
+        ]
+        moments = np.stack(moments_of)
         values = dict(zip(own, numbers, strict=True)) | {
             name: column[order] for name, column in self.encoded.columns.items() if name not in own
         }
