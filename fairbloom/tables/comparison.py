@@ -325,7 +325,7 @@ def _are_numbers(columns: Profiles) -> bool:
 
 
 def find_numbers(name: str, columns: Profiles) -> Iterator[Finding]:
-    """Yield the sites whose numbers are far from the others', with the conversions that explain it.
+    """Yield the sites with numbers far from the others', and the conversions that explain it.
 
     A site with too few quantiles cannot be compared.
     """

@@ -163,7 +163,7 @@ def _share_of_dates(name: str, numbers: NDArray[np.float64]) -> float:
 
 
 def _all_differ(numbers: NDArray[np.float64]) -> bool:
-    """Return whether a file's numbers are whole and all different, and none is missing."""
+    """Return whether a file's numbers are whole all different, and all there."""
     return (
         len(numbers) >= FEWEST_ROWS
         and bool((numbers == np.round(numbers)).all())

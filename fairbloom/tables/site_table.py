@@ -20,7 +20,7 @@ from .letters import Letter, decode_letter
 from .profiles import PROBABILITIES, Cells, ColumnProfile, profile
 from .schema import Field, Schema
 
-# The key of all rows, beside those of the classes.
+# The key of all rows; the other keys are classes.
 ALL = ""
 
 # The places of the quartiles among the quantiles.
