@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import BytesIO, StringIO
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from xml.etree.ElementTree import Element, ParseError, iterparse
 from zipfile import BadZipFile, ZipFile
 
@@ -256,15 +257,13 @@ def _check_rows(table: ReadTable) -> ReadTable:
         "repeats the names of the columns, and is left out": repeated,
         "has only a first value: if it is a note, delete it": np.flatnonzero(is_note).tolist(),
     }
-    remarks = [
-        f"{table.unit} {table.lines[rows[0]]}"
-        + text_if(rows[1:], f", one of {len(rows)} such {table.unit}s,")
-        + f" {problem}"
-        for problem, rows in found.items()
-        if rows
-    ]
+    remarks: list[Remark] = []
+    for problem, rows in found.items():
+        if rows:
+            several = text_if(rows[1:], f", one of {len(rows)} such {table.unit}s,")
+            remarks.append((None, f"{table.unit} {table.lines[rows[0]]}{several} {problem}"))
     kept = table.take(np.setdiff1d(np.arange(len(table)), repeated)) if repeated else table
-    return replace(kept, remarks=[*table.remarks, *((None, each) for each in remarks)])
+    return replace(kept, remarks=[*table.remarks, *remarks])
 
 
 def columns_by_name(
@@ -333,9 +332,8 @@ def _read_text(path: Path, file: SchemaFile) -> ReadTable:
         end, lines = _find_rows(content)
         first = content[:end].decode().lstrip("\n")
     _check_quotes(path, content, delimiter)
-    names = [
-        name.strip() for name in next(csv.reader(StringIO(first, newline=""), delimiter=delimiter))
-    ]
+    header = next(csv.reader(StringIO(first, newline=""), delimiter=delimiter))
+    names = [name.strip() for name in header]
     file = file.model_copy(update={"delimiter": delimiter, "encoding": encoding})
     try:
         columns = _parse_rows(path, content, end + 1, file, len(names), lines)
@@ -594,17 +592,15 @@ def _is_plain(kind: Any) -> bool:
 
     if types.is_dictionary(kind):
         kind = kind.value_type
-    return any(
-        is_kind(kind)
-        for is_kind in (
-            types.is_primitive,
-            types.is_null,
-            types.is_decimal,
-            types.is_string,
-            types.is_large_string,
-            types.is_string_view,
-        )
+    are_plain = (
+        types.is_primitive,
+        types.is_null,
+        types.is_decimal,
+        types.is_string,
+        types.is_large_string,
+        types.is_string_view,
     )
+    return any(is_kind(kind) for is_kind in are_plain)
 
 
 def _to_numbers_or_texts(values: Values, decimal: Decimal) -> Values:
@@ -636,11 +632,66 @@ def _read_workbook(path: Path, file: SchemaFile) -> ReadTable:
 
     Empty rows are left out.
     """
+    import pyarrow as pa  # imported late: a server reads no tables
+
+    sheets = _open_workbook(path, file)
+    _check_single_sheet(path, file, [*sheets])
+    ((sheet_rows, start, about),) = sheets.values()
+    decimal = file.decimalChar or "."
+
+    def as_text(row: int, column: int, cell: Any) -> str:
+        if isinstance(cell, int | float) and not isinstance(cell, bool):
+            if (row, column) in about.per_cent:
+                cell = float(f"{100 * cell:.12g}")  # as it is shown
+            return format_number(cell, decimal)
+        return str(cell).strip()
+
+    texts: dict[int, list[str]] = {}
+    for number, cells in enumerate(sheet_rows, start=1):
+        row = [as_text(number, column, cell) for column, cell in enumerate(cells, start)]
+        if number < file.headerRows[0] or not any(row):
+            continue
+        if not (file.commentChar and row[0].startswith(file.commentChar)):
+            texts[number] = row
+    (_, names), *rows = texts.items()
+    columns = [[row[place] for _, row in rows] for place in range(len(names))]
+    kept = [place for place, cells in enumerate(columns) if names[place] or any(cells)]
+    arrays = [pa.chunked_array([columns[place]], pa.string()) for place in kept]
+    lines = np.array([number for number, _ in rows], np.int64)
+    remarks: list[Remark] = [
+        (names[place], "it is hidden in the sheet, and read: show it, or put it in ignore")
+        for place in kept
+        if any(place + start in group for group in about.hidden_columns)
+    ]
+    hidden = [number for number in lines.tolist() if number in about.hidden_rows]
+    if hidden:
+        are_hidden = plural(len(hidden), "1 row is", f"{len(hidden):,} rows are")
+        remark = (
+            f"{are_hidden} hidden in the sheet, and read, the first in row {hidden[0]}: show them,"
+            " or delete them"
+        )
+        remarks.append((None, remark))
+    by_name = columns_by_name(path, [names[place] for place in kept], arrays)
+    return ReadTable(path, by_name, lines, "row", file, remarks)
+
+
+class Sheet(NamedTuple):
+    """The rows of a visible sheet, the number of their first column, and notes."""
+
+    rows: Sequence[Sequence[Any]]
+    start: int
+    about: "SheetNotes"
+
+
+def _open_workbook(path: Path, file: SchemaFile) -> dict[str, Sheet]:
+    """Return the visible sheets that hold values, or the one that is stated, by name.
+
+    Raise DataError if the workbook cannot be read, or a formula in it has no result.
+    """
     if importlib.util.find_spec("python_calamine") is None:
         raise DataError(
             f"{path} is read by python-calamine: {install_command('excel')}", "no-extra"
         )
-    import pyarrow as pa  # imported late: a server reads no tables
     from python_calamine import CalamineError, SheetTypeEnum, SheetVisibleEnum, load_workbook
 
     shown = (SheetTypeEnum.WorkSheet, SheetVisibleEnum.Visible)
@@ -674,18 +725,22 @@ def _read_workbook(path: Path, file: SchemaFile) -> ReadTable:
     notes_of = {
         sheet.name: sheet_notes for sheet, sheet_notes in zip(metadata, notes, strict=False)
     }
-    for name in names:
-        if name in notes_of and (cell := notes_of[name].uncomputed):
+    found: dict[str, Sheet] = {}
+    for name, rows in sheets.items():
+        about = notes_of.get(name, SheetNotes())
+        if about.uncomputed:
             raise DataError(
-                f"{path}, sheet {name!r}, cell {cell}: it has formulas without results: open and"
-                " save it in a spreadsheet",
+                f"{path}, sheet {name!r}, cell {about.uncomputed}: it has formulas without results:"
+                " open and save it in a spreadsheet",
                 "no-results",
             )
-    sheets = {
-        name: cells
-        for name, cells in sheets.items()
-        if any(str(cell).strip() for row in cells for cell in row)
-    }
+        if any(str(cell).strip() for cell in chain(*rows)):
+            found[name] = Sheet(rows, starts[name], about)
+    return found
+
+
+def _check_single_sheet(path: Path, file: SchemaFile, sheets: Sequence[str]) -> None:
+    """Raise DataError unless there is one sheet."""
     if not sheets:
         sheet = f"sheet {file.sheet!r}" if file.sheet else "sheet"
         raise DataError(f"{path} is empty: no visible {sheet} holds a value", "empty")
@@ -699,53 +754,6 @@ def _read_workbook(path: Path, file: SchemaFile) -> ReadTable:
         )
         several.sheets = [*sheets]
         raise several
-    decimal = file.decimalChar or "."
-    ((name, sheet_rows),) = sheets.items()
-    about = notes_of.get(name, SheetNotes())
-
-    def as_text(row: int, column: int, cell: Any) -> str:
-        if isinstance(cell, int | float) and not isinstance(cell, bool):
-            if (row, column) in about.per_cent:
-                cell = float(f"{100 * cell:.12g}")  # as it is shown
-            return format_number(cell, decimal)
-        return str(cell).strip()
-
-    texts = [
-        [as_text(number, column, cell) for column, cell in enumerate(row, start=starts[name])]
-        for number, row in enumerate(sheet_rows, start=1)
-    ]
-    (_, names), *rows = [
-        (number, row)
-        for number, row in enumerate(texts, start=1)
-        if any(row)
-        and number >= file.headerRows[0]
-        and not (file.commentChar and row[0].startswith(file.commentChar))
-    ]
-    columns = [[row[place] for _, row in rows] for place in range(len(names))]
-    kept = [place for place, cells in enumerate(columns) if names[place] or any(cells)]
-    arrays = [pa.chunked_array([columns[place]], pa.string()) for place in kept]
-    lines = np.array([number for number, _ in rows], np.int64)
-    remarks: list[Remark] = [
-        (names[place], "it is hidden in the sheet, and read: show it, or put it in ignore")
-        for place in kept
-        if any(place + starts[name] in group for group in about.hidden_columns)
-    ]
-    if hidden := [number for number in lines.tolist() if number in about.hidden_rows]:
-        remarks.append(
-            (
-                None,
-                f"{plural(len(hidden), '1 row is', f'{len(hidden):,} rows are')} hidden in the"
-                f" sheet, and read, the first in row {hidden[0]}: show them, or delete them",
-            )
-        )
-    return ReadTable(
-        path,
-        columns_by_name(path, [names[place] for place in kept], arrays),
-        lines,
-        "row",
-        file,
-        remarks,
-    )
 
 
 @dataclass
@@ -786,12 +794,11 @@ def _check_sheets(path: Path) -> list[SheetNotes]:
             about.get("Id"): posixpath.join("/xl", about.get("Target", "")).removeprefix("/")
             for about in _find_elements(archive, "xl/_rels/workbook.xml.rels", "Relationships")
         }
-        return [
-            found.get(targets.get(key, ""), SheetNotes())
-            for about in _find_elements(archive, "xl/workbook.xml", "sheets")
-            for name, key in about.items()
-            if name.endswith("}id")
-        ]
+        notes: list[SheetNotes] = []
+        for about in _find_elements(archive, "xl/workbook.xml", "sheets"):
+            keys = [key for name, key in about.items() if name.endswith("}id")]
+            notes += [found.get(targets.get(key, ""), SheetNotes()) for key in keys]
+        return notes
 
 
 def _find_per_cent_formats(archive: ZipFile) -> set[str]:
@@ -813,12 +820,11 @@ def _find_per_cent_formats(archive: ZipFile) -> set[str]:
 
 def _find_elements(archive: ZipFile, file: str, parent: str) -> list[dict[str, str]]:
     """Return the attributes of the elements inside of those with a name."""
-    return [
-        child.attrib
-        for event, name, element in _parse_xml(archive, file, parent)
-        if (event, name) == ("end", parent)
-        for child in element
-    ]
+    found: list[dict[str, str]] = []
+    for event, name, element in _parse_xml(archive, file, parent):
+        if (event, name) == ("end", parent):
+            found += [child.attrib for child in element]
+    return found
 
 
 def _read_notes(
