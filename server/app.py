@@ -99,7 +99,7 @@ from .run_folder.group_rows import Grouped
 from .run_folder.lock import locked_folder
 from .run_folder.recorded import OnRound, RecordedRound, ignore
 from .run_folder.recorder import RunRecorder
-from .run_folder.stopping import EarlyStopping
+from .run_folder.stopping import NEVER, EarlyStopping
 from .run_folder.values import RunStart
 from .settings import Settings
 from .waiting import MOST_TIMES, ask_sizes, check_sizes, drop_revoked, wait_for_clients
@@ -264,7 +264,7 @@ def open_recorder(plan: Plan) -> RunRecorder:
     has_accounts = bool(plan.federation.accounts)
     noisy = place.deployed and has_accounts
     validation = None
-    stopping = None
+    stopping = NEVER
     if settings.validation_share:
         validation = Validation.of(score, measure=plan.measure)
     if settings.early_stopping:

@@ -18,8 +18,8 @@ class Courier(Grid):
     simulated
         Whether Flower simulates the nodes: no further ones come.
     keeps_replies
-        Whether it keeps the replies of a round until that is saved, so that a run whose process was
-        lost finds clients with the states that they had.
+        Whether it keeps the replies of a round until that is saved. Then a run continues with the
+        states that clients had, even if its process was lost.
     sees_replies
         Whether `wait_for_replies` returns as soon as they have come.
     contexts

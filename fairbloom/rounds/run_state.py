@@ -2,11 +2,11 @@
 
 A round has these: `drawn`, `screened`, `charged` and `without` for privacy accounts, `stepped` and
 `learned` or `without_step`, `with_states`, `averaged`, `tested` and `evaluated`. Flower's hooks add
-`hooked`, and `stopped` ends a run before a round. A checkpoint has a state by its fields, as
-`system.values` writes them, once its rows are `in_memory`.
+`hooked`, a run folder adds `recorded`, and `stopped` ends a run before a round. A checkpoint has a
+state by its fields, as `system.values` writes them, once its rows are `in_memory`.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -18,6 +18,7 @@ from fairbloom.protocol.names import LOSS_BEFORE
 from .accounts import AccountInRun
 from .arrays import FloatArray, Model
 from .cohort import Kept
+from .participation import Participations
 from .server_optimizer import Moments
 from .states import States
 from .vectors import Vectors
@@ -89,6 +90,31 @@ class Average:
         return {name: means.get(name, array) for name, array in last.items()}
 
 
+@dataclass(frozen=True)
+class ScoreSoFar:
+    """The best score of a run's rounds so far, if any is known, and its round.
+
+    `last` is the last round with a known score.
+    """
+
+    best: float | None = None
+    best_round: int = 0
+    last: int = 0
+
+    def after(
+        self, number: int, value: float | None, better: Callable[[float, float], float]
+    ) -> Self:
+        """Return what is known after a round with this score, None if it has none.
+
+        `better` returns by how much the first of two scores is the better one.
+        """
+        if value is None:
+            return self
+        if self.best is None or better(value, self.best) > 0.0:
+            return type(self)(value, number, number)
+        return replace(self, last=number)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunState:
     """What a run knows after its rounds so far, besides the model.
@@ -139,6 +165,15 @@ class RunState:
         The hooks' changes to a user's configs, by message.
     wrappers
         The plain values of the strategies around the method, the outermost first.
+    best
+        The score that chooses the best model.
+    stopping
+        The score by which the run ends early, if it may.
+    losses
+        The training losses, by client, of the model that the next round begins with; empty if they
+        are unknown.
+    participations
+        How often each client was asked to train, answered, and had its reply used.
     """
 
     finished_rounds: int = 0
@@ -163,6 +198,10 @@ class RunState:
     with_state: frozenset[str] = frozenset()
     configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     wrappers: Sequence[Mapping[str, Any]] = ()
+    best: ScoreSoFar = ScoreSoFar()
+    stopping: ScoreSoFar = ScoreSoFar()
+    losses: Mapping[str, float] = field(default_factory=dict)
+    participations: Participations = field(default_factory=Participations)
 
     # Transitions ----------------------------------------------------------------------------------
 
@@ -276,6 +315,18 @@ class RunState:
         """Return the state after hooks of Flower's, which may change configs and wrappers."""
         return replace(
             self, configs=configs, wrappers=tuple(wrappers), with_state=frozenset(with_state)
+        )
+
+    def recorded(
+        self,
+        participations: Participations,
+        best: ScoreSoFar,
+        stopping: ScoreSoFar,
+        losses: Mapping[str, float],
+    ) -> Self:
+        """Return the state after the finished round was recorded."""
+        return replace(
+            self, participations=participations, best=best, stopping=stopping, losses=losses
         )
 
     def stopped(self, last: int) -> Self:

@@ -10,11 +10,11 @@ from typing import Self
 from fairbloom.protocol import names
 from fairbloom.protocol.scores import ACCURACY, LOSS_SCORE, Score, accuracy_first
 from fairbloom.rounds.method import Method
+from fairbloom.rounds.participation import COLUMNS as PARTICIPATION, Participations
 from fairbloom.rounds.round import Round
 from fairbloom.text import text_if
 
 from ..fairness import percent_improved, summarize
-from .participation import COLUMNS as PARTICIPATION, Participations
 
 # Separates the refused replies of a round. `format_round` replaces it in reasons, which a client
 # may have written.

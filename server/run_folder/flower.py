@@ -53,7 +53,7 @@ from .files import (
 )
 from .lock import locked_folder
 from .recorder import RunRecorder
-from .stopping import EarlyStopping
+from .stopping import NEVER, EarlyStopping
 
 # Options of a strategy that a continued run may change.
 FREE = {name for name, option in OPTIONS.items() if option.marks & {Mark.FREE, Mark.LIMIT}}
@@ -198,9 +198,9 @@ class RunFolder:
         announce(self.path)
         measure = best_by.replace("-", "_")
         validation = self.validation and replace(self.validation, measure=measure)
-        stopping = (
-            EarlyStopping(early_stopping, validation) if validation and early_stopping else None
-        )
+        stopping = NEVER
+        if validation and early_stopping:
+            stopping = EarlyStopping(early_stopping, validation)
         with locked_folder(self.path, wait=self._wait):
             recorder = RunRecorder(
                 self.path,

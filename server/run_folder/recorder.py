@@ -31,10 +31,11 @@ from fairbloom.protocol.names import (
 from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.rounds.round import Round
+from fairbloom.rounds.run_state import ScoreSoFar
 from fairbloom.strategies import FairStrategy
 from fairbloom.system.files import sync_folder
 from fairbloom.system.supervise import finish_first
-from fairbloom.system.values import decode, encode
+from fairbloom.system.values import decode
 
 from ..checkpoint import Arrays, list_checkpoints, load_last, save_round
 from ..settings import find_grown
@@ -70,8 +71,7 @@ from .files import (
 )
 from .group_rows import Grouped, format_groups
 from .metrics import METRIC_COLUMNS, format_metrics, format_phase
-from .participation import Participations
-from .stopping import EarlyStopping, ScoreSoFar
+from .stopping import NEVER, NoStopping
 from .tables import TableWriter, format_cell
 from .values import RecordedSettings
 
@@ -130,7 +130,7 @@ class RunRecorder:
         two_classes: bool = False,
         accounts: bool = False,
         loss: str = LOSS,
-        stopping: EarlyStopping | None = None,
+        stopping: NoStopping = NEVER,
         app_metrics: bool = False,
         code: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
@@ -139,9 +139,6 @@ class RunRecorder:
         self.saved = 0
         # Why the run ends before its last round, or "".
         self.stopped = ""
-        # The training losses, by client, of the model that the next round begins with; empty if
-        # they are unknown.
-        self._losses: Mapping[str, float] = {}
         self.method = method
         self._scores = scores
         self.score = scores[0]
@@ -182,8 +179,6 @@ class RunRecorder:
         self._name_cells: dict[str, str] = {}
         self._stopping = stopping
         self._metrics = TableWriter(METRICS.path_in(path), METRIC_COLUMNS) if app_metrics else None
-        self._participations = Participations()
-        self._best: Mapping[str, float] = {}
         # The score that chooses the best model in the last round that this process has evaluated,
         # NaN before it.
         self._last = math.nan
@@ -265,23 +260,13 @@ class RunRecorder:
 
         Raise RunFolderError if all checkpoints are damaged.
         """
-        nothing: dict[str, Any] = {
-            "strategy": {"finished_rounds": 0},
-            "best": {},
-            "losses": {},
-            "participations": encode(Participations()),
-        }
-        arrays, state = load_last(self._checkpoints) or (None, nothing)
-        self._best = state["best"]
-        self.saved = state["strategy"]["finished_rounds"]
-        self._losses = state["losses"]
-        self._participations = decode(Participations, state["participations"])
-        if self._stopping is not None and "stopping" in state:
-            known = decode(ScoreSoFar, state["stopping"])
-            self._stopping = replace(self._stopping, known=known)
-            self.stopped = self._stopping.reason
+        checkpoint = load_last(self._checkpoints)
+        if checkpoint is not None:
+            written = checkpoint[1]["strategy"]
+            self.saved = written["finished_rounds"]
+            self.stopped = self._stopping.reason(decode(ScoreSoFar, written["stopping"]))
         with explain_write_errors(f"the run up to round {self.saved}", self.path):
-            if arrays is None:
+            if checkpoint is None:
                 rows = ROUNDS.read(self.path)
                 # A second checkpoint is begun once the first is written, and then a third round.
                 unwritten = self.in_process and not is_finished(self.path)
@@ -295,9 +280,9 @@ class RunRecorder:
                     table.begin()
                 return None
             for table in self._tables:
-                table.cut_back(state["tables"][table.path.name])
+                table.cut_back(checkpoint[1]["tables"][table.path.name])
         log.info("the run continues after round %d", self.saved)
-        return arrays, state["strategy"]
+        return checkpoint[0], checkpoint[1]["strategy"]
 
     def _count_due(self, rows: Iterable[Mapping[str, str]]) -> int:
         """Return how many checkpoints were due in the rounds with these first rows of the table."""
@@ -310,15 +295,16 @@ class RunRecorder:
 
     def knows_losses(self, clients: Iterable[str]) -> bool:
         """Return whether the losses of the next round's first model are known for these clients."""
-        return self.in_process and self._losses.keys() >= set(clients)
+        return self.in_process and self.method.run_state.losses.keys() >= set(clients)
 
     def record(self, finished: Round, seconds: float) -> Row:
         """Record a finished round and return its row of rounds.csv."""
         self.begin()
+        known = self.method.run_state
         if self.in_process:
             before = {
-                name: {LOSS_BEFORE: self._losses[name], **finished.train_metrics[name]}
-                for name in self._losses.keys() & finished.train_metrics.keys()
+                name: {LOSS_BEFORE: known.losses[name], **finished.train_metrics[name]}
+                for name in known.losses.keys() & finished.train_metrics.keys()
             }
             finished = replace(finished, train_metrics={**finished.train_metrics, **before})
         cells = format_round(
@@ -329,8 +315,8 @@ class RunRecorder:
             if "other_rows" in self._rounds.columns:
                 row["other_rows"] = shlex.join(record_rows(self.path, finished))
             self._rounds.add([[row.get(column) for column in self._rounds.columns]])
-            self._participations = self._participations.after(finished)
-            self._clients.add(self._table.rows(finished, self._participations))
+            participations = known.participations.after(finished)
+            self._clients.add(self._table.rows(finished, participations))
             self._name_cells |= {
                 name: format_cell(name)
                 for name in finished.coefficients.keys() - self._name_cells.keys()
@@ -356,19 +342,20 @@ class RunRecorder:
                     if NUM_EXAMPLES in own
                 },
             )
-        if self._stopping is not None:
-            self._stopping = self._stopping.after(finished)
-            self.stopped = self._stopping.reason
+        stopping = self._stopping.after(known.stopping, finished)
+        self.stopped = self._stopping.reason(stopping)
         value = row.get(self._chosen_by.column)
+        best = known.best
         if isinstance(value, float):
             self._last = value
-            if not self._best or self._chosen_by.score.better(value, self._best["mean"]) > 0.0:
-                self._best = {"mean": value, "round": finished.number}
+            best = best.after(finished.number, value, self._chosen_by.score.better)
+            if best.best_round == finished.number:
                 self._new_best = finished.evaluated
         self._seconds += float(str(row["seconds"]))
         after = {name: m[TRAIN_LOSS] for name, m in finished.evaluations.items() if TRAIN_LOSS in m}
         # the averaged model, which was measured, is not the one of the next round
-        self._losses = after if finished.average is None else {}
+        losses = after if finished.average is None else {}
+        self.method.enter(known.recorded(participations, best, stopping, losses))
         self._unsaved = finished.number, finished.arrays
         if not self.in_process or self._seconds >= SHARED_SECONDS:
             self._save()
@@ -396,25 +383,18 @@ class RunRecorder:
             )
         state: dict[str, Any] = {
             "strategy": self.method.state_dict(),
-            "best": self._best,
-            "losses": self._losses,
-            "participations": encode(self._participations),
             "tables": {table.path.name: table.size for table in self._tables},
         }
-        if self._stopping is not None:
-            state["stopping"] = encode(self._stopping.known)
-        best = self._new_best
+        new_best = self._new_best
+        best = self.method.run_state.best
 
         def write() -> None:
             with explain_write_errors(f"round {number}", self.path):
                 for table in self._tables:
                     sync_folder(table.path)
-                if best is not None:
-                    about = {
-                        "round": state["best"]["round"],
-                        self._chosen_by.column: state["best"]["mean"],
-                    }
-                    BEST.write(self.path, _to_numpy(best), {**self._about, **about})
+                if new_best is not None:
+                    about = {"round": best.best_round, self._chosen_by.column: best.best}
+                    BEST.write(self.path, _to_numpy(new_best), {**self._about, **about})
                 save_round(self._checkpoints, number, _to_numpy(arrays), state, before)
 
         self._saving = None
@@ -455,19 +435,25 @@ class RunRecorder:
                 self.saved,
                 self.stopped,
             )
+        self._warn_of_worse_end()
+
+    def _warn_of_worse_end(self) -> None:
+        """Log if the last score is worse than the best one by more than half of it."""
         score = self._chosen_by.score
-        best = self._best.get("mean", math.nan)
-        if score.better(best, self._last) > abs(best) / 2.0:  # the end is worse by more than half
-            log.warning(
-                "the mean %s%s is %s at the end; it was %s after round %d (its model is in %s):"
-                " lower the learning rate",
-                score.name,
-                OVER[self._chosen_by.measure],
-                score.written(self._last),
-                score.written(best),
-                self._best["round"],
-                BEST.name,
-            )
+        known = self.method.run_state.best
+        best = known.best
+        if best is None or score.better(best, self._last) <= abs(best) / 2.0:
+            return
+        log.warning(
+            "the mean %s%s is %s at the end; it was %s after round %d (its model is in %s):"
+            " lower the learning rate",
+            score.name,
+            OVER[self._chosen_by.measure],
+            score.written(self._last),
+            score.written(best),
+            known.best_round,
+            BEST.name,
+        )
 
     @property
     def _tables(self) -> Sequence[TableWriter]:

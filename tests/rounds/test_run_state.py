@@ -19,12 +19,11 @@ from hypothesis.extra.numpy import arrays
 from fairbloom.rounds.accounts import AccountInRun
 from fairbloom.rounds.cohort import Cohort, Decision, Kept, Past
 from fairbloom.rounds.method import FrozenMethodError
-from fairbloom.rounds.run_state import Average, NormHistory, RunState
+from fairbloom.rounds.participation import Participations
+from fairbloom.rounds.run_state import Average, NormHistory, RunState, ScoreSoFar
 from fairbloom.rounds.server_optimizer import Moments
 from fairbloom.rounds.states import States
 from fairbloom.rounds.vectors import Vectors
-from fairbloom.server.run_folder.participation import Participations
-from fairbloom.server.run_folder.stopping import ScoreSoFar
 from fairbloom.strategies import FairStrategy, FedAvg
 from fairbloom.system.values import decode, encode
 from tests.checkout import BESIDE, ROOT
@@ -73,6 +72,8 @@ def by_name(values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]
 
 
 STATES = st.builds(States, by_name(WHOLE), by_name(WHOLE))
+SCORES = st.builds(ScoreSoFar, st.none() | NUMBERS, WHOLE, WHOLE)
+PARTICIPATIONS = st.builds(Participations, by_name(WHOLE), by_name(WHOLE), by_name(WHOLE))
 WRITTEN: dict[type, st.SearchStrategy[Any]] = {
     RunState: st.builds(
         RunState,
@@ -98,6 +99,10 @@ WRITTEN: dict[type, st.SearchStrategy[Any]] = {
         with_state=SETS,
         configs=by_name(MEMORIES),
         wrappers=st.lists(MEMORIES, max_size=2).map(tuple),
+        best=SCORES,
+        stopping=SCORES,
+        losses=by_name(NUMBERS),
+        participations=PARTICIPATIONS,
     ),
     Average: AVERAGES,
     NormHistory: NORMS,
@@ -106,8 +111,8 @@ WRITTEN: dict[type, st.SearchStrategy[Any]] = {
     Kept: LABELS,
     Vectors: ROWS,
     AccountInRun: ACCOUNTS,
-    Participations: st.builds(Participations, by_name(WHOLE), by_name(WHOLE), by_name(WHOLE)),
-    ScoreSoFar: st.builds(ScoreSoFar, st.none() | NUMBERS, WHOLE, WHOLE),
+    Participations: PARTICIPATIONS,
+    ScoreSoFar: SCORES,
 }
 
 
@@ -200,6 +205,7 @@ def test_one_module_makes_states_and_few_enter_them() -> None:
     assert entering == {
         Path("fairbloom/rounds/loop.py"),
         Path("strategies/strategy.py"),  # what Flower's hooks have changed
+        Path("server/run_folder/recorder.py"),  # what it knows of recorded rounds
         Path("server/app.py"),  # counts and accounts of devices, before the first round
     }
 

@@ -459,7 +459,7 @@ def test_a_run_folder_is_laid_out_as_its_format_says(tmp_path: Path) -> None:
     simulate(Settings.of({**config, "out": str(tmp_path)}))
     with safe_open(tmp_path / "checkpoint" / "2.safetensors", framework="numpy") as file:
         state = json.loads(file.metadata()["about"])["state"]["dict"]
-    assert state.keys() == {"strategy", "best", "losses", "participations", "tables"}
+    assert state.keys() == {"strategy", "tables"}
     of_run = encode(RunState()).keys()
     assert state["strategy"]["dict"].keys() == {"method", "server-optimizer", *of_run}
     (folder,) = tmp_path.glob("clients/*")

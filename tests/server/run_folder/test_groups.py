@@ -12,6 +12,7 @@ from fairbloom.client.app import app
 from fairbloom.experiments.results.run import load
 from fairbloom.protocol.scores import ACCURACY, BRIER, SENSITIVITY, GroupScore
 from fairbloom.rounds.flower import FlowerClients
+from fairbloom.rounds.participation import Participations
 from fairbloom.rounds.round import Round
 from fairbloom.server.app import federate
 from fairbloom.server.log_lines import summarize_row
@@ -19,7 +20,6 @@ from fairbloom.server.run_folder.csv_rows import ClientRows, format_round
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import CLIENTS, GROUPED, GROUPS, MODEL, ROUNDS
 from fairbloom.server.run_folder.group_rows import Grouped, format_groups
-from fairbloom.server.run_folder.participation import Participations
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.clients import LocalClients
 from fairbloom.simulation.grid import InProcessGrid

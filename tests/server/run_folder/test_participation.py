@@ -20,6 +20,7 @@ from fairbloom import RunFolder, Score, load
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments.results.caveats import caveats_of_comparison, caveats_of_run
 from fairbloom.experiments.results.run import Run
+from fairbloom.rounds.participation import COLUMNS, Participations
 from fairbloom.rounds.round import Round
 from fairbloom.server.run_folder.attendance import (
     Attendance,
@@ -28,7 +29,6 @@ from fairbloom.server.run_folder.attendance import (
     read_attendance,
 )
 from fairbloom.server.run_folder.files import BEST, COEFFICIENTS, MODEL, ROUNDS
-from fairbloom.server.run_folder.participation import COLUMNS, Participations
 from fairbloom.server.run_folder.recorder import RunRecorder
 from fairbloom.server.run_folder.tables import format_csv
 from fairbloom.server.settings import Settings

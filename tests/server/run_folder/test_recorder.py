@@ -18,6 +18,7 @@ from flwr.app import Array, ArrayRecord
 from fairbloom.protocol.parameters import SettingsError
 from fairbloom.protocol.scores import ACCURACY
 from fairbloom.protocol.version import RUN_FOLDER_FORMAT as FORMAT
+from fairbloom.rounds.run_state import ScoreSoFar
 from fairbloom.server.checkpoint import (
     list_checkpoints,
     load_checkpoint,
@@ -34,7 +35,7 @@ from fairbloom.server.run_folder.csv_rows import (
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import ROUNDS as ROUNDS_TABLE, is_finished
 from fairbloom.server.run_folder.recorder import RunRecorder
-from fairbloom.server.run_folder.stopping import EarlyStopping, ScoreSoFar
+from fairbloom.server.run_folder.stopping import EarlyStopping
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies import Round
@@ -60,6 +61,13 @@ def settings(**changes: Any) -> Settings:
 
 def records(path: Path, chosen: Settings, **options: Any) -> RunRecorder:
     return RunRecorder(path, chosen.run_config(), chosen.strategy(), **options)
+
+
+def resume(folder: RunRecorder) -> Any:
+    """Continue from the last checkpoint, as a run does: its method has the state."""
+    if (continued := folder.resume()) is not None:
+        folder.method.load_state_dict(continued[1])
+    return continued
 
 
 def a_round(number: int, **changes: Any) -> Round:
@@ -198,7 +206,7 @@ def test_a_new_run_has_nothing_to_continue_and_empty_tables(tmp_path: Path) -> N
 def begun(path: Path, rounds: int, **changes: Any) -> RunRecorder:
     """Record rounds, each with a checkpoint of its own."""
     folder = records(path, settings())
-    folder.resume()
+    resume(folder)
     for number in range(1, rounds + 1):
         record(folder, number, **changes)
     return folder
@@ -230,7 +238,7 @@ def test_the_best_model_is_remembered_across_a_restart(tmp_path: Path) -> None:
     begun(tmp_path, 1, evaluations={"a": {"num-examples": 2, "accuracy": 0.9}})
     best = (tmp_path / "model-best.safetensors").read_bytes()
     continued = records(tmp_path, settings())
-    continued.resume()
+    resume(continued)
     record(continued, 2, evaluations={"a": {"num-examples": 2, "accuracy": 0.8}})
     assert (tmp_path / "model-best.safetensors").read_bytes() == best
     record(continued, 3, evaluations={"a": {"num-examples": 2, "accuracy": 0.95}})
@@ -250,7 +258,7 @@ def test_a_run_whose_score_falls_warns_once_at_its_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, means: tuple[float, ...], falls: bool
 ) -> None:
     folder = records(tmp_path, settings())
-    folder.resume()
+    resume(folder)
     for number, mean in enumerate(means, 1):
         record(folder, number, evaluations={"a": {"num-examples": 2, "accuracy": mean}})
     assert not caplog.messages
@@ -271,7 +279,7 @@ def test_torn_rows_after_the_last_checkpoint_are_dropped(tmp_path: Path, name: s
     assert written.startswith(whole)
     for length in range(len(whole), len(written) + 1):
         path.write_bytes(written[:length])
-        folder.resume()
+        resume(folder)
         assert path.read_bytes() == whole, length
 
 
@@ -351,7 +359,7 @@ def test_a_run_is_refused_without_a_checkpoint_that_it_had(
 def shared(path: Path, *seconds: float, **options: Any) -> RunRecorder:
     """Record rounds that took so long and may share a checkpoint."""
     folder = records(path, settings(method="fedfv"), in_process=True, **options)
-    folder.resume()
+    resume(folder)
     for number, each in enumerate(seconds, folder.saved + 1):
         record(folder, number, each)
     folder.flush()
@@ -467,8 +475,8 @@ def test_a_round_is_recorded_while_a_checkpoint_is_written(
     assert saved(tmp_path) == [3, 1]
     model, state = load_checkpoint(tmp_path / "checkpoint" / "1.safetensors")
     np.testing.assert_array_equal(model["w"], np.full(3, 1.0))
-    assert state["strategy"]["finished_rounds"] == state["best"]["round"] == 1
-    assert state["participations"]["rounds_asked"] == {"a": 1}
+    assert state["strategy"]["finished_rounds"] == state["strategy"]["best"]["best_round"] == 1
+    assert state["strategy"]["participations"]["rounds_asked"] == {"a": 1}
 
 
 def test_a_checkpoint_needs_no_thread(tmp_path: Path) -> None:
@@ -532,18 +540,17 @@ def test_the_thread_that_trains_waits_for_no_disk(
 
 def test_one_validation_score_in_the_first_rounds_is_enough() -> None:
     stopping = EarlyStopping(3, Validation.of(ACCURACY))
-    stopping = stopping.after(a_round(1))
-    stopping = stopping.after(
-        a_round(2, evaluations={"a": {"accuracy": 0.5, "accuracy-validation": 0.5}})
-    )
-    stopping = stopping.after(a_round(3))
-    stopping = stopping.after(a_round(4))
-    assert (stopping.known, stopping.reason) == (ScoreSoFar(50.0, 2, last=2), "")
+    validated = {"a": {"accuracy": 0.5, "accuracy-validation": 0.5}}
+    known = ScoreSoFar()
+    for finished in (a_round(1), a_round(2, evaluations=validated), a_round(3), a_round(4)):
+        known = stopping.after(known, finished)
+    assert (known, stopping.reason(known)) == (ScoreSoFar(50.0, 2, last=2), "")
 
 
 def test_unevaluated_rounds_need_no_validation_score() -> None:
     stopping = EarlyStopping(2, Validation.of(ACCURACY))
+    known = ScoreSoFar()
     for number in range(1, 6):
-        stopping = stopping.after(a_round(number, evaluations={}))
+        known = stopping.after(known, a_round(number, evaluations={}))
     with pytest.raises(SettingsError, match="up to round 6 no client has reported any"):
-        stopping = stopping.after(a_round(6))
+        stopping.after(known, a_round(6))

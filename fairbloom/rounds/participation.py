@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from fairbloom.rounds.round import Round
+from .round import Round
 
 # The columns of clients.csv: in how many rounds so far a client was asked to train, answered in
 # time, and had its reply used.
