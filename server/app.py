@@ -99,6 +99,7 @@ from .run_folder.group_rows import Grouped
 from .run_folder.lock import locked_folder
 from .run_folder.recorded import OnRound, RecordedRound, ignore
 from .run_folder.recorder import RunRecorder
+from .run_folder.run_tables import Records
 from .run_folder.stopping import NEVER, EarlyStopping
 from .run_folder.values import RunStart
 from .settings import Settings
@@ -270,21 +271,19 @@ def open_recorder(plan: Plan) -> RunRecorder:
     if settings.early_stopping:
         by = Validation.of(score, plan.method.serves, plan.measure)
         stopping = EarlyStopping(settings.early_stopping, by)
-    return RunRecorder(
-        place.path,
-        settings.run_config(),
-        plan.method,
-        [replace(each, noisy=noisy) for each in put_first(task.scores, score)],
-        in_process=not place.deployed,
+    records = Records(
+        config=settings.run_config(),
         about={"rows": describe_rows(settings, task.schema, place.data)},
-        keep=plan.federation.clients.keep,
+        scores=[replace(each, noisy=noisy) for each in put_first(task.scores, score)],
+        in_process=not place.deployed,
         validation=validation,
         best_by=plan.measure,
-        grouped=Grouped.of(task),
+        stopping=stopping,
+        groups=Grouped.of(task),
         two_classes=has_two_classes(task),
         accounts=has_accounts,
-        stopping=stopping,
     )
+    return RunRecorder(place.path, plan.method, records, keep=plan.federation.clients.keep)
 
 
 def start_of(plan: Plan) -> RunStart:
@@ -333,7 +332,7 @@ def note_examples(plan: Plan) -> None:
 def run_rounds(plan: Plan, recorder: RunRecorder, rounds: Rounds, on_round: OnRound) -> Model:
     """Run the remaining rounds; return the final model."""
     log.info("run folder: %s", recorder.path)
-    settings, method, score = plan.settings, plan.method, recorder.score
+    settings, method, score = plan.settings, plan.method, recorder.records.score
     model = _resume(recorder, plan.module)
     if not method.run_state.finished_rounds:
         method.enter(method.run_state.charged(rounds.accounts, {}))
@@ -364,7 +363,7 @@ def run_rounds(plan: Plan, recorder: RunRecorder, rounds: Rounds, on_round: OnRo
         if recorder.stopped:  # the process was lost between the last round and the final model
             remaining = iter(())
         for finished in remaining:
-            if not recorder.in_process:
+            if not recorder.records.in_process:
                 record_known(recorder.path, rounds.known)
             row = recorder.record(finished, seconds=time.perf_counter() - started)
             write_accounts(recorder, rounds)
@@ -392,7 +391,7 @@ def write_accounts(recorder: RunRecorder, rounds: Rounds) -> None:
     """Write down the last status of each client's privacy account, if there are any."""
     if rounds.accounts:
         clients = {name: status._asdict() for name, status in sorted(rounds.accounts.items())}
-        PRIVACY.write(recorder.path, {"simulated": recorder.in_process, "clients": clients})
+        PRIVACY.write(recorder.path, {"simulated": recorder.records.in_process, "clients": clients})
 
 
 def _resume(recorder: RunRecorder, module: Module) -> Model:

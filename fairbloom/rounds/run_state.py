@@ -2,8 +2,8 @@
 
 A round has these: `drawn`, `screened`, `charged` and `without` for privacy accounts, `stepped` and
 `learned` or `without_step`, `with_states`, `averaged`, `tested` and `evaluated`. Flower's hooks add
-`hooked`, a run folder adds `recorded`, and `stopped` ends a run before a round. A checkpoint has a
-state by its fields, as `system.values` writes them, once its rows are `in_memory`.
+`hooked`, a run folder adds `counted` and `recorded`, and `stopped` ends a run before a round. A
+checkpoint has a state by its fields, as `system.values` writes them, once its rows are `in_memory`.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,6 +19,7 @@ from .accounts import AccountInRun
 from .arrays import FloatArray, Model
 from .cohort import Kept
 from .participation import Participations
+from .round import Round
 from .server_optimizer import Moments
 from .states import States
 from .vectors import Vectors
@@ -168,7 +169,7 @@ class RunState:
     best
         The score that chooses the best model.
     stopping
-        The score by which the run ends early, if it may.
+        The score that early stopping goes by, if the run may end early.
     losses
         The training losses, by client, of the model that the next round begins with; empty if they
         are unknown.
@@ -317,17 +318,13 @@ class RunState:
             self, configs=configs, wrappers=tuple(wrappers), with_state=frozenset(with_state)
         )
 
-    def recorded(
-        self,
-        participations: Participations,
-        best: ScoreSoFar,
-        stopping: ScoreSoFar,
-        losses: Mapping[str, float],
-    ) -> Self:
-        """Return the state after the finished round was recorded."""
-        return replace(
-            self, participations=participations, best=best, stopping=stopping, losses=losses
-        )
+    def counted(self, finished: Round) -> Self:
+        """Return the state that knows who took part in a finished round."""
+        return replace(self, participations=self.participations.after(finished))
+
+    def recorded(self, best: ScoreSoFar, stopping: ScoreSoFar, losses: Mapping[str, float]) -> Self:
+        """Return the state after the finished round was recorded, with its scores and losses."""
+        return replace(self, best=best, stopping=stopping, losses=losses)
 
     def stopped(self, last: int) -> Self:
         """Return the state of a run that ends after its round `last`."""

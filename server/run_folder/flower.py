@@ -53,6 +53,7 @@ from .files import (
 )
 from .lock import locked_folder
 from .recorder import RunRecorder
+from .run_tables import Records
 from .stopping import NEVER, EarlyStopping
 
 # Options of a strategy that a continued run may change.
@@ -202,11 +203,9 @@ class RunFolder:
         if validation and early_stopping:
             stopping = EarlyStopping(early_stopping, validation)
         with locked_folder(self.path, wait=self._wait):
-            recorder = RunRecorder(
-                self.path,
-                self._collect_config(strategy, arguments, early_stopping, best_by),
-                inner,
-                self.scores,
+            records = Records(
+                config=self._collect_config(strategy, arguments, early_stopping, best_by),
+                scores=self.scores,
                 loss=self.loss or LOSS,
                 app_metrics=True,
                 validation=validation,
@@ -218,6 +217,7 @@ class RunFolder:
                     for cls in type(layer).__mro__
                 ),
             )
+            recorder = RunRecorder(self.path, inner, records)
             if recorder.finished:
                 log_finished(self.path)
                 return complete_result(Result(arrays=record_of(MODEL.read(self.path))), self.path)

@@ -4,8 +4,7 @@ import math
 import os
 import platform
 import secrets
-import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -14,7 +13,6 @@ from functools import cache
 from importlib.metadata import version
 from itertools import accumulate
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,16 +20,13 @@ import numpy as np
 from fairbloom import __version__
 from fairbloom.logs import log
 from fairbloom.protocol.names import (
-    DISPARITY,
-    LOSS,
     LOSS_BEFORE,
     NUM_EXAMPLES,
     TRAIN_LOSS,
 )
-from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.rounds.round import Round
-from fairbloom.rounds.run_state import ScoreSoFar
+from fairbloom.rounds.run_state import RunState, ScoreSoFar
 from fairbloom.strategies import FairStrategy
 from fairbloom.system.files import sync_folder
 from fairbloom.system.supervise import finish_first
@@ -43,36 +38,24 @@ from .attendance import describe_rare
 from .checks import check_folder, digest_code
 from .csv_rows import (
     OVER,
-    ClientRows,
     Row,
-    Validation,
-    format_round,
-    round_columns,
 )
 from .errors import RunFolderError, explain_write_errors
 from .files import (
     BEST,
     CHECKPOINTS,
-    CLIENTS,
-    COEFFICIENTS,
     CONFIG,
     ENVIRONMENT,
     EXAMPLES,
-    GROUPS,
-    METRICS,
     MODEL,
     MODULES,
     ROUNDS,
     SCORES,
     is_finished,
     is_run_folder,
-    record_rows,
     record_trained,
 )
-from .group_rows import Grouped, format_groups
-from .metrics import METRIC_COLUMNS, format_metrics, format_phase
-from .stopping import NEVER, NoStopping
-from .tables import TableWriter, format_cell
+from .run_tables import Records, RoundsTable, tables_of
 from .values import RecordedSettings
 
 # In one process, a checkpoint is written once the rounds since the last one have taken this long
@@ -94,45 +77,18 @@ class RunRecorder:
 
     Parameters
     ----------
-    config
-        The settings that identify the run, and those that leave the numbers unchanged.
-    in_process
-        Whether the clients are in this process: rounds shorter than SHARED_SECONDS share a
-        checkpoint, and the losses that clients report after a round are those before the next one.
-        A deployed client's rows may change.
-    about
-        What the files of models say of them, in plain values.
     keep
         Called before a checkpoint is written, with the round of the oldest checkpoint to which the
         run may go back, or 0: makes the clients store their states.
-    validation
-        The score that chooses the best model; None: the first of `scores`, on test examples, by the
-        measure `best_by`.
-    app_metrics
-        Whether all metrics of a user's app are written, which are not known in advance.
-    code
-        Checksums of a user's own modules besides those that the settings name.
     """
 
     def __init__(
         self,
         path: Path,
-        config: Mapping[str, object],
         method: FairStrategy,
-        scores: Sequence[Score] = (ACCURACY,),
+        records: Records,
         *,
-        in_process: bool = False,
-        about: Mapping[str, Any] = MappingProxyType({}),
         keep: Callable[[int], None] = lambda since: None,
-        validation: Validation | None = None,
-        best_by: str = "mean",
-        grouped: Grouped | None = None,
-        two_classes: bool = False,
-        accounts: bool = False,
-        loss: str = LOSS,
-        stopping: NoStopping = NEVER,
-        app_metrics: bool = False,
-        code: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.path = path
         # The round of the last checkpoint, which may not be written yet, or 0.
@@ -140,45 +96,10 @@ class RunRecorder:
         # Why the run ends before its last round, or "".
         self.stopped = ""
         self.method = method
-        self._scores = scores
-        self.score = scores[0]
-        self.in_process = in_process
-        self._about = about
+        self.records = records
         self._keep = keep
-        possible = {
-            "owing": not in_process,
-            "revoked": not (in_process or app_metrics),
-            "excluded": accounts,
-            "other_rows": not (in_process or app_metrics),
-        }
-        also = [name for name, is_possible in possible.items() if is_possible]
-        self._rounds = TableWriter(
-            ROUNDS.path_in(path), round_columns(method, self.score, validation, also)
-        )
-        self._grouped = grouped
-        self._groups = TableWriter(GROUPS.path_in(path), grouped.columns) if grouped else None
-        self._validation = validation
-        # The score that chooses the best model.
-        self._chosen_by = validation or Validation(self.score, self.score.name, best_by, "test")
-        terms = method.terms(1)
-        self._table = ClientRows(
-            scores,
-            # metrics.csv has an app's validation scores, by client.
-            validated=validation is not None and not app_metrics,
-            personal=terms.has_personal_models,
-            disparity=DISPARITY in method.needs,
-            two_classes=two_classes,
-            kept=terms.keeps_personal_models and not app_metrics,
-            accounts=accounts,
-            simulated=in_process,
-            loss=loss,
-        )
-        self._clients = TableWriter(CLIENTS.path_in(path), self._table.columns)
-        self._coefficients = TableWriter(COEFFICIENTS.path_in(path), COEFFICIENTS.needed)
-        # The names of clients as cells, which are formatted once: a round may take a millisecond.
-        self._name_cells: dict[str, str] = {}
-        self._stopping = stopping
-        self._metrics = TableWriter(METRICS.path_in(path), METRIC_COLUMNS) if app_metrics else None
+        self._rounds = RoundsTable(path, method, records)
+        self._tables = (self._rounds, *tables_of(path, method, records))
         # The score that chooses the best model in the last round that this process has evaluated,
         # NaN before it.
         self._last = math.nan
@@ -190,10 +111,11 @@ class RunRecorder:
         self._seconds = 0.0
         # The new settings of a run that is continued or extended, until it begins.
         self._changed: RecordedSettings | None = None
-        self._open(config, {**digest_code(config), **code})
+        self._open({**digest_code(records.config), **records.code})
 
-    def _open(self, config: Mapping[str, Any], code: Mapping[str, str]) -> None:
+    def _open(self, code: Mapping[str, str]) -> None:
         """Prepare the folder for the first round of a new, continued or extended run."""
+        config = self.records.config
         check_folder(self.path, config, code)
         if not is_run_folder(self.path):
             with explain_write_errors("the run folder", self.path):
@@ -206,10 +128,10 @@ class RunRecorder:
                 "fairbloom": __version__,
                 **_library_versions(),
             }
-            if self._metrics is not None:
+            if self.records.app_metrics:
                 about["run-folder"] = secrets.token_hex(8)
             ENVIRONMENT.write(self.path, about)
-            SCORES.write(self.path, self._scores)
+            SCORES.write(self.path, self.records.scores)
             if code:
                 MODULES.write(self.path, code)
             # The settings come last: if the process is killed before, the folder has no settings
@@ -264,12 +186,12 @@ class RunRecorder:
         if checkpoint is not None:
             written = checkpoint[1]["strategy"]
             self.saved = written["finished_rounds"]
-            self.stopped = self._stopping.reason(decode(ScoreSoFar, written["stopping"]))
+            self.stopped = self.records.stopping.reason(decode(ScoreSoFar, written["stopping"]))
         with explain_write_errors(f"the run up to round {self.saved}", self.path):
             if checkpoint is None:
                 rows = ROUNDS.read(self.path)
                 # A second checkpoint is begun once the first is written, and then a third round.
-                unwritten = self.in_process and not is_finished(self.path)
+                unwritten = self.records.in_process and not is_finished(self.path)
                 if self._count_due(rows[:-1]) > int(unwritten):
                     raise RunFolderError(
                         f"{self.path} has rows of {len(rows)} rounds and no checkpoint: restore the"
@@ -277,16 +199,17 @@ class RunRecorder:
                     )
                 self._checkpoints.mkdir(exist_ok=True)
                 for table in self._tables:
-                    table.begin()
+                    table.writer.begin()
                 return None
             for table in self._tables:
-                table.cut_back(checkpoint[1]["tables"][table.path.name])
+                writer = table.writer
+                writer.cut_back(checkpoint[1]["tables"][writer.path.name])
         log.info("the run continues after round %d", self.saved)
         return checkpoint[0], checkpoint[1]["strategy"]
 
     def _count_due(self, rows: Iterable[Mapping[str, str]]) -> int:
         """Return how many checkpoints were due in the rounds with these first rows of the table."""
-        shared = SHARED_SECONDS if self.in_process else 0.0
+        shared = SHARED_SECONDS if self.records.in_process else 0.0
         since_last = accumulate(
             (float(row.get("seconds") or 0.0) for row in rows),
             lambda total, seconds: seconds if total >= shared else total + seconds,
@@ -295,44 +218,19 @@ class RunRecorder:
 
     def knows_losses(self, clients: Iterable[str]) -> bool:
         """Return whether the losses of the next round's first model are known for these clients."""
-        return self.in_process and self.method.run_state.losses.keys() >= set(clients)
+        return self.records.in_process and self.method.run_state.losses.keys() >= set(clients)
 
     def record(self, finished: Round, seconds: float) -> Row:
         """Record a finished round and return its row of rounds.csv."""
         self.begin()
         known = self.method.run_state
-        if self.in_process:
-            before = {
-                name: {LOSS_BEFORE: known.losses[name], **finished.train_metrics[name]}
-                for name in known.losses.keys() & finished.train_metrics.keys()
-            }
-            finished = replace(finished, train_metrics={**finished.train_metrics, **before})
-        cells = format_round(
-            finished, seconds, self.method.all_reports, self.score, self._validation
-        )
-        row = {name: cells[name] for name in self._rounds.columns if name in cells}
+        if self.records.in_process:
+            finished = with_losses(finished, known.losses)
+        state = known.counted(finished)
         with explain_write_errors(f"round {finished.number}", self.path):
-            if "other_rows" in self._rounds.columns:
-                row["other_rows"] = shlex.join(record_rows(self.path, finished))
-            self._rounds.add([[row.get(column) for column in self._rounds.columns]])
-            participations = known.participations.after(finished)
-            self._clients.add(self._table.rows(finished, participations))
-            self._name_cells |= {
-                name: format_cell(name)
-                for name in finished.coefficients.keys() - self._name_cells.keys()
-            }
-            self._coefficients.add_lines(
-                "".join(
-                    [  # no generator: it would be called for each client
-                        f"{finished.number},{self._name_cells[name]},{value}\n"
-                        for name, value in sorted(finished.coefficients.items())
-                    ]
-                )
-            )
-            if self._grouped is not None and self._groups is not None:
-                self._groups.add(format_groups(finished, self._grouped))
-            if self._metrics is not None:
-                self._metrics.add(format_metrics(finished))
+            row = self._rounds.row(finished, seconds)
+            for table in self._tables:
+                table.add(finished, state, row)
         if EXAMPLES.exists_in(self.path):
             record_trained(
                 self.path,
@@ -342,29 +240,35 @@ class RunRecorder:
                     if NUM_EXAMPLES in own
                 },
             )
-        stopping = self._stopping.after(known.stopping, finished)
-        self.stopped = self._stopping.reason(stopping)
-        value = row.get(self._chosen_by.column)
-        best = known.best
-        if isinstance(value, float):
-            self._last = value
-            best = best.after(finished.number, value, self._chosen_by.score.better)
-            if best.best_round == finished.number:
-                self._new_best = finished.evaluated
+        state = self._judged(state, finished, row)
+        self.method.enter(state)
+        self.stopped = self.records.stopping.reason(state.stopping)
         self._seconds += float(str(row["seconds"]))
-        after = {name: m[TRAIN_LOSS] for name, m in finished.evaluations.items() if TRAIN_LOSS in m}
-        # the averaged model, which was measured, is not the one of the next round
-        losses = after if finished.average is None else {}
-        self.method.enter(known.recorded(participations, best, stopping, losses))
         self._unsaved = finished.number, finished.arrays
-        if not self.in_process or self._seconds >= SHARED_SECONDS:
+        if not self.records.in_process or self._seconds >= SHARED_SECONDS:
             self._save()
         return row
 
+    def _judged(self, state: RunState, finished: Round, row: Row) -> RunState:
+        """Return the state that also knows the round's scores and losses; keep a best model."""
+        chosen_by = self.records.chosen_by
+        value = row.get(chosen_by.column)
+        best = state.best
+        if isinstance(value, float):
+            self._last = value
+            best = best.after(finished.number, value, chosen_by.score.better)
+            if best.best_round == finished.number:
+                self._new_best = finished.evaluated
+        stopping = self.records.stopping.after(state.stopping, finished)
+        after = {name: m[TRAIN_LOSS] for name, m in finished.evaluations.items() if TRAIN_LOSS in m}
+        # the averaged model, which was measured, is not the one of the next round
+        losses = after if finished.average is None else {}
+        return state.recorded(best, stopping, losses)
+
     def record_initial(self, metrics: Mapping[str, Any]) -> None:
         """Write the metrics of the user's `evaluate_fn` for the initial model."""
-        if self._metrics is not None:
-            self._metrics.add(format_phase(0, "server", "", metrics))
+        for table in self._tables:
+            table.add_initial(metrics)
 
     def _save(self) -> None:
         """Save the best model and a checkpoint of the last round, if it has none yet.
@@ -381,24 +285,25 @@ class RunRecorder:
             self._keep(
                 min((int(path.stem) for path in list_checkpoints(self._checkpoints)), default=0)
             )
+        writers = [table.writer for table in self._tables]
         state: dict[str, Any] = {
             "strategy": self.method.state_dict(),
-            "tables": {table.path.name: table.size for table in self._tables},
+            "tables": {writer.path.name: writer.size for writer in writers},
         }
         new_best = self._new_best
         best = self.method.run_state.best
 
         def write() -> None:
             with explain_write_errors(f"round {number}", self.path):
-                for table in self._tables:
-                    sync_folder(table.path)
+                for writer in writers:
+                    sync_folder(writer.path)
                 if new_best is not None:
-                    about = {"round": best.best_round, self._chosen_by.column: best.best}
-                    BEST.write(self.path, _to_numpy(new_best), {**self._about, **about})
+                    about = {"round": best.best_round, self.records.chosen_by.column: best.best}
+                    BEST.write(self.path, _to_numpy(new_best), {**self.records.about, **about})
                 save_round(self._checkpoints, number, _to_numpy(arrays), state, before)
 
         self._saving = None
-        if self.in_process:
+        if self.records.in_process:
             with suppress(RuntimeError):  # at the end of a program no thread begins any more
                 self._saving = self._writer.submit(write)
         if self._saving is None:
@@ -428,7 +333,7 @@ class RunRecorder:
             log.warning("%s", sentence)
         with explain_write_errors("the final model", self.path):
             stopped = {"stopped": self.stopped} if self.stopped else {}
-            MODEL.write(self.path, arrays, {**self._about, **stopped})
+            MODEL.write(self.path, arrays, {**self.records.about, **stopped})
         if self.stopped:
             log.info(
                 "the run is finished after round %d, before its last one: %s",
@@ -439,7 +344,7 @@ class RunRecorder:
 
     def _warn_of_worse_end(self) -> None:
         """Log if the last score is worse than the best one by more than half of it."""
-        score = self._chosen_by.score
+        score = self.records.chosen_by.score
         known = self.method.run_state.best
         best = known.best
         if best is None or score.better(best, self._last) <= abs(best) / 2.0:
@@ -448,7 +353,7 @@ class RunRecorder:
             "the mean %s%s is %s at the end; it was %s after round %d (its model is in %s):"
             " lower the learning rate",
             score.name,
-            OVER[self._chosen_by.measure],
+            OVER[self.records.chosen_by.measure],
             score.written(self._last),
             score.written(best),
             known.best_round,
@@ -456,17 +361,17 @@ class RunRecorder:
         )
 
     @property
-    def _tables(self) -> Sequence[TableWriter]:
-        return tuple(
-            filter(
-                None,
-                (self._rounds, self._clients, self._coefficients, self._groups, self._metrics),
-            )
-        )
-
-    @property
     def _checkpoints(self) -> Path:
         return CHECKPOINTS.path_in(self.path)
+
+
+def with_losses(finished: Round, losses: Mapping[str, float]) -> Round:
+    """Return a round in which clients report these losses, if known, from before their training."""
+    before = {
+        name: {LOSS_BEFORE: losses[name], **finished.train_metrics[name]}
+        for name in losses.keys() & finished.train_metrics.keys()
+    }
+    return replace(finished, train_metrics={**finished.train_metrics, **before})
 
 
 @cache  # to read them takes a twentieth of a small run

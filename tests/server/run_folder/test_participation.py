@@ -30,6 +30,7 @@ from fairbloom.server.run_folder.attendance import (
 )
 from fairbloom.server.run_folder.files import BEST, COEFFICIENTS, MODEL, ROUNDS
 from fairbloom.server.run_folder.recorder import RunRecorder
+from fairbloom.server.run_folder.run_tables import Records
 from fairbloom.server.run_folder.tables import format_csv
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.grid import InProcessGrid
@@ -164,7 +165,7 @@ def test_a_runs_end_and_its_page_name_who_took_part_rarely(
     tmp_path: Path, said: pytest.LogCaptureFixture
 ) -> None:
     chosen = Settings.of({"clients": 2, "num-rounds": 3})
-    folder = RunRecorder(tmp_path, chosen.run_config(), chosen.strategy())
+    folder = RunRecorder(tmp_path, chosen.strategy(), Records(config=chosen.run_config()))
     folder.resume()
     for number in (1, 2, 3):
         folder.method.enter(folder.method.run_state.stopped(number))

@@ -35,6 +35,7 @@ from fairbloom.server.run_folder.csv_rows import (
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import ROUNDS as ROUNDS_TABLE, is_finished
 from fairbloom.server.run_folder.recorder import RunRecorder
+from fairbloom.server.run_folder.run_tables import Records
 from fairbloom.server.run_folder.stopping import EarlyStopping
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
@@ -59,8 +60,14 @@ def settings(**changes: Any) -> Settings:
     return Settings.of({"clients": 3, "num-rounds": ROUNDS, **changes})
 
 
-def records(path: Path, chosen: Settings, **options: Any) -> RunRecorder:
-    return RunRecorder(path, chosen.run_config(), chosen.strategy(), **options)
+def records(
+    path: Path,
+    chosen: Settings,
+    keep: Callable[[int], None] = lambda since: None,
+    **options: Any,
+) -> RunRecorder:
+    written = Records(config=chosen.run_config(), **options)
+    return RunRecorder(path, chosen.strategy(), written, keep=keep)
 
 
 def resume(folder: RunRecorder) -> Any:
