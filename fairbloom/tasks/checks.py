@@ -149,7 +149,8 @@ def _check_names(name: str, task: Task) -> None:
         each for each in task.clients if not isinstance(each, str) or not is_usable_name(each)
     ]
     twice = [] if wrong else [one for one, other in pairwise(task.ascending) if one == other]
-    if faulty := wrong or twice:
+    faulty = wrong or twice
+    if faulty:
         raise FairbloomError(
             f"task = {name!r}: its client {quote(faulty[0])} needs a name that no other client has:"
             f" a text of at most {LONGEST_NAME} printable characters"
@@ -261,7 +262,8 @@ def _find_wrong_tensors(examples: Examples, task: Task) -> Iterator[str]:
                 " .float()"
             )
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            is_finite = torch.isfinite(tensor.reshape(len(tensor), -1)).all(dim=1)
+            by_row = tensor.reshape(len(tensor), -1)
+            is_finite = torch.isfinite(by_row).all(dim=1)
             yield (
                 f"{attribute} hold NaN or infinite numbers, first in row"
                 f" {int((~is_finite).nonzero()[0])}: fill them in, or leave such examples out"
@@ -275,8 +277,10 @@ def _find_wrong_rows(examples: AnyExamples, count: int, task: Task) -> Iterator[
     names = task.groupings
     if not len(examples):
         yield "there are none: give the client some, or leave it out"
-    if rows is not None and (fault := _find_wrong_places(rows, count)):
-        yield f"rows must be torch.int64 from 0 to {count - 1}, got {fault}"
+    if rows is not None:
+        fault = _find_wrong_places(rows, count)
+        if fault:
+            yield f"rows must be torch.int64 from 0 to {count - 1}, got {fault}"
     if not names:
         return
     if (
@@ -295,7 +299,8 @@ def _find_wrong_rows(examples: AnyExamples, count: int, task: Task) -> Iterator[
         )
         return
     for column, (name, members) in zip(groups.unbind(1), names.items(), strict=True):
-        if fault := _find_wrong_places(column, len(members)):
+        fault = _find_wrong_places(column, len(members))
+        if fault:
             yield (
                 f"groups by {name} must be places from 0 to {len(members) - 1}, got {fault}: give"
                 " examples without a group one of their own"

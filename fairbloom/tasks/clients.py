@@ -109,7 +109,8 @@ class FileClients:
         schema = self.encoded.schema
         rows = self._usable[client]
         target = self.encoded.columns[schema.target][rows]
-        if classes := schema.predicted.categories:
+        classes = schema.predicted.categories
+        if classes:
             counts = np.bincount(target, minlength=len(classes))
             held = join_first(
                 [f"{name}: {count}" for name, count in zip(classes, counts, strict=True)]
@@ -169,7 +170,8 @@ class FileClients:
         self._tables[client] = version, count_missing(count, self._setup, client, unit)
         if units is None:
             return Parts(*(start + part for part in parts))
-        return Parts(*(start + np.flatnonzero(np.isin(of_row, part)) for part in parts))
+        of_units = (np.isin(of_row, part) for part in parts)
+        return Parts(*(start + np.flatnonzero(which) for which in of_units))
 
     def _contents(self, rows: Rows) -> list[bytes]:
         """Return what is in each of these rows: the name of its unit, or all its values."""

@@ -117,6 +117,7 @@ def join_collated(parts: Sequence[CollatedExamples]) -> CollatedExamples:
         part.dataset if part.rows is None else Subset(part.dataset, part.rows.tolist())
         for part in parts
     ]
-    groups = [places for part in parts if (places := part.group_places()) is not None]
+    places = (part.group_places() for part in parts)
+    groups = [each for each in places if each is not None]
     whole: ConcatDataset[Any] = ConcatDataset(subsets)
     return replace(first, dataset=whole, rows=None, groups=torch.cat(groups) if groups else None)

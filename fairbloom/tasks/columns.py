@@ -56,7 +56,8 @@ def infer(
     """Return the schema that the files of a folder suggest; clients in `without` are not read."""
     files = files_in(setup.data_dir, ENDINGS)
     if client.strip():  # one file has all clients
-        _check_single(setup.data_dir, client.strip(), sum(map(len, files.values())))
+        count = sum(map(len, files.values()))
+        _check_single(setup.data_dir, client.strip(), count)
     wanted = Wanted(
         positive_words=POSITIVE_WORDS,
         target=target.strip(),
@@ -153,7 +154,8 @@ class CsvFiles:
         self.clients = tuple(self._paths)
         self.left_out: tuple[str, ...] = ()
         if self._schema.client and self._paths:
-            _check_single(setup.data_dir, self._schema.client, sum(map(len, self._paths.values())))
+            count = sum(map(len, self._paths.values()))
+            _check_single(setup.data_dir, self._schema.client, count)
             single = self._of_file(*self._paths)
             self.clients = single.names
             self.left_out = single.left_out

@@ -42,7 +42,8 @@ def add_scores(task: Task, names: tuple[str, ...]) -> Task:
     asked = [name for name in dict.fromkeys(names) if name not in own]
     fitting = find_fitting(task)
     for name in asked:
-        if misfit := find_misfit(task, name):
+        misfit = find_misfit(task, name)
+        if misfit:
             raise ReportableError(
                 f"scores = {name!r}: {misfit}: {did_you_mean(name, fitting)}leave it out"
                 + text_if(fitting, f", or take {', '.join(fitting)}")
@@ -161,9 +162,9 @@ def calibration_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """
     confidence, predicted = probabilities(outputs).max(dim=1)
     bins = (confidence * BINS).ceil().long().clamp(1, BINS) - 1  # ((b − 1) / BINS, b / BINS]
-    return torch.bincount(
-        bins, weights=(predicted == targets).double() - confidence, minlength=BINS
-    ).abs().sum() / len(targets)
+    surplus = (predicted == targets).double() - confidence
+    of_bins = torch.bincount(bins, weights=surplus, minlength=BINS)
+    return of_bins.abs().sum() / len(targets)
 
 
 def brier(outputs: Tensor, targets: Tensor, *, positive: int = 1) -> Tensor:

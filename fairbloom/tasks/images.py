@@ -69,7 +69,7 @@ def infer(
         name: folder for name, folder in find_folders(setup.data_dir).items() if name not in without
     }
     found = [_images_by_class(folder) for folder in folders.values()]
-    named = split_names(classes) or sort_classes({name for each in found for name in each})
+    named = split_names(classes) or sort_classes(set[str]().union(*found))
     if len(named) < 2:
         for folder in folders.values():
             raise_faults(_find_misplaced(folder))
@@ -84,7 +84,8 @@ def infer(
         ("size",): [Note("width and height in pixels", behind=True)],
     }
     if len(named) == 2:
-        counts = [sum(len(each.get(name, ())) for each in found) for name in named]
+        images_of = Counter(file.parent.name for file in files)
+        counts = [images_of[name] for name in named]
         stated["positive"], reason = choose_positive(named, counts, POSITIVE_WORDS)
         notes["positive",] = [Note(ask_about_positive(reason), behind=True)]
     if grey:
@@ -116,14 +117,16 @@ def find_folders(place: str) -> dict[str, Path]:
     if not folders:
         return {}
     own = expand_home(place)
-    in_folders = sum(len(_images_in(folder)) for folder in folders.values())
-    below = sum(
-        len(images) for folder in folders.values() for images in _images_by_class(folder).values()
-    )
-    if in_folders > below:  # they are folders of classes, maybe with a stray folder below
+    directly = 0
+    below = 0
+    for folder in folders.values():
+        directly += len(_images_in(folder))
+        below += sum(map(len, _images_by_class(folder).values()))
+    if directly > below:  # they are folders of classes, maybe with a stray folder below
         return {own.resolve().name: own}
     stray = _images_in(own)
-    raise_faults([_describe_stray(stray)] if stray else [])
+    if stray:
+        raise_faults([_describe_stray(stray)])
     return folders
 
 
@@ -136,7 +139,8 @@ def _images_in(folder: Path) -> list[Path]:
 
 
 def _images_by_class(folder: Path) -> dict[str, list[Path]]:
-    return {path.name: files for path in _class_folders(folder) if (files := _images_in(path))}
+    images = {path.name: _images_in(path) for path in _class_folders(folder)}
+    return {name: files for name, files in images.items() if files}
 
 
 def _class_folders(folder: Path) -> list[Path]:
@@ -147,30 +151,33 @@ def _class_folders(folder: Path) -> list[Path]:
 def _find_misplaced(folder: Path) -> list[DataError]:
     """Return as faults the files in a client's folder that would be left out without a word."""
     classes = _class_folders(folder)
-    others = [
-        path
-        for of_class in classes
-        for path in _visible_files(of_class)
-        if path.suffix.lower() not in PICTURES
-    ]
-    unread = DataError(
-        f"{folder}: files in the folders of its classes are no pictures that are read,"
-        f" {count_endings(others)}: save them as .png, or take them out",
-        "other-files",
-    )
-    below = [
-        path
-        for of_class in classes
-        for path in sorted(of_class.rglob("*"))
-        if path.parent != of_class
-        and path.suffix.lower() in PICTURES
-        and all(map(is_visible, path.relative_to(of_class).parts))
-    ]
-    faults = [unread] if others else []
-    stray = [*_images_in(folder), *below]
+    files = [path for of_class in classes for path in _visible_files(of_class)]
+    others = [path for path in files if path.suffix.lower() not in PICTURES]
+    faults: list[DataError] = []
+    if others:
+        faults.append(
+            DataError(
+                f"{folder}: files in the folders of its classes are no pictures that are read,"
+                f" {count_endings(others)}: save them as .png, or take them out",
+                "other-files",
+            )
+        )
+    stray = _images_in(folder)
+    for of_class in classes:
+        stray += _images_below(of_class)
     if stray:
         faults.append(_describe_stray(stray))
     return faults
+
+
+def _images_below(of_class: Path) -> list[Path]:
+    """Return the images in visible folders of a class's folder, sorted."""
+    images = []
+    for path in sorted(of_class.rglob("*")):
+        is_image = path.parent != of_class and path.suffix.lower() in PICTURES
+        if is_image and all(map(is_visible, path.relative_to(of_class).parts)):
+            images.append(path)
+    return images
 
 
 def _describe_stray(images: Sequence[Path]) -> DataError:
@@ -230,15 +237,15 @@ def _load_client(folder: Path, client: str, setup: Setup, schema: ImageSchema) -
                 fewest=MIN_EXAMPLES,
             )
         )
-    faults += [
-        DataError(
-            f"{folder / name} is not one of the classes {join_first(schema.classes)}: rename it, or"
-            " add it to the schema's classes",
-            "strange-folder",
-        )
-        for name in found
-        if name not in schema.classes
-    ]
+    for name in found:
+        if name not in schema.classes:
+            faults.append(
+                DataError(
+                    f"{folder / name} is not one of the classes {join_first(schema.classes)}:"
+                    " rename it, or add it to the schema's classes",
+                    "strange-folder",
+                )
+            )
     faults += find_unfit(
         files,
         None if schema.resize else schema.size,
@@ -252,14 +259,9 @@ def _load_client(folder: Path, client: str, setup: Setup, schema: ImageSchema) -
         client,
         lambda: (file.parent.name.encode() + b"/" + file.read_bytes() for file in files),
     )
-    splits = splits_of(
-        image_inputs(files, schema.shape),
-        as_targets(
-            [schema.classes.index(name) for name, each in found.items() for _ in each],
-            Target(schema.classes),
-        ),
-        parts,
-    )
+    inputs = image_inputs(files, schema.shape)
+    classes = [schema.classes.index(file.parent.name) for file in files]
+    splits = splits_of(inputs, as_targets(classes, Target(schema.classes)), parts)
     missing = count_missing(len(files), setup, client, "image")
     return replace(splits, version=version, missing=missing)
 
@@ -333,9 +335,8 @@ def _open(file: Path, look: Callable[["Image.Image"], T]) -> T:
         ) from error
     try:
         with Image.open(file) as image:
-            if (
-                frames := getattr(image, "n_frames", 1)
-            ) > 1 and image.format != "MPO":  # a camera's JPEG with a preview
+            frames = getattr(image, "n_frames", 1)
+            if frames > 1 and image.format != "MPO":  # a camera's JPEG with a preview
                 raise DataError(
                     f"{file} has {frames} pictures: save each of them in a file of its own",
                     "several-pictures",
@@ -370,9 +371,8 @@ def _read_pixels(image: "Image.Image", shape: tuple[int, ...]) -> NDArray[np.flo
                 f"its pixels of mode {image.mode} are from {least:g} to {largest:g}: at most 16"
                 " bits are read"
             )
-        if (
-            getattr(image, "tag_v2", {}).get(0x0106) == 0
-        ):  # white is zero, which Pillow ignores here
+        white_is = getattr(image, "tag_v2", {}).get(0x0106)
+        if white_is == 0:  # white is zero, which Pillow ignores here
             numbers = most - numbers
         image = Image.fromarray(numbers)
         mode = "F"

@@ -58,9 +58,8 @@ def combine_inputs(parts: Sequence[Inputs], combine: Callable[[list[Tensor]], Te
                 f"inputs differ in their names: some have {names_of(one)}, others"
                 f" {names_of(other)}; give all clients' examples the same"
             )
-    return _in_form_of(
-        first, [combine([*each]) for each in zip(*map(tensors_of, parts), strict=True)]
-    )
+    together = zip(*map(tensors_of, parts), strict=True)
+    return _in_form_of(first, [combine([*each]) for each in together])
 
 
 def split_inputs(inputs: Inputs, lengths: list[int] | int) -> Sequence[Inputs]:

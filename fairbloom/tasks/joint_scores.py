@@ -64,14 +64,14 @@ def score_all(
 
     As for one client, a Python number has the precision of PyTorch's default dtype.
     """
-    if (function := _unwrap(compute)) in JOINT:
-        return torch.as_tensor(compute(outputs, targets, counts)).double().tolist()
+    function = _unwrap(compute)
+    if function in JOINT:
+        scores = torch.as_tensor(compute(outputs, targets, counts))
+        return scores.double().tolist()
     if function in BY_EXAMPLE:
         return means_of(torch.as_tensor(compute(outputs, targets)), counts)
-    return [
-        torch.as_tensor(each).cpu().double().mean().item()
-        for each in _by_client(compute, outputs, targets, counts)
-    ]
+    scores_of = map(torch.as_tensor, _by_client(compute, outputs, targets, counts))
+    return [each.cpu().double().mean().item() for each in scores_of]
 
 
 def values_of_all(
@@ -83,20 +83,15 @@ def values_of_all(
     """
     if _unwrap(compute) in BY_EXAMPLE:
         return torch.as_tensor(compute(outputs, targets))
-    return torch.cat(
-        [torch.as_tensor(each) for each in _by_client(compute, outputs, targets, counts)]
-    )
+    return torch.cat([*map(torch.as_tensor, _by_client(compute, outputs, targets, counts))])
 
 
 def _by_client(
     compute: Compute, outputs: Tensor, targets: Tensor, counts: Sequence[int]
 ) -> list[Tensor | float]:
-    return [
-        compute(*part)
-        for part in zip(
-            torch.split(outputs, [*counts]), torch.split(targets, [*counts]), strict=True
-        )
-    ]
+    their_outputs = torch.split(outputs, [*counts])
+    their_targets = torch.split(targets, [*counts])
+    return [compute(*part) for part in zip(their_outputs, their_targets, strict=True)]
 
 
 def _unwrap(compute: Compute) -> Callable[..., object]:

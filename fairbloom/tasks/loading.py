@@ -93,7 +93,8 @@ def load_task(settings: RunSettings | Mapping[str, Any]) -> Task:
         setup = setup.model_copy(update={"schema_": settings.parameters.get(RECORDED_SCHEMA, "")})
     files = info.find_files(setup.data_dir)
     check_permit(files)
-    stamps = tuple((file, (about := file.stat()).st_ctime_ns, about.st_size) for file in files)
+    facts = [(file, file.stat()) for file in files]
+    stamps = tuple((file, about.st_ctime_ns, about.st_size) for file, about in facts)
     is_deployed = settings.parameters.get(DEPLOYED)
     state_dir = settings.state_dir if is_deployed else settings.parameters.get(SIDES_IN)
     if info.infer and state_dir:
@@ -156,7 +157,8 @@ def check_data(settings: RunSettings) -> None:
     # the processes of a study have one that checks for all
     if len(task.clients) > MAX_COMPARED or parent_process() is not None:
         return
-    if remarks := _find_remarks(task):
+    remarks = _find_remarks(task)
+    if remarks:
         shown = plural(len(remarks), "1 remark", f"{len(remarks)} remarks")
         log_once("%s on the data: see fairbloom data %s", shown, settings.data_dir)
 

@@ -123,7 +123,8 @@ def balanced_accuracy(outputs: Tensor, targets: Tensor, counts: Sequence[int]) -
         clients = np.flatnonzero(occurring == classes)
         occurs = examples[clients] > 0
         shares = right[clients][occurs] / examples[clients][occurs]
-        means[clients] = torch.from_numpy(shares.reshape(-1, classes)).mean(dim=1).numpy()
+        recalls = torch.from_numpy(shares.reshape(-1, classes))
+        means[clients] = recalls.mean(dim=1).numpy()
     return means.tolist()
 
 
@@ -166,10 +167,8 @@ def rmse(
     outputs: Tensor, targets: Tensor, counts: Sequence[int], *, scale: float = 1.0
 ) -> list[float]:
     """Return the root of the mean squared error, times `scale`."""
-    return [
-        scale * math.sqrt(mean)
-        for mean in means_of(absolute_error(outputs, targets).square(), counts)
-    ]
+    squares = absolute_error(outputs, targets).square()
+    return [scale * math.sqrt(mean) for mean in means_of(squares, counts)]
 
 
 @of_one_too
@@ -205,10 +204,7 @@ def means_of(values: Tensor, counts: Sequence[int]) -> list[float]:
     import torch
 
     if values.dtype == torch.bool:
-        return ratios(
-            np.bincount(clients_of(counts)[values.cpu().numpy()], minlength=len(counts)),
-            np.array(counts),
-        )
-    return torch.stack(
-        [part.mean() for part in torch.split(values.cpu().double(), [*counts])]
-    ).tolist()
+        true_of = clients_of(counts)[values.cpu().numpy()]
+        return ratios(np.bincount(true_of, minlength=len(counts)), np.array(counts))
+    parts = torch.split(values.cpu().double(), [*counts])
+    return torch.stack([part.mean() for part in parts]).tolist()

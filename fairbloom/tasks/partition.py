@@ -43,9 +43,8 @@ def deal(labels: Labels, setup: Setup, tested: Labels | None = None) -> list[Dea
     clients = setup.clients
     if setup.partition != "shards":  # shards checks their number first
         _check_enough(len(labels) // clients, clients, len(labels))
-    parts = PARTITIONS.get(setup.partition, by_function)(
-        (labels, np.empty(0, np.int64) if tested is None else tested), setup
-    )
+    cut = PARTITIONS.get(setup.partition, by_function)
+    parts = cut((labels, np.empty(0, np.int64) if tested is None else tested), setup)
     _check_enough(min(map(len, parts[0])), clients, len(labels))
     if tested is not None:
         parts[1] = _fill_up(parts[1], 1, setup.seed)
@@ -65,13 +64,15 @@ def draw_held_out(setup: Setup, clients: Sequence[str]) -> tuple[str, ...]:
     out. Raise FairbloomError if no client would be left.
     """
     share = setup.held_out_clients
-    if (number := _count_share(share, len(clients))) == len(clients):
+    number = _count_share(share, len(clients))
+    if number == len(clients):
         raise FairbloomError(
             f"held-out-clients = {share:g}: the task has only the client {clients[0]}, which would"
             " not train: leave it out, or take more clients"
         )
     places = generator(setup.seed, "held-out").permutation(len(clients))[:number]
-    return tuple(clients[place] for place in sorted(places.tolist()))
+    places.sort()
+    return tuple(clients[place] for place in places)
 
 
 def _check_enough(fewest: int, clients: int, examples: int) -> None:
@@ -86,7 +87,8 @@ def _check_enough(fewest: int, clients: int, examples: int) -> None:
 def iid(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
     """Split the examples of each set at random, as evenly as possible."""
     random = generator(setup.seed, "iid")
-    return [np.array_split(random.permutation(len(labels)), setup.clients) for labels in sets]
+    orders = [random.permutation(len(labels)) for labels in sets]
+    return [np.array_split(order, setup.clients) for order in orders]
 
 
 def shards(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
@@ -94,7 +96,8 @@ def shards(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
 
     Each set is split alike. Source: McMahan et al., AISTATS 2017, section 3.
     """
-    if (number := setup.clients * setup.shards_per_client) > len(sets[0]):
+    number = setup.clients * setup.shards_per_client
+    if number > len(sets[0]):
         raise FairbloomError(
             f"clients = {setup.clients} times shards-per-client = {setup.shards_per_client} is"
             f" {number} shards, more than the {len(sets[0])} examples: lower one of them"
@@ -108,7 +111,11 @@ def shards(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
     first = cut(sets[0])
     dealt = random.permutation(number).reshape(setup.clients, setup.shards_per_client)
     pieces = [first, *(cut(labels) for labels in sets[1:])]
-    return [[np.concatenate([of_set[i] for i in mine]) for mine in dealt] for of_set in pieces]
+    parts: list[list[Indices]] = []
+    for of_set in pieces:
+        hands = ([of_set[place] for place in hand] for hand in dealt)
+        parts.append([np.concatenate(hand) for hand in hands])
+    return parts
 
 
 def classes(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
@@ -152,7 +159,9 @@ def dirichlet(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
     Non-Identical Data Distribution, 2019.
     """
     random = generator(setup.seed, "dirichlet")
-    pieces: list[list[list[Indices]]] = [[[] for _ in range(setup.clients)] for _ in sets]
+    pieces: list[list[list[Indices]]] = []
+    for _ in sets:
+        pieces.append([[] for _ in range(setup.clients)])
     for label in np.unique(sets[0]):
         shuffled = random.permutation(np.flatnonzero(sets[0] == label))
         ends = np.cumsum(random.dirichlet(np.full(setup.clients, setup.dirichlet_alpha)))
@@ -161,7 +170,7 @@ def dirichlet(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
             cuts = (ends * len(examples)).round().astype(int)[:-1]
             for part, piece in zip(of_set, np.split(examples, cuts), strict=True):
                 part.append(piece)
-    first, *others = [[np.concatenate(part) for part in of_set] for of_set in pieces]
+    first, *others = (list(map(np.concatenate, of_set)) for of_set in pieces)
     return [_fill_up(first, setup.smallest_client, setup.seed), *others]
 
 
@@ -169,12 +178,12 @@ def sizes(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
     """Split the examples at random into parts of sizes drawn from Dirichlet(α)."""
     random = generator(setup.seed, "sizes")
     ends = np.cumsum(random.dirichlet(np.full(setup.clients, setup.dirichlet_alpha)))
-    first, *others = [
-        np.split(random.permutation(len(labels)), (ends * len(labels)).round().astype(int))[
-            : setup.clients
-        ]
-        for labels in sets
-    ]
+    parts: list[list[Indices]] = []
+    for labels in sets:
+        order = random.permutation(len(labels))
+        cuts = (ends * len(labels)).round().astype(int)
+        parts.append(np.split(order, cuts)[: setup.clients])
+    first, *others = parts
     return [_fill_up(first, setup.smallest_client, setup.seed), *others]
 
 
@@ -186,11 +195,13 @@ def _fill_up(parts: Sequence[Indices], fewest: int, seed: int) -> list[Indices]:
     """
     random = generator(seed, "fill up")
     filled = [part.tolist() for part in parts]
-    while (
-        len(smallest := min(filled, key=len)) < fewest
-        and len(largest := max(filled, key=len)) > fewest
-    ):
-        smallest.append(largest.pop(int(random.integers(len(largest)))))
+    while True:
+        smallest = min(filled, key=len)
+        largest = max(filled, key=len)
+        if len(smallest) >= fewest or len(largest) <= fewest:
+            break
+        moved = int(random.integers(len(largest)))
+        smallest.append(largest.pop(moved))
     return [np.array(part, np.intp) for part in filled]
 
 
@@ -212,11 +223,12 @@ def by_function(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
             )
             arrays = [np.asarray(each) for each in dealt]
         except Exception as error:  # a user's function may raise anything
+            told = " ".join(str(error).split())
             raise FairbloomError(
-                f"partition = {setup.partition!r}: it failed with {type(error).__name__}:"
-                f" {' '.join(str(error).split())}"
+                f"partition = {setup.partition!r}: it failed with {type(error).__name__}: {told}"
             ) from error
-        if fault := _find_fault(arrays, clients, len(labels)):
+        fault = _find_fault(arrays, clients, len(labels))
+        if fault:
             raise FairbloomError(
                 f"partition = {setup.partition!r}: it must deal {clients} arrays of whole numbers,"
                 f" the places of each client's examples{fault}"
@@ -235,10 +247,10 @@ def _find_fault(arrays: Sequence[NDArray[Any]], clients: int, examples: int) -> 
     if len(arrays) != clients or strange:
         forms = ", ".join(f"{each.dtype} {each.shape}" for each in arrays[:3])
         return f"; it deals {len(arrays)}: {forms}"
-    places, counts = np.unique(
-        np.concatenate([array.astype(np.int64) for array in arrays]), return_counts=True
-    )
-    if len(wrong := places[(places < 0) | (places >= examples) | (counts > 1)]):
+    dealt = np.concatenate([array.astype(np.int64) for array in arrays])
+    places, counts = np.unique(dealt, return_counts=True)
+    wrong = places[(places < 0) | (places >= examples) | (counts > 1)]
+    if len(wrong):
         return f", from 0 to {examples - 1}, each for one client; it deals {wrong[0]}"
     return ""
 
@@ -336,14 +348,9 @@ def splits_of(
     """
     import torch
 
-    train, test, validation = [
-        Examples(
-            inputs,
-            targets,
-            torch.from_numpy(rows),
-            groups,
-            None if units is None else units[rows],
-        )
-        for rows in parts
-    ]
+    def part_of(rows: Indices) -> Examples:
+        own_units = None if units is None else units[rows]
+        return Examples(inputs, targets, torch.from_numpy(rows), groups=groups, units=own_units)
+
+    train, test, validation = map(part_of, parts)
     return Splits(train, test, validation if len(validation) else None)

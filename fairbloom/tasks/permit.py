@@ -78,7 +78,8 @@ def accounts_folder(limits: Mapping[str, Any]) -> Path:
     Raise FairbloomError if it is that of a user without a home.
     """
     remedy = "set limits.privacy.ledger to a folder that stays"
-    if ledger := limits.get("ledger"):
+    ledger = limits.get("ledger")
+    if ledger:
         return expand_home(str(ledger), remedy)
     if SYSTEM_FOLDER.is_dir():
         return SYSTEM_FOLDER

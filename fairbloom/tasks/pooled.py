@@ -51,7 +51,8 @@ def join_tensors(parts: Sequence[Examples]) -> Examples:
     if len(rows) == len(parts) and len(identities) == 1:
         return replace(first, rows=torch.cat(rows), units=_join_units(parts))
     inputs, targets = zip(*(part[:] for part in parts), strict=True)
-    groups = [places for part in parts if (places := part.group_places()) is not None]
+    places = (part.group_places() for part in parts)
+    groups = [each for each in places if each is not None]
     return Examples(
         combine_inputs(inputs, torch.cat),
         torch.cat(targets),

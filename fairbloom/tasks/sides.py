@@ -156,8 +156,10 @@ def assign(
 def deal_by_sides(rows: Mapping[str, str], digests: Sequence[str]) -> Parts:
     """Return the parts of a table by the sides of its rows: equal ones get theirs in order."""
     left = {row: iter(rows[row]) for row in digests}
-    sides = np.array([int(next(left[row])) for row in digests])
-    return Parts(*(np.flatnonzero(sides == place) for place in range(len(Parts._fields))))
+    dealt = [int(next(left[row])) for row in digests]
+    sides = np.array(dealt)
+    places = range(len(Parts._fields))
+    return Parts(*(np.flatnonzero(sides == place) for place in places))
 
 
 def _extend(kept: Mapping[str, str], digests: Sequence[str], setup: DeviceSetup) -> dict[str, str]:
@@ -190,4 +192,5 @@ def _side_of(row: str, setup: Setup) -> str:
 
 
 def _digest(values: Sequence[object]) -> str:
-    return blake3(json.dumps(values).encode()).hexdigest(DIGEST_BYTES)
+    written = json.dumps(values).encode()
+    return blake3(written).hexdigest(DIGEST_BYTES)

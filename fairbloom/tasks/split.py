@@ -44,10 +44,12 @@ class Split:
             for part, (rows, labels) in enumerate(dealt(client))
         ]
         lengths = [len(rows) for _, _, rows, _ in parts]
+        places = np.array([place for place, _, _, _ in parts], np.int32)
+        sides = np.array([part for _, part, _, _ in parts], np.uint8)
         return cls(
             task.clients,
-            np.repeat(np.array([place for place, _, _, _ in parts], np.int32), lengths),
-            np.repeat(np.array([part for _, part, _, _ in parts], np.uint8), lengths),
+            np.repeat(places, lengths),
+            np.repeat(sides, lengths),
             np.concatenate([rows for _, _, rows, _ in parts]).astype(np.int64),
             np.concatenate([labels for _, _, _, labels in parts]).astype(np.int64),
             tuple(task.marks.get(client, "") for client in task.clients),

@@ -166,7 +166,10 @@ class Examples:
     @cached_property
     def _unit_sizes(self) -> list[int]:
         """The number of examples of each unit, the largest first."""
-        return sorted(Counter(() if self.units is None else self.units.tolist()).values())[::-1]
+        if self.units is None:
+            return []
+        sizes = Counter(self.units.tolist()).values()
+        return sorted(sizes, reverse=True)
 
     def _on_device(self, tensor: Tensor) -> Tensor:
         return tensor if self.streamed_to is None else move(tensor, self.streamed_to)
@@ -184,13 +187,15 @@ AnyExamples: TypeAlias = "Examples | CollatedExamples"
 def contents(examples: AnyExamples) -> object:
     """Return the examples of a split in no order; those of a Dataset by object and indices."""
     if not isinstance(examples, Examples):
-        return (
-            id(examples.dataset),
-            Counter(range(len(examples)) if examples.rows is None else examples.rows.tolist()),
-        )
+        rows = range(len(examples)) if examples.rows is None else examples.rows.tolist()
+        return id(examples.dataset), Counter(rows)
     inputs, targets = examples[slice(0, None)]
     arrays = [each.detach().double().cpu().numpy() for each in (*tensors_of(inputs), targets)]
-    return Counter(hash(tuple(part.tobytes() for part in row)) for row in zip(*arrays, strict=True))
+    counted: Counter[int] = Counter()
+    for example in zip(*arrays, strict=True):
+        values = tuple(part.tobytes() for part in example)
+        counted[hash(values)] += 1
+    return counted
 
 
 @dataclass(frozen=True)
@@ -229,26 +234,27 @@ class Splits:
         import torch
 
         parts = [part for part in (self.train, self.validation, self.test) if part is not None]
+        all_of = [torch.ones(len(part), dtype=torch.bool) for part in parts]
         counted: dict[str, Any] = {
             "train": len(self.train),
             "examples": sum(map(len, parts)),
             "units": sum(
-                part.count_units(torch.ones(len(part), dtype=torch.bool)) for part in parts
+                part.count_units(every) for part, every in zip(parts, all_of, strict=True)
             ),
         }
         if classes:
-            counted["classes"] = torch.bincount(
-                torch.cat([part.all_targets for part in parts]), minlength=classes
-            ).tolist()
+            targets = torch.cat([part.all_targets for part in parts])
+            counted["classes"] = torch.bincount(targets, minlength=classes).tolist()
         if not len(self.test):
             return counted
         if classes:
             tested = torch.bincount(self.test.all_targets)
             return counted | {"accuracy": 100.0 * float(tested.max() / tested.sum())}
         errors = self.test.all_targets.double() - self.train.all_targets.double().mean()
+        mean_square = errors.square().mean()
         return counted | {
             "mae": float(errors.abs().mean()),
-            "rmse": float(errors.square().mean().sqrt()),
+            "rmse": float(mean_square.sqrt()),
         }
 
     def map(self, change: Callable[[AnyExamples], AnyExamples]) -> Splits:
@@ -460,7 +466,8 @@ class Task:
             for each in fields(cls)
             if each.default is MISSING and each.default_factory is MISSING
         ]
-        if missing := [name for name in required if not hasattr(made, name)]:
+        missing = [name for name in required if not hasattr(made, name)]
+        if missing:
             raise FairbloomError(
                 f"the task is a {type(made).__name__} without {', '.join(missing)}: a task has"
                 f" {', '.join(required)}"

@@ -113,9 +113,8 @@ class TaskInfo:
 
     def __post_init__(self) -> None:
         """Make the task the owner of its parameters, so that their keys begin with its name."""
-        object.__setattr__(
-            self, "settings", tuple(replace(setting, owner=self.name) for setting in self.settings)
-        )
+        owned = tuple(replace(setting, owner=self.name) for setting in self.settings)
+        object.__setattr__(self, "settings", owned)
 
     @classmethod
     @cache
@@ -136,9 +135,10 @@ class TaskInfo:
                 raise FairbloomError(
                     f"task = {name!r}: its parameter {each.argument} needs a default"
                 )
+        first_paragraph = (inspect.getdoc(maker) or "").partition("\n\n")[0]
         return cls(
             maker.__name__.lower(),
-            " ".join((inspect.getdoc(maker) or "").partition("\n\n")[0].split()),
+            " ".join(first_paragraph.split()),
             name,
             name,
             settings=settings,

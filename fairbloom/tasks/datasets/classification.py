@@ -81,9 +81,6 @@ def draw_clients(
         )
     if not setup.clients:
         return usable
-    return {
-        name: usable[name]
-        for name in sorted(
-            generator(setup.seed, what).permutation(list(usable))[: setup.clients].tolist()
-        )
-    }
+    order = generator(setup.seed, what).permutation(list(usable))
+    drawn = sorted(order[: setup.clients].tolist())
+    return {name: usable[name] for name in drawn}

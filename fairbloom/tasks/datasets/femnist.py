@@ -82,11 +82,8 @@ def load(setup: Setup) -> Task:
 
     def splits(client: str) -> Splits:
         labels = torch.from_numpy(characters().labels[rows()[client]])
-        return splits_of(
-            torch.from_numpy(pixels(client) / np.float32(255)),
-            labels,
-            split(np.arange(len(labels)), setup, client),
-        )
+        images = torch.from_numpy(pixels(client) / np.float32(255))
+        return splits_of(images, labels, split(np.arange(len(labels)), setup, client))
 
     def dealt(client: str) -> list[tuple[Indices, Labels]]:
         return add_labels(split(rows()[client], setup, client), characters().labels)

@@ -121,13 +121,15 @@ def parts_of(targets: Labels, setup: Setup, client: str, random_state: int) -> P
     """
     # imported late: it takes a second, and a server has no data
     selection = import_module("sklearn.model_selection")
+    if not random_state:
+        random_state = int(generator(setup.seed, "hospital", client).integers(1, 2**32))
+    fewest = np.bincount(targets, minlength=2).min()
     train, test = selection.train_test_split(
         np.arange(len(targets)),
         train_size=TRAINED,
         test_size=1.0 - TRAINED,
-        random_state=random_state
-        or int(generator(setup.seed, "hospital", client).integers(1, 2**32)),
-        stratify=targets if np.bincount(targets, minlength=2).min() > 2 else None,
+        random_state=random_state,
+        stratify=targets if fewest > 2 else None,
     )
     return split(train, setup, client, test)
 

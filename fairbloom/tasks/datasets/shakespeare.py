@@ -103,9 +103,8 @@ def read_speeches(path: Path) -> dict[str, str]:
 
 def make_lines(texts: Mapping[str, str]) -> Lines:
     """Return all 80 characters with a next one in each speaker's text, as windows of one tensor."""
-    text = torch.tensor(
-        list("".join(texts.values()).encode("latin-1").translate(CODES)), dtype=torch.int64
-    )
+    characters = "".join(texts.values()).encode("latin-1")
+    text = torch.tensor(list(characters.translate(CODES)), dtype=torch.int64)
     if len(text) <= LENGTH:
         return Lines(
             text.new_empty(0, LENGTH),

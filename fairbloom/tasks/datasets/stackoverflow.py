@@ -45,12 +45,8 @@ def load(setup: Setup, *, smallest: int, words: int) -> Task:
     The model knows the `words` most frequent words of the run's clients that are in training.
     """
     (path,) = locate(TASKS["stackoverflow"], setup)
-    drawn = draw_clients(
-        {user: range(count) for user, count in count_examples(path).items()},
-        setup,
-        "users",
-        lambda count: count >= max(smallest, 1),
-    )
+    examples = {user: range(count) for user, count in count_examples(path).items()}
+    drawn = draw_clients(examples, setup, "users", lambda count: count >= max(smallest, 1))
     texts = read_texts(path, drawn)
 
     @cache
@@ -63,7 +59,8 @@ def load(setup: Setup, *, smallest: int, words: int) -> Task:
 
     def splits(client: str) -> Splits:
         def chosen(rows: Indices) -> Examples:
-            return Examples(*windows([texts[client][row].split() for row in rows], numbers()))
+            sentences = [texts[client][row].split() for row in rows]
+            return Examples(*windows(sentences, numbers()))
 
         train, test, validation = split(np.arange(len(texts[client])), setup, client)
         return Splits(chosen(train), chosen(test), chosen(validation) if len(validation) else None)

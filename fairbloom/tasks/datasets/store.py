@@ -38,7 +38,10 @@ def locate(info: TaskInfo, setup: Setup, files: Sequence[DataFile] = ()) -> list
     if setup.verify_data:
         for file in wanted:
             path = root / file.path
-            if file.md5 and (found := digest_of(path, "md5")) != f"md5 {file.md5}":
+            if not file.md5:
+                continue
+            found = digest_of(path, "md5")
+            if found != f"md5 {file.md5}":
                 raise FairbloomError(
                     f"{path} is not the original of {info.name}: its digest is {found}, and the"
                     f" original's md5 {file.md5}. Delete it, and it is downloaded again; or take it"
@@ -67,9 +70,10 @@ def _download(name: str, root: Path, files: Sequence[DataFile]) -> None:
                 fetched.replace(root / file.path)
     except Exception as error:  # no network, no such page, half a file, a full disk …
         lost = next((file.path for file in _missing(root, files)), "a file")
+        told = " ".join(str(error).split())[:300]
         raise FairbloomError(
             f"task = {name!r}: {lost} is not in {root} and"
-            f" cannot be downloaded ({type(error).__name__}: {' '.join(str(error).split())[:300]}):"
+            f" cannot be downloaded ({type(error).__name__}: {told}):"
             f" put the files there ({', '.join(file.path for file in files)}), or name the folder"
             f" that has them by --data-dir or {ENVIRONMENT}"
         ) from error

@@ -50,11 +50,9 @@ def load(setup: Setup, *, alpha: float, beta: float) -> Task:
     @cache
     def splits(client: str) -> Splits:
         inputs, targets = draw_examples(setup.seed, places[client], alpha, beta)
-        return splits_of(
-            torch.from_numpy(inputs.astype(np.float32)),
-            torch.from_numpy(targets),
-            split(np.arange(len(targets)), setup, client),
-        )
+        parts = split(np.arange(len(targets)), setup, client)
+        single = torch.from_numpy(inputs.astype(np.float32))
+        return splits_of(single, torch.from_numpy(targets), parts)
 
     return classify(setup, names, (INPUTS,), numbered(CLASSES), splits)
 

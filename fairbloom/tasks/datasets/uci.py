@@ -21,9 +21,8 @@ def describe_columns(schema: Schema, key: str, group: str) -> Schema:
 
     Raise FairbloomError if it cannot have these groups.
     """
-    found = schema.model_copy(
-        update={"groups": tuple(by.name for by in read_groups(key, split_names(group)))}
-    )
+    groups = read_groups(key, split_names(group))
+    found = schema.model_copy(update={"groups": tuple(by.name for by in groups)})
     for fault in find_wrong_groups(found, key):
         raise FairbloomError(fault)
     return found
@@ -31,27 +30,19 @@ def describe_columns(schema: Schema, key: str, group: str) -> Schema:
 
 def read_columns(path: Path, columns: Sequence[str], schema: Schema) -> Mapping[str, ColumnValues]:
     """Return the columns of a file that a schema describes; lines beginning with | are comments."""
+    reading = csv.ReadOptions(column_names=columns)
+    parsing = csv.ParseOptions(
+        invalid_row_handler=lambda row: "skip" if row.text.startswith("|") else "error"
+    )
+    converting = csv.ConvertOptions(column_types=dict.fromkeys(columns, pa.string()))
     try:
-        table = csv.read_csv(
-            path,
-            csv.ReadOptions(column_names=columns),
-            csv.ParseOptions(
-                invalid_row_handler=lambda row: "skip" if row.text.startswith("|") else "error"
-            ),
-            csv.ConvertOptions(column_types=dict.fromkeys(columns, pa.string())),
-        )
+        table = csv.read_csv(path, reading, parsing, converting)
     except (OSError, ValueError) as error:
         raise FairbloomError(f"{path}: {error}: put the original in its place") from error
     if not len(table):
         raise FairbloomError(f"{path} has no rows: put the original in its place")
-    found, faults = encode_columns(
-        ReadTable(
-            path,
-            {name: table.column(name) for name in columns},
-            np.arange(1, len(table) + 1),
-            "row",
-        ),
-        schema,
-    )
+    cells = {name: table.column(name) for name in columns}
+    read = ReadTable(path, cells, np.arange(1, len(table) + 1), "row")
+    found, faults = encode_columns(read, schema)
     raise_faults(faults)
     return found

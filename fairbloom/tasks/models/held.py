@@ -1,6 +1,7 @@
 """The tensors that a model holds besides its parameters, which a trial must leave unchanged."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,17 @@ def has_values(tensor: Tensor) -> bool:
     )
 
 
+def _buffers_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's own buffers that have a shape."""
+    own = module.named_buffers(recurse=False)
+    return {name: buffer for name, buffer in own if not is_lazy(buffer)}
+
+
+def _attributes_of(module: nn.Module) -> dict[str, Any]:
+    """Return a module's other attributes; PyTorch keeps parameters and buffers in dicts."""
+    return {name: value for name, value in vars(module).items() if not isinstance(value, dict)}
+
+
 class HeldTensors:
     """The tensors that a model's modules hold, other than parameters, as they are now.
 
@@ -29,33 +41,23 @@ class HeldTensors:
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = [*model.modules()]
-        self._buffers = [
-            {
-                name: buffer
-                for name, buffer in module.named_buffers(recurse=False)
-                if not is_lazy(buffer)
-            }
-            for module in self._modules
-        ]
-        self._attributes = [
-            {name: value for name, value in vars(module).items() if not isinstance(value, dict)}
-            for module in self._modules
-        ]
-        self._values = {
-            value: value.detach().clone()
-            for values in (*self._buffers, *self._attributes)
-            for value in values.values()
-            if isinstance(value, Tensor) and has_values(value)
-        }
+        self._buffers = list(map(_buffers_of, self._modules))
+        self._attributes = list(map(_attributes_of, self._modules))
+        self._values: dict[Tensor, Tensor] = {}
+        for held in (*self._buffers, *self._attributes):
+            for value in held.values():
+                if isinstance(value, Tensor) and has_values(value):
+                    self._values[value] = value.detach().clone()
 
     def has_other_buffers(self) -> bool:
         """Return whether a buffer is another tensor now, or has other values."""
-        return any(
-            buffer is not buffers.get(name)
-            or (buffer in self._values and not torch.equal(buffer, self._values[buffer]))
-            for module, buffers in zip(self._modules, self._buffers, strict=True)
-            for name, buffer in module.named_buffers(recurse=False)
-        )
+        for module, buffers in zip(self._modules, self._buffers, strict=True):
+            for name, buffer in module.named_buffers(recurse=False):
+                if buffer is not buffers.get(name):
+                    return True
+                if buffer in self._values and not torch.equal(buffer, self._values[buffer]):
+                    return True
+        return False
 
     @torch.no_grad()
     def restore(self) -> None:

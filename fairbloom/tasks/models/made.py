@@ -154,7 +154,8 @@ def make_up_examples(form: Form) -> Inputs:
         dtype = getattr(torch, kind)
         tensor = torch.zeros(EXAMPLES, *shape, dtype=dtype)
         if dtype.is_floating_point:
-            tensor = _wave(tensor.numel()).reshape(tensor.shape).to(dtype)
+            wave = _wave(tensor.numel())
+            tensor = wave.reshape(tensor.shape).to(dtype)
         tensors[name] = tensor
     if [*tensors] == [""]:
         return tensors[""]
@@ -309,7 +310,8 @@ def describe_made(task: Task) -> Made:
 
 def check_made(here: Made, there: Made, source: str) -> None:
     """Raise ReportableError unless a model is made here as it was there, in `source`."""
-    if explained := here.explain_difference(there, source):
+    explained = here.explain_difference(there, source)
+    if explained:
         raise ReportableError(explained)
 
 
@@ -323,20 +325,22 @@ def _digest_arrays(model: nn.Module) -> tuple[dict[str, str], dict[str, str]]:
         for name, each in [*model.named_parameters(), *model.named_buffers()]
         if has_values(each)
     }
-    others = {
-        f"{path}.{name}".lstrip("."): _digest(value)
-        for path, module in model.named_modules()
-        for name, value in vars(module).items()
-        if (isinstance(value, Tensor) and has_values(value))
-        or (isinstance(value, np.ndarray) and not value.dtype.hasobject)
-    }
+    others: dict[str, str] = {}
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            is_tensor = isinstance(value, Tensor) and has_values(value)
+            is_array = isinstance(value, np.ndarray) and not value.dtype.hasobject
+            if is_tensor or is_array:
+                others[f"{path}.{name}".lstrip(".")] = _digest(value)
     return arrays, others
 
 
 def _digest(array: Tensor | NDArray[Any]) -> str:
     if isinstance(array, Tensor):
-        array = _as_real(array).contiguous().view(torch.uint8).numpy()
-    return blake3(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data).hexdigest()
+        whole = _as_real(array).contiguous()
+        array = whole.view(torch.uint8).numpy()
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return blake3(flat.view(np.uint8).data).hexdigest()
 
 
 def _list_changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

@@ -92,13 +92,17 @@ def _arrays_in(path: str, module: nn.Module) -> Iterator[str]:
     return (f"{text_if(path, f'{path}.')}{name}" for name in module.state_dict())
 
 
+def _norms(model: nn.Module) -> set[str]:
+    """Return the arrays of the layers that normalise."""
+    found: set[str] = set()
+    for path, module in model.named_modules():
+        if isinstance(module, NORMS):
+            found.update(_arrays_in(path, module))
+    return found
+
+
 PARTS: Mapping[str, Callable[[nn.Module, str], set[str]]] = {
     "head": _head,
     "body": lambda model, output: set(model.state_dict()) - _head(model, output),
-    "norm": lambda model, output: {
-        name
-        for path, module in model.named_modules()
-        if isinstance(module, NORMS)
-        for name in _arrays_in(path, module)
-    },
+    "norm": lambda model, output: _norms(model),
 }

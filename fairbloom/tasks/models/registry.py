@@ -173,7 +173,8 @@ def _check_outputs(name: str, model: nn.Module, example: Tensor, outputs: int) -
         answer = model.eval()(example)
     except Exception as error:  # a user's model may raise anything
         why = f"({type(error).__name__}: {' '.join(str(error).split())})"
-        if without := _find_batch_norm(model, example):
+        without = _find_batch_norm(model, example)
+        if without:
             raise FairbloomError(
                 f"model = {name!r}: it takes two examples, but not one {why}: its BatchNorm"
                 f" ({join_names(without)}) has no running statistics, so an output depends on the"
@@ -265,7 +266,8 @@ def sendable(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def arrays_of(state: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
     """Return a model's state as NumPy arrays; they share its memory if that is the processor's."""
-    return {name: tensor.numpy() for name, tensor in on_processor(sendable(state)).items()}
+    here = on_processor(sendable(state))
+    return {name: tensor.numpy() for name, tensor in here.items()}
 
 
 def on_processor(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -306,8 +308,6 @@ def shared_parameters(model: nn.Module) -> dict[str, str]:
 
 def frozen_parameters(model: nn.Module) -> tuple[str, ...]:
     """Return the names of the parameters that are not trained: their requires_grad is False."""
-    return tuple(
-        name
-        for name, value in model.state_dict(keep_vars=True).items()
-        if isinstance(value, nn.Parameter) and not value.requires_grad
-    )
+    arrays = model.state_dict(keep_vars=True).items()
+    parameters = [(name, value) for name, value in arrays if isinstance(value, nn.Parameter)]
+    return tuple(name for name, value in parameters if not value.requires_grad)

@@ -90,12 +90,10 @@ def _import_models(model: str) -> Any:
 
 def _replace_batch_norm(network: nn.Module, *, one_group: bool) -> bool:
     """Replace each BatchNorm by a GroupNorm of the same channels; return whether there is one."""
-    found = [
-        (module, name, child)
-        for module in network.modules()
-        for name, child in module.named_children()
-        if isinstance(child, _BatchNorm)
-    ]
+    found = []
+    for module in network.modules():
+        layers = module.named_children()
+        found += [(module, name, child) for name, child in layers if isinstance(child, _BatchNorm)]
     for module, name, child in found:
         groups = 1 if one_group else count_groups(child.num_features)
         setattr(module, name, nn.GroupNorm(groups, child.num_features, eps=child.eps))
@@ -113,7 +111,8 @@ def _check_size(network: nn.Module, model: str, shape: Shape) -> None:
     if _takes(network, channels, *sides):
         return
     # Without any, a layer may have no form on the meta device: the trial step tells.
-    if possible := [f"{side}" for side in SIDES if _takes(network, channels, side, side)]:
+    possible = [f"{side}" for side in SIDES if _takes(network, channels, side, side)]
+    if possible:
         raise FairbloomError(
             f"model = {model!r} cannot take images of {' × '.join(map(str, sides))} pixels, but of"
             f" {join_names(possible)} on a side: choose such a size, for your images by"

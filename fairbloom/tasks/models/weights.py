@@ -56,11 +56,11 @@ def load_initial_weights(model: nn.Module, path: str) -> None:
     *_, (final, _) = model.named_parameters()
     layer = final.rpartition(".")[0]
     last = {name for name in own if name.rpartition(".")[0] == layer}
-    given = {
-        name: array
-        for stored, array in read_weights(expand_home(path)).items()
-        if (name := _name_in(own, stored)) in own or not name.startswith(AUXILIARY)
-    }
+    given: dict[str, Tensor] = {}
+    for stored, array in read_weights(expand_home(path)).items():
+        name = _name_in(own, stored)
+        if name in own or not name.startswith(AUXILIARY):
+            given[name] = array
     for name, first in shared_parameters(model).items():
         for one, other in ((name, first), (first, name)):
             if one in given:
@@ -103,7 +103,8 @@ def _name_in(own: Collection[str], name: str) -> str:
 
 def digest_weights(path: str) -> str:
     """Return the digest of a file's arrays, which deployed clients compare."""
-    return digest_arrays(arrays_of(read_weights(expand_home(path))))
+    weights = read_weights(expand_home(path))
+    return digest_arrays(arrays_of(weights))
 
 
 def read_weights(path: Path) -> Mapping[str, Tensor]:
