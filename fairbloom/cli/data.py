@@ -96,8 +96,11 @@ def data(
         print(json.dumps(described, indent=2))
     else:
         for name, rows in described.items():
-            if headings := list(dict.fromkeys(heading for row in rows for heading in row)):
-                cells = [[Cell.of(row.get(heading, "")) for heading in headings] for row in rows]
+            headings = list(dict.fromkeys(heading for row in rows for heading in row))
+            cells = []
+            for row in rows:
+                cells.append([Cell.of(row.get(heading, "")) for heading in headings])
+            if headings:
                 show_table(Table(name, name, headings, cells))
         if chosen.data_dir:
             _print_names_to_change(load_task(chosen).clients)
@@ -115,9 +118,10 @@ def _write(task: Task, page: Path | None, table: Path | None) -> None:
         rows = task.tabulate()
         keys = dict.fromkeys(key for row in rows for key in row)
         headings = ["all" if key is None else key for key in keys]
-        _write_file(
-            table, format_rows([headings, *([row.get(key, "") for key in keys] for row in rows)])
-        )
+        cells = [headings]
+        for row in rows:
+            cells.append([row.get(key, "") for key in keys])
+        _write_file(table, format_rows(cells))
 
 
 def write_page(
@@ -140,7 +144,8 @@ def _print_names_to_change(clients: Sequence[str]) -> None:
     """Print the names that no device of a federation can have."""
     from fairbloom.deploy.pki import NAME, NAME_RULE  # late: few need cryptography here
 
-    if refused := [name for name in clients if not NAME.fullmatch(name)]:
+    refused = [name for name in clients if not NAME.fullmatch(name)]
+    if refused:
         console.print(
             Text(f"fairbloom deploy enroll refuses {join_names(refused)}: {NAME_RULE}"),
             soft_wrap=True,

@@ -97,11 +97,12 @@ def init(
 ) -> None:
     """Create the folder of a federation: certificate authority, server certificate, settings."""
     made = Federation.init(folder, host, port)
+    unit = (folder / SERVER_UNIT.name).absolute()
     print(
         f"{folder}: devices reach the server at {made.server}\n"
         f"start it with\n  fairbloom server --dir {shlex.quote(str(folder))}\n"
         "or, for good, as a service:\n"
-        f"  sudo systemctl enable --now {shlex.quote(str((folder / SERVER_UNIT.name).absolute()))}"
+        f"  sudo systemctl enable --now {shlex.quote(str(unit))}"
     )
 
 
@@ -166,7 +167,8 @@ def enroll(
         print(f"{name}: {bundle}", flush=True)
         federation.note("enroll", client=name)
     enrolled = federation.enrolled()
-    if far := describe_clients_beyond(enrolled, len(enrolled)):
+    far = describe_clients_beyond(enrolled, len(enrolled))
+    if far:
         say(f"where data are dealt to clients: {far}")
 
 
@@ -254,8 +256,11 @@ def profiles(
     from fairbloom.tables.letters import NUMBER, compare_letters
     from fairbloom.tables.schema import EVERY_FILE
 
-    given = {**parse_assignments(settings), **({"csv.target": target} if target else {})}
-    if other := [*given.keys() - {"csv.target", "csv.missing", "csv.kind"}]:
+    given = dict(parse_assignments(settings))
+    if target:
+        given["csv.target"] = target
+    other = [*given.keys() - {"csv.target", "csv.missing", "csv.kind"}]
+    if other:
         raise DeployError(f"--set {other[0]}: write csv.target, csv.missing or csv.kind")
     Settings.of({"task": "csv", **given})  # raises an error for an impossible value
     found = of_clients.read_letters(federation, letters)
@@ -263,12 +268,10 @@ def profiles(
     print("\n".join(of_clients.describe_findings(findings)) or "no client stands out")
     if page is not None:
         # by its name: a bare server lacks what draws it
-        imported("page", "fairbloom.cli.data:write_page")(
-            page,
-            fields,
-            findings,
-            [say_and_propose(each, NUMBER, dict.fromkeys(found, EVERY_FILE)) for each in findings],
-        )
+        write_page = imported("page", "fairbloom.cli.data:write_page")
+        files = dict.fromkeys(found, EVERY_FILE)
+        advice = [say_and_propose(each, NUMBER, files) for each in findings]
+        write_page(page, fields, findings, advice)
     if write_schema is not None:
         wanted = {key.removeprefix("csv."): value for key, value in given.items()}
         print("\n".join(of_clients.write_schema(found, findings, write_schema, wanted)))

@@ -1,11 +1,11 @@
 """The commands `fairbloom client`, of which `run` is the default."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import click
 import typer
@@ -121,6 +121,18 @@ def find_state_dir(place: Path) -> Path:
     return Path(ClientSettings.of({}, place).state_dir) if place.suffix == ".toml" else place
 
 
+def _limits_at(place: Path) -> Mapping[str, Any]:
+    """Return the owner's limits by a client.toml; a state-dir alone names none."""
+    if place.suffix != ".toml":
+        return {}
+    return ClientSettings.of({}, place).limits
+
+
+def _print_escaped(lines: Iterable[str]) -> None:
+    """Print lines that may have words of others, which cannot steer the terminal."""
+    print("\n".join(map(escape_unprintable, lines)))
+
+
 @client.command(epilog="Example: fairbloom client accept client.toml")
 def accept(
     place: StatePlace,
@@ -168,7 +180,7 @@ def accept(
     if settings is not None:
         from fairbloom.deploy.device.profile import find_faults, send_answer
 
-        print("\n".join(map(escape_unprintable, find_faults(settings, text))))
+        _print_escaped(find_faults(settings, text))
     accepts = yes or typer.confirm(
         "Accept this schema, so that runs may read this device's data by it?"
     )
@@ -233,8 +245,9 @@ def log(
     if as_json:
         print(json.dumps(list(entries), indent=2))
         return
-    limits = ClientSettings.of({}, place).limits if place.suffix == ".toml" else {}
-    print("\n".join([*describe_entries(entries), *Questions(folder).describe(Limits.of(limits))]))
+    limits = Limits.of(_limits_at(place))
+    lines = [*describe_entries(entries), *Questions(folder).describe(limits)]
+    print("\n".join(lines))
 
 
 @client.command(epilog="Example: fairbloom client release show client.toml")
@@ -253,8 +266,7 @@ def release(
 
     folder = find_state_dir(place)
     if choice != "show":
-        limits = ClientSettings.of({}, place).limits if place.suffix == ".toml" else {}
-        choose(folder, choice, limits.get("release", "take"))
+        choose(folder, choice, _limits_at(place).get("release", "take"))
     print("\n".join(describe_models(folder)) or "no model is kept here: a run brings one")
 
 
@@ -301,14 +313,12 @@ def profile(
     settings = ClientSettings.of({}, config)
     site = profiles.read_site(settings)
     print("Only this screen shows:")
-    print(
-        "\n".join(map(escape_unprintable, profiles.show_site(settings, site)))
-        or "nothing stands out"
-    )
+    _print_escaped([*profiles.show_site(settings, site)] or ["nothing stands out"])
     with profiles.lock_sent(settings):
-        chosen = profiles.choose_letter(settings, site, str(datetime.now(UTC).date()))
+        today = datetime.now(UTC).date()
+        chosen = profiles.choose_letter(settings, site, str(today))
         print(f"\n{chosen.note}This would leave:")
-        print("\n".join(map(escape_unprintable, profiles.describe_letter(chosen.letter))))
+        _print_escaped(profiles.describe_letter(chosen.letter))
         print(encode_letter(chosen.letter).decode())
         if yes or typer.confirm(f"May it leave, to {out or settings.server}?"):
             profiles.send(settings, chosen, out)
@@ -335,11 +345,12 @@ def describe(
     settings = ClientSettings.of({}, config)
     text = read_own_schema(settings, schema)
     with profiles.lock_sent(settings):
-        chosen, note = profiles.choose_table(settings, text, str(datetime.now(UTC).date()))
+        today = datetime.now(UTC).date()
+        chosen, note = profiles.choose_table(settings, text, str(today))
         print(f"{note}This would leave:")
         for name, letter in chosen.table.letters.items():
             print(f"{name or 'all rows'}:")
-            print("\n".join(map(escape_unprintable, profiles.describe_letter(letter))))
+            _print_escaped(profiles.describe_letter(letter))
         if yes or typer.confirm(f"May it leave, to {settings.server}?"):
             profiles.send_table(settings, chosen)
             print(f"it has left, to {settings.server}")
@@ -369,7 +380,8 @@ def data(config: ClientToml, schema: SchemaOption = None) -> None:
             rows = [{**rows[0], "client": settings.name}]
         table = Table(*headings, title=name, title_justify="left")
         for row in rows:
-            table.add_row(*(Text(str(row.get(heading, ""))) for heading in headings))
+            cells = [str(row.get(heading, "")) for heading in headings]
+            table.add_row(*map(Text, cells))
         if rows:
             Terminal().print(table)
     if any("problem" in row for row in described["clients"]):
@@ -385,7 +397,8 @@ def read_own_schema(settings: ClientSettings, schema: Path | None) -> str:
     if schema is not None:
         return read_schema(str(schema))
     schemas = Schemas(Path(settings.state_dir))
-    if accepted := schemas.accepted():
+    accepted = schemas.accepted()
+    if accepted:
         return schemas.text_of(accepted[-1])
     raise FairbloomError("no schema is accepted yet: name one, --schema FILE")
 
@@ -438,7 +451,8 @@ def show_account(config: ClientToml) -> None:
     """Show what the account allows, and what is left."""
     from fairbloom.client.private.opening import describe_account, known_account
 
-    print("\n".join(describe_account(known_account(ClientSettings.of({}, config).node()))))
+    known = known_account(ClientSettings.of({}, config).node())
+    print("\n".join(describe_account(known)))
 
 
 @account.command("resume", epilog="Example: fairbloom client account resume client.toml")
@@ -446,7 +460,8 @@ def resume_account(config: ClientToml) -> None:
     """Let a halted account work again, after its owner has read why in the log."""
     from fairbloom.client.private.opening import known_account
 
-    known_account(ClientSettings.of({}, config).node()).ledger.resume()
+    known = known_account(ClientSettings.of({}, config).node())
+    known.ledger.resume()
     print("resumed; what was charged stays spent")
 
 

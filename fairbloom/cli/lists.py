@@ -58,8 +58,9 @@ def methods(names: Sequence[str] = (), *, as_json: bool = False) -> None:
     """
     _show_described([describe_method(name) for name in names or METHODS], as_json)
     if not names and not as_json:
-        summary = (inspect.getdoc(FromTorchJD) or "").partition("\n\n")[0]
-        _print(f"[b]{TORCHJD}upgrad[/] and its like  {escape(' '.join(summary.split()))}", indent=0)
+        first_paragraph = (inspect.getdoc(FromTorchJD) or "").partition("\n\n")[0]
+        summary = " ".join(first_paragraph.split())
+        _print(f"[b]{TORCHJD}upgrad[/] and its like  {escape(summary)}", indent=0)
 
 
 @command(names="[NAME]...")
@@ -92,9 +93,10 @@ def settings(names: Sequence[str] = (), *, as_json: bool = False) -> None:
             )
     shown = defaults
     if words:
-        shown = {
-            key: value for key, value in defaults.items() if any(word in key for word in words)
-        }
+        shown = {}
+        for key, value in defaults.items():
+            if any(word in key for word in words):
+                shown[key] = value
     if as_json:
         print(json.dumps(shown, indent=2))
         return
@@ -185,17 +187,18 @@ def _print(markup: str, indent: int = 4) -> None:
 
 def show_recipes(recipes: Sequence["Recipe"], ran: int, printed: int) -> None:
     """Print the recipes: what each is, its data, and of how many printed numbers it `ran`."""
-    cells = [
-        [
-            Cell(recipe.name),
-            Cell(recipe.title),
-            Cell(", ".join(recipe.tasks)),
-            Cell.of(len(recipe.rows)),
-            Cell.of(recipe.runs),
-            Cell(recipe.ran_in_words),
-        ]
-        for recipe in recipes
-    ]
+    cells = []
+    for recipe in recipes:
+        cells.append(
+            [
+                Cell(recipe.name),
+                Cell(recipe.title),
+                Cell(", ".join(recipe.tasks)),
+                Cell.of(len(recipe.rows)),
+                Cell.of(recipe.runs),
+                Cell(recipe.ran_in_words),
+            ]
+        )
     note = (
         f"runs: with the recipe's number of seeds. {ran} of {printed} printed numbers were run; no"
         " data: they were not at hand"

@@ -66,22 +66,18 @@ def show_runs(listed: Sequence[ListedRun], note: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps([asdict(run) for run in listed], indent=2))
         return
-    cells = [
-        [
-            Cell(run.name),
-            Cell(run.method),
-            Cell(run.fault or f"{run.rounds_done} of {run.num_rounds}"),
-            Cell(run.mean),
-        ]
-        for run in listed
-    ]
+    cells = []
+    for run in listed:
+        rounds = run.fault or f"{run.rounds_done} of {run.num_rounds}"
+        cells.append([Cell(run.name), Cell(run.method), Cell(rounds), Cell(run.mean)])
     show_table(Table("runs", "", ("run", "method", "rounds", "mean"), cells, note))
 
 
 def show_result(result: Any, as_json: bool) -> None:
     """Print a result as tables, or as JSON."""
     if as_json:
-        print(json.dumps(describe(result) if isinstance(result, Run) else result.as_json, indent=2))
+        described = describe(result) if isinstance(result, Run) else result.as_json
+        print(json.dumps(described, indent=2))
     else:
         result.show()
 
@@ -96,7 +92,8 @@ def describe(run: Run) -> dict[str, Any]:
         "clients": {score.name: run.final(score) for score in run.scores},
         "scores": [scored.as_row() for scored in scores_of(run) if scored.values],
     }
-    if (groups := run.by_group()) is not None:
+    groups = run.by_group()
+    if groups is not None:
         about |= {"groups": groups.rows(), "gaps": groups.gap_rows()}
     return about
 

@@ -38,11 +38,14 @@ METAVARS = {
 # The defaults of options that are other than the function's.
 DEFAULTS = {"jobs": processors_here(), "settings": list[str]()}
 
+# The settings of the options of all studies.
+STUDY_KEYS = as_settings(dict.fromkeys(StudyOptions.__annotations__))
+
 # The help of options that several commands share.
 SAID = {
     **{
-        name: SETTINGS[next(iter(as_settings({name: None})))].description
-        for name in StudyOptions.__annotations__
+        name: SETTINGS[key].description
+        for name, key in zip(StudyOptions.__annotations__, STUDY_KEYS, strict=True)
     },
     **{name: SETTINGS[name].description for name in ("task", "method", "seed")},
     "data_dir": "The folder that the task reads its data from",
@@ -180,15 +183,11 @@ def command(
             carry_out(**values)
 
         # The text before the parameters, without the sentence that refers to another function's.
-        text = (
-            inspect.cleandoc(str(function.__doc__))
-            .partition("\nParameters\n----------\n")[0]
-            .replace("`", "")
-        )
+        documented = inspect.cleandoc(str(function.__doc__))
+        text = documented.partition("\nParameters\n----------\n")[0].replace("`", "")
         parts = [" ".join(part.split()) for part in text.strip().split("\n\n")]
-        called.__doc__ = "\n\n".join(
-            part for part in parts if not part.startswith("The parameters that are not")
-        ).replace("The same call", "The same command")
+        kept = [part for part in parts if not part.startswith("The parameters that are not")]
+        called.__doc__ = "\n\n".join(kept).replace("The same call", "The same command")
         called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         vars(called)["__signature__"] = inspect.Signature(parameters)
         return called

@@ -54,14 +54,12 @@ def read_new_data(
 def data_of_table(table: ReadTable, preprocessing: Preprocessing) -> NewData:
     """Return the new data in the rows of a table."""
     values = values_of(table, preprocessing)
-    batches = (
-        from_numpy(
-            preprocessing.inputs(
-                {name: each[start : start + EVALUATION_BATCH] for name, each in values.items()}
-            )
-        )
-        for start in range(0, len(table), EVALUATION_BATCH)
-    )
+
+    def batch(start: int) -> Tensor:
+        chosen = {name: each[start : start + EVALUATION_BATCH] for name, each in values.items()}
+        return from_numpy(preprocessing.inputs(chosen))
+
+    batches = map(batch, range(0, len(table), EVALUATION_BATCH))
     # Excel takes UTF-8 without a mark for the computer's old encoding. Files that Excel may have
     # written get predictions with a mark: workbooks, and texts that are not in plain UTF-8.
     is_plain = table.file.encoding.lower() in ("utf-8", "utf8")
@@ -99,14 +97,17 @@ def _read_arrays(path: Path, preprocessing: Preprocessing) -> NewData:
         inputs = preprocessing.array_inputs(x)
     except ValueError as error:
         raise FairbloomError(f"{path}: x {error}") from error
-    if len(invalid := np.flatnonzero(~np.isfinite(inputs.reshape(len(x), -1)).all(axis=1))):
+    is_finite = np.isfinite(inputs.reshape(len(x), -1))
+    invalid = np.flatnonzero(~is_finite.all(axis=1))
+    if len(invalid):
         problems = [
             (int(row), f"example {row} holds NaN, or a number that float32 cannot hold")
             for row in invalid
         ]
         raise FairbloomError(list_problems(str(path), problems, len(x), "examples"))
     batches = from_numpy(inputs).split(EVALUATION_BATCH)  # type: ignore[no-untyped-call]
-    return NewData({"example": map(str, range(len(x)))}, iter(batches))
+    numbers = map(str, range(len(x)))
+    return NewData({"example": numbers}, iter(batches))
 
 
 def _read_images(path: Path, preprocessing: Preprocessing) -> NewData:
@@ -124,10 +125,10 @@ def _read_images(path: Path, preprocessing: Preprocessing) -> NewData:
     files = [by_name[name] for name in names]
     height, width = preprocessing.shape[1:]
     size = None if preprocessing.resized else (width, height)
-    if faults := [*find_unfit(files, size, f"the model takes {width}×{height}")]:
-        raise FairbloomError(
-            list_problems(str(path), [*enumerate(map(str, faults))], len(files), "images")
-        )
+    unfit = find_unfit(files, size, f"the model takes {width}×{height}")
+    problems = [*enumerate(map(str, unfit))]
+    if problems:
+        raise FairbloomError(list_problems(str(path), problems, len(files), "images"))
     batches = (
         image_inputs(files[start : start + IMAGES_AT_ONCE], preprocessing.shape)
         for start in range(0, len(files), IMAGES_AT_ONCE)
@@ -140,12 +141,13 @@ def _find_images(folder: Path) -> dict[str, Path]:
 
     Raise FairbloomError if there are other files.
     """
-    files = {
-        path.as_posix(): file
-        for file in folder.rglob("*")
-        if all(map(is_visible, (path := file.relative_to(folder)).parts)) and not file.is_dir()
-    }
-    if others := [file for file in files.values() if file.suffix.lower() not in PICTURES]:
+    files: dict[str, Path] = {}
+    for file in folder.rglob("*"):
+        path = file.relative_to(folder)
+        if all(map(is_visible, path.parts)) and not file.is_dir():
+            files[path.as_posix()] = file
+    others = [file for file in files.values() if file.suffix.lower() not in PICTURES]
+    if others:
         raise FairbloomError(
             f"{folder} has files that are no pictures that are read, {count_endings(others)}: save"
             " them as .png, or take them out"

@@ -24,10 +24,10 @@ def table_of_frame(frame: "pandas.DataFrame", file: SchemaFile) -> ReadTable:
     import pyarrow as pa  # imported late, as in reading files
 
     path = Path("the data frame")
-    columns = [
-        pa.chunked_array([[*map(str, cells.astype(object).where(~cells.isna(), ""))]], pa.string())
-        for _, cells in frame.items()
-    ]
+    columns = []
+    for _, cells in frame.items():
+        filled = cells.astype(object).where(~cells.isna(), "")
+        columns.append(pa.chunked_array([[*map(str, filled)]], pa.string()))
     return ReadTable(
         path,
         columns_by_name(path, [*map(str, frame.columns)], columns),
@@ -39,7 +39,8 @@ def table_of_frame(frame: "pandas.DataFrame", file: SchemaFile) -> ReadTable:
 
 def texts_of(table: ReadTable, name: str) -> list[str]:
     """Return the cells of a column as text, unchanged."""
-    if (cells := table.columns[name]) is None:
+    cells = table.columns[name]
+    if cells is None:
         return [""] * len(table)
     return ["" if cell is None else str(cell) for cell in cells.to_pylist()]
 
@@ -53,15 +54,16 @@ def values_of(table: ReadTable, preprocessing: Preprocessing) -> dict[str, NDArr
         )
     found, faults = read_columns(table, schema, [*schema.inputs])
     wrong = [fault for fault in faults if isinstance(fault, CellError)]
-    if of_columns := [str(each) for each in wrong if each.rows is None]:
+    of_columns = [str(each) for each in wrong if each.rows is None]
+    if of_columns:
         raise FairbloomError("; ".join(of_columns))
     problems = [(each.line, str(each)) for each in wrong if each.why != "missing"]
-    problems += [
-        (line, f"{table.unit} {line}, column {name!r} has no value, and training filled none in")
-        for name, column in found.items()
-        if schema.missing_of(name) != "fill"
-        for line in table.lines[is_missing(column)].tolist()
-    ]
+    for name, column in found.items():
+        if schema.missing_of(name) == "fill":
+            continue
+        fault = f"column {name!r} has no value, and training filled none in"
+        for line in table.lines[is_missing(column)].tolist():
+            problems.append((line, f"{table.unit} {line}, {fault}"))
     if problems:
         raise FairbloomError(list_problems(str(table.path), problems, len(table), "rows"))
     return found

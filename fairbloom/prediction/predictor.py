@@ -166,14 +166,14 @@ class Predictor:
             fold(each) for name in preprocessing.dictionary.inputs for each in own.names_of(name)
         }
         named = [str(name) for name in frame.index.names if name is not None]
-        if index := [name for name in named if fold(name) in columns]:
+        index = [name for name in named if fold(name) in columns]
+        if index:
             raise FairbloomError(
                 f"the data frame has {join_names(index)} as its index, which is not read: make it a"
                 " column by reset_index(), or drop it by reset_index(drop=True)"
             )
-        return frame.assign(
-            **self._predict(data_of_table(table_of_frame(frame, own), preprocessing))
-        )
+        source = data_of_table(table_of_frame(frame, own), preprocessing)
+        return frame.assign(**self._predict(source))
 
     def predict_file(self, path: Path, out: Path, split: str = "") -> int:
         """Write a CSV file with new data and the predictions, and return their number.
@@ -212,13 +212,13 @@ class Predictor:
             **{name: map(write, values.tolist()) for name, values in predictions.items()},
         }
         lines = StringIO(newline="")
-        csv.writer(lines, delimiter=source.delimiter).writerows(
-            chain([tuple(columns)], zip(*columns.values(), strict=True))
-        )
+        rows = zip(*columns.values(), strict=True)
+        csv.writer(lines, delimiter=source.delimiter).writerows(chain([tuple(columns)], rows))
         text = lines.getvalue()
         with explain_write_errors(out.name, out.parent):  # ASCII needs no mark
             write_whole(out, text.encode("utf-8" if text.isascii() else source.encoding))
-        return len(next(iter(predictions.values())))
+        first, *_ = predictions.values()
+        return len(first)
 
     def _read_split(self, path: Path, split: str, preprocessing: Preprocessing) -> NewData:
         """Return the rows of one split of a client's file, which is read as the run read it."""
@@ -261,14 +261,8 @@ class Predictor:
             predictions.append(preprocessing.decode(self.outputs(batch)))
             if preprocessing.form == TABLE:
                 clipped.append(_name_clipped(preprocessing, batch.numpy()))
-                far.update(
-                    {
-                        name: len(rows)
-                        for name, rows in find_beyond(
-                            preprocessing.columns, batch.numpy(), FAR
-                        ).items()
-                    }
-                )
+                beyond = find_beyond(preprocessing.columns, batch.numpy(), FAR)
+                far.update({name: len(rows) for name, rows in beyond.items()})
         target = preprocessing.target or "target"
         columns = {} if source.truth is None else {f"true_{target}": source.truth}
         columns[f"predicted_{target}"] = np.concatenate(
@@ -290,7 +284,8 @@ class Predictor:
                 MAX_INPUT,
                 CLIPPED,
             )
-        if clash := [name for name in columns if name in source.columns]:
+        clash = [name for name in columns if name in source.columns]
+        if clash:
             raise FairbloomError(
                 f"there is a column {clash[0]!r} already, as a prediction is called: rename it"
             )
@@ -502,7 +497,8 @@ def _load_task(folder: Path, settings: Mapping[str, Any]) -> Task:
 
 def check_made_of(folder: Path, task: Task) -> None:
     """Raise FairbloomError if the model of a run's task is made here otherwise than in the run."""
-    if (there := MADE.read(folder)) is not None:
+    there = MADE.read(folder)
+    if there is not None:
         here = Made.of(task.model(), there.form, task.output)
         check_made(here, there, f"the run in {folder}")
 
@@ -540,11 +536,11 @@ def _own_folder(folder: Path, settings: Mapping[str, Any], client: str, need: st
 
     `need` is the reason why a client must be named, or "".
     """
-    if kept := read_kept(folder):
+    kept = read_kept(folder)
+    if kept:
         return folder.parent / str(kept["states"])
-    names = tuple(sorted({row["client"] for row in CLIENTS.read(folder)})) or (
-        KNOWN.read(folder).known
-    )
+    asked = {row["client"] for row in CLIENTS.read(folder)}
+    names = tuple(sorted(asked)) or KNOWN.read(folder).known
     if not client and need:
         raise FairbloomError(
             f"{folder}: {need}: name a client by --client with one of"
@@ -566,7 +562,8 @@ def _own_preprocessing(folder: Path, own: Path, client: str) -> Preprocessing:
     together = PREPROCESSING.read(own.parent)
     if together is not None and client in together.moments:
         return together.of_client(client, together.moments[client])
-    if (kept := PREPROCESSING.read(own)) is not None:
+    kept = PREPROCESSING.read(own)
+    if kept is not None:
         return kept
     raise FairbloomError(
         f"the means and deviations of client {client} are not in {folder}: predict on its own"
@@ -586,7 +583,8 @@ def _personal_arrays(
         if read_kept(folder)
         else ClientStates(Versions(own.parent), client)
     )
-    if (found := states.find(PERSONAL_MODEL, before=sys.maxsize)) is None:
+    found = states.find(PERSONAL_MODEL, before=sys.maxsize)
+    if found is None:
         raise FairbloomError(
             f"{own} has no personal model: clients that have trained have one with a method for"
             " personal models (ditto), or with the setting personal-lambda or personal-parameters,"
@@ -606,7 +604,8 @@ def global_arrays(folder: Path, model: str, settings: Mapping[str, Any]) -> Mapp
         )
     arrays = BEST.read(folder) if model == BEST_MODEL else _last_arrays(folder)
     # A device stores it with the model, as it may not have the methods' solver.
-    if (serves := read_kept(folder).get("serves")) is None:
+    serves = read_kept(folder).get("serves")
+    if serves is None:
         from fairbloom.strategies.registry import served_model  # imported late
 
         serves = served_model(str(settings.get("method", "")))
@@ -620,7 +619,8 @@ def global_arrays(folder: Path, model: str, settings: Mapping[str, Any]) -> Mapp
 
 def _last_arrays(folder: Path) -> Mapping[str, Any]:
     """Return the global model after the last round."""
-    if (arrays := read_model(folder)) is None:
+    arrays = read_model(folder)
+    if arrays is None:
         raise FairbloomError(f"{folder} has no {MODEL.name} yet: no round is finished")
     if not is_finished(folder):
         log.warning("the run in %s is not finished: its last checkpoint predicts", folder)
