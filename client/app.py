@@ -122,7 +122,8 @@ def train(message: Message, context: Context) -> Message:
         if local.gate.min_rows > 1 and terms.server_round == 1:
             check_first_model(local, received, rounded=terms.codec.rounds_model)
         update = train_client(local, received, terms, vectors)
-        if place := local.settings.state_dir:
+        place = local.settings.state_dir
+        if place:
             with suppress(OSError):  # without the note, a later run's weights need their owner
                 note(Path(place), TRAINED, fingerprint_of(local.settings))
         metrics = MetricRecord({**update.metrics, **_name_rows(local)})

@@ -48,9 +48,8 @@ def make_augmentation(work: LocalWork) -> Augment | None:
 
         def change(inputs: Inputs) -> Inputs:
             images = _images_of(name, inputs)
-            return change_images(
-                name, images, torch.from_numpy(random.random((len(images), DRAWS)))
-            )
+            drawn = random.random((len(images), DRAWS))
+            return change_images(name, images, torch.from_numpy(drawn))
 
         return change
     return partial(
@@ -128,7 +127,8 @@ def _change_each(name: str, transform: Callable[[Tensor], Tensor], inputs: Input
             " several tensors: change them in the model or in collate_fn"
         )
     changed = [transform(image) for image in inputs]
-    if other := [tuple(image.shape) for image in changed if image.shape != inputs.shape[1:]]:
+    other = [tuple(image.shape) for image in changed if image.shape != inputs.shape[1:]]
+    if other:
         raise ReportableError(
             f"augment = {name!r} makes shape {other[0]} of an example of shape"
             f" {tuple(inputs.shape[1:])}: it must keep the shape, as by a crop that pads, or is"

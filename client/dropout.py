@@ -172,10 +172,10 @@ class CountedDraws(Draws):
 
     def masks(self, drops: Sequence[Drop], sizes: Sequence[int]) -> list[Tensor]:
         """Return the masks of a step; see Draws."""
-        masks = [
-            self._mask(call, drop._replace(shape=(max(sizes), *drop.shape[1:])), len(sizes))
-            for call, drop in enumerate(drops)
-        ]
+        masks = []
+        for call, drop in enumerate(drops):
+            widest = drop._replace(shape=(max(sizes), *drop.shape[1:]))
+            masks.append(self._mask(call, widest, len(sizes)))
         if masks:
             self._step += 1
         return masks

@@ -61,10 +61,10 @@ def measure_groups(
     units
         The unit of each example, as an index.
     """
-    values = {
-        score: torch.as_tensor(numbers).cpu().double().numpy()
-        for score, numbers in measured.items()
-    }
+    values = {}
+    for score, numbers in measured.items():
+        here = torch.as_tensor(numbers).cpu()
+        values[score] = here.double().numpy()
     for score, numbers in values.items():
         if numbers.shape != (len(groups),):
             raise ReportableError(
@@ -119,7 +119,8 @@ def _count(
     bins: NDArray[np.int64], shape: tuple[int, int], weights: NDArray[np.float64] | None = None
 ) -> list[list[Any]]:
     """Return the number of examples in each bin, or the sum of their weights, as rows."""
-    return np.bincount(bins, weights, minlength=math.prod(shape)).reshape(shape).tolist()
+    counted = np.bincount(bins, weights, minlength=math.prod(shape))
+    return counted.reshape(shape).tolist()
 
 
 def _count_units(

@@ -214,16 +214,11 @@ class ClientRound(ABC):
         """Start the rules that correct steps."""
         for rule in self._rules:
             if isinstance(rule, Corrector):
-                self._started = [
-                    start_rule(
-                        client,
-                        rule,
-                        self._received,
-                        self._terms.of_client(client.name),
-                        self._sent,
-                    )
-                    for client in self._clients
-                ]
+                self._started = []
+                for client in self._clients:
+                    terms = self._terms.of_client(client.name)
+                    started = start_rule(client, rule, self._received, terms, self._sent)
+                    self._started.append(started)
 
     @abstractmethod
     def take_steps(self) -> None:
@@ -304,7 +299,8 @@ class _SingleRound(ClientRound):
 
     def take_steps(self) -> None:
         client = self._client
-        first = [work for rule in self._rules if (work := rule.work_on_own(self._work)) is not None]
+        works = [rule.work_on_own(self._work) for rule in self._rules]
+        first = [work for work in works if work is not None]
         others = {name for name, _ in client.trainable()}.difference(self._own)
         for work in first:  # on the arrays that the client keeps
             with fix_parameters(client.model, others):

@@ -100,17 +100,15 @@ def own_settings(
 
     begin_run(context.run_id)
     node = context.node_config
-    config = {**context.run_config, **{key: place for key in PLACES if (place := node.get(key))}}
+    places = {key: node[key] for key in PLACES if node.get(key)}
+    config = {**context.run_config, **places}
     config[wire.DEPLOYED] = is_deployed(context)
     name = node.get("name")
     if name and config[wire.DEPLOYED] and config.get("task") == "csv":
         config["data-dir"] = place_of(str(config.get("data-dir", "")), str(name))
         config[wire.ONE_CLIENT] = True
-    config["schema"] = with_files(
-        str(config.get("schema", "")),
-        json.loads(str(node.get(wire.FILES, "{}"))),
-        str(name or ""),
-    )
+    files = json.loads(str(node.get(wire.FILES, "{}")))
+    config["schema"] = with_files(str(config.get("schema", "")), files, str(name or ""))
     partition = node.get("partition-id")
     if "num-partitions" not in node and find_task(str(config["task"])).reads:
         # A device reads its own data, so its enrolment number chooses no partition of them.
@@ -132,13 +130,12 @@ def received_model(arrays: ArrayRecord, codec: Codec, model: Module) -> StateDic
         return state_of(arrays)
     from fairbloom.tasks.models import arrays_of, sendable
 
-    decoded = codec.receive_model(
-        {name: read_values(array) for name, array in arrays.items()},
-        {name: array.dtype for name, array in arrays_of(sendable(model.state_dict())).items()},
-    )
-    return state_of(
-        ArrayRecord({name: arrays.get(name) or Array(values) for name, values in decoded.items()})
-    )
+    received = {name: read_values(array) for name, array in arrays.items()}
+    own = arrays_of(sendable(model.state_dict()))
+    kinds = {name: array.dtype for name, array in own.items()}
+    decoded = codec.receive_model(received, kinds)
+    whole = {name: arrays.get(name) or Array(values) for name, values in decoded.items()}
+    return state_of(ArrayRecord(whole))
 
 
 def record_of(state: StateDict, names: Set[str] | None = None) -> ArrayRecord:
@@ -148,7 +145,8 @@ def record_of(state: StateDict, names: Set[str] | None = None) -> ArrayRecord:
     chosen = state
     if names is not None:
         chosen = {name: tensor for name, tensor in state.items() if name in names}
-    return ArrayRecord(OrderedDict(on_processor(sendable(chosen))))
+    here = on_processor(sendable(chosen))
+    return ArrayRecord(OrderedDict(here))
 
 
 def wanted_arrays(local: LocalClient, message: Message) -> Set[str]:
@@ -171,7 +169,8 @@ def keep_evaluated(context: Context, local: LocalClient, received: StateDict, te
     from .guard.evaluated_model import keep_model
     from .guard.initial_weights import accept_final
 
-    if not (state_dir := context.node_config.get("state-dir")):
+    state_dir = context.node_config.get("state-dir")
+    if not state_dir:
         return
     if any(bool(tensor.isnan().any()) for tensor in received.values()):
         log.warning(
@@ -225,11 +224,11 @@ def keep_released(message: Message, context: Context, local: LocalClient) -> Rec
                 "the released model has other arrays than its settings make on this device, or"
                 " values that are not finite: release the model of another run"
             )
-        about: dict[str, Any] = {
-            name: escape_unprintable(str(shorten(config.get(name, "unknown"))))
-            for name in ("run", "method", "day")
-        }
-        about |= {"round": Terms.of(config).server_round}
+        about: dict[str, Any] = {}
+        for name in ("run", "method", "day"):
+            said = shorten(config.get(name, "unknown"))
+            about[name] = escape_unprintable(str(said))
+        about["round"] = Terms.of(config).server_round
         with explain_disk_errors("written to"):
             rule = store_released(
                 Path(str(node["state-dir"])), local, arrays_of(received), about, rule
@@ -261,9 +260,11 @@ def log_exchange(message: Message, context: Context, answer: ClientAppCallable) 
         "settings-digest": str(settings.get(FINGERPRINT, ""))[:SHOWN],
         "terms": shorten({key: value for key, value in config.items() if key != wire.FROZEN}),
     }
-    if schema := str(settings.get(SCHEMA_KEY, "")):
+    schema = str(settings.get(SCHEMA_KEY, ""))
+    if schema:
         entry["schema"] = digest_of(schema)[:SHOWN]
-    if models := message.content.array_records:
+    models = message.content.array_records
+    if models:
         entry["received"] = {name: digest_record(model) for name, model in models.items()}
     noted: dict[str, Any] = {}
     token = NOTED.set(noted)
@@ -302,15 +303,16 @@ def digest_record(arrays: ArrayRecord) -> str:
     return f"blake3 {total.hexdigest()[:SHOWN]}"
 
 
+def _describe_arrays(record: ArrayRecord) -> dict[str, str]:
+    """Return the type and shape of each array, as in "float32, 3×5"."""
+    shapes = {key: "×".join(map(str, array.shape)) for key, array in record.items()}
+    return {key: f"{array.dtype}, {shapes[key]}" for key, array in record.items()}
+
+
 def plain_values(content: RecordDict) -> dict[str, Any]:
     """Return the records of a reply as plain values; arrays as their types and shapes."""
-    arrays = {
-        name: {
-            key: f"{array.dtype}, {'×'.join(map(str, array.shape))}"
-            for key, array in record.items()
-        }
-        for name, record in content.array_records.items()
-    }
+    models = content.array_records.items()
+    arrays = {name: _describe_arrays(record) for name, record in models}
     return {
         shorten(name): shorten(arrays.get(name) or dict(record)) for name, record in content.items()
     }

@@ -46,12 +46,10 @@ class Support:
         `rules` are the rules of the terms. `by_group`: whether clients measure scores by group.
         """
         unsupported = [str(rule) for rule in rules if not self.follows(type(rule))]
-        unsupported += [
-            f"{name.replace('_', '-')} = {value}"
-            for work in works
-            for name, value in set_fields(work).items()
-            if name not in self.work
-        ]
+        for work in works:
+            for name, value in set_fields(work).items():
+                if name not in self.work:
+                    unsupported.append(f"{name.replace('_', '-')} = {value}")
         unsupported += [
             f"measure = {name}"
             for name in terms.measure

@@ -264,7 +264,8 @@ def with_channels_last(model: nn.Module, examples: AnyExamples) -> nn.Module:
     try:
         inputs, _ = examples[slice(0, 2)]
         with torch.no_grad(), seeded(0, device_of(inputs)):
-            _forward(_in_channels_last(copy.deepcopy(model)).eval(), inputs)
+            trial = _in_channels_last(copy.deepcopy(model))
+            _forward(trial.eval(), inputs)
     except Exception:  # any error of the user's model: training reports it if it is a real one
         return model
     return _in_channels_last(model)
@@ -301,12 +302,11 @@ def check_hidden_state(model: nn.Module, task: Task, examples: AnyExamples) -> N
                 loss = losses_of(made, task, *examples[place]).mean()
                 gradients = gradients_of(loss, trained)
             results = (loss, losses_of(made.eval(), task, *examples[first]).mean(), *gradients)
-        return torch.cat(
-            [
-                (torch.zeros_like(array) if each is None else each.detach()).flatten()
-                for each, array in zip(results, (loss, loss, *trained), strict=True)
-            ]
-        )
+        parts = []
+        for each, array in zip(results, (loss, loss, *trained), strict=True):
+            own = torch.zeros_like(array) if each is None else each.detach()
+            parts.append(own.flatten())
+        return torch.cat(parts)
 
     def differs(*places: slice) -> bool:
         # one new model at a time: it may be large
@@ -336,21 +336,22 @@ def check_hidden_state(model: nn.Module, task: Task, examples: AnyExamples) -> N
 
 def _read_hidden(model: nn.Module) -> dict[str, str]:
     """Return numbers, texts and generators in attributes that are not in a model's state_dict."""
-    return {
-        f"{path}.{name}".lstrip("."): str(
-            [
-                leaf.tolist() if isinstance(leaf, Tensor) else leaf
-                for leaf in tree_leaves(
-                    value.get_state() if isinstance(value, torch.Generator) else value
-                )
-                if isinstance(leaf, Tensor | float | int | str)
-            ]
-        )
-        for path, module in model.named_modules()
-        for name, value in {**vars(module), **module._buffers}.items()
-        if name in module._non_persistent_buffers_set
-        or name not in {*vars(nn.Module()), *module._buffers}
-    }
+    of_any = vars(nn.Module()).keys()
+    hidden: dict[str, str] = {}
+    for path, module in model.named_modules():
+        for name, value in {**vars(module), **module._buffers}.items():
+            is_stored = name in of_any or name in module._buffers
+            if not is_stored or name in module._non_persistent_buffers_set:
+                hidden[f"{path}.{name}".lstrip(".")] = str(_read_plain(value))
+    return hidden
+
+
+def _read_plain(value: object) -> list[object]:
+    """Return the numbers and texts in a value, which may be nested, or a generator's state."""
+    if isinstance(value, torch.Generator):
+        value = value.get_state()
+    plain = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor | float | int | str)]
+    return [leaf.tolist() if isinstance(leaf, Tensor) else leaf for leaf in plain]
 
 
 def _in_channels_last(model: nn.Module) -> nn.Module:
@@ -385,16 +386,17 @@ def measure(
     }
     if not smallest_group or not task.reported_groupings:
         return scores
+    measured = {
+        score: outputs.compute_score(score.name, fit_outputs(task, compute))
+        for score, compute in task.group_scores.items()
+    }
     (by_group,) = measure_groups(
         task,
-        {
-            score: outputs.compute_score(score.name, fit_outputs(task, compute))
-            for score, compute in task.group_scores.items()
-        },
+        measured,
         group_examples(task, examples),
-        [len(examples)],
-        smallest_group,
-        examples.units,
+        counts=[len(examples)],
+        smallest=smallest_group,
+        units=examples.units,
     )
     return scores | by_group
 

@@ -50,8 +50,10 @@ def keep_context(message: Message, context: Context, handler: ClientAppCallable)
     reply = handler(message, context)
     if reply.has_error():
         return reply
-    if versions is not None and (after := serialize(context.state)) != before:
-        versions.save(STATE, step, after)
+    if versions is not None:
+        after = serialize(context.state)
+        if after != before:
+            versions.save(STATE, step, after)
     about = reply.content.config_records.get(wire.CLIENT, ConfigRecord())
     reply.content[wire.CLIENT] = ConfigRecord(
         {**about, wire.CONTEXT_STATE: bool(context.state) and versions is None}

@@ -132,7 +132,8 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
         self, message: Message, context: Context, handler: ClientAppCallable
     ) -> Message:
         """Call a handler, in which `train_fn` works on the message's terms; complete its reply."""
-        if (terms := terms_of(message)) is None:
+        terms = terms_of(message)
+        if terms is None:
             return handler(message, context)
         if CLIPPING_NORM in terms.others and not self._clips:
             raise ReportableError(
@@ -202,7 +203,8 @@ class fair(ClientApp, Generic[P, R]):  # noqa: N801 # it is called as a function
 
         The handler may split its data at random, and must get the same split each time.
         """
-        if (terms := terms_of(message)) is None:
+        terms = terms_of(message)
+        if terms is None:
             return handler(message, context)
         with all_seeded(_seed(context, "handler") if self._seeded else None):
             reply = handler(give_own(message, context, terms), context)
@@ -225,7 +227,8 @@ def refuse_secure_aggregation(mods: Sequence[Mod]) -> None:
 
 def _seed(context: Context, purpose: str, *where: int) -> int:
     seed = int(context.run_config.get("seed", 0))
-    return int(generator(seed, purpose, name_of(context), *where).integers(2**63))
+    random = generator(seed, purpose, name_of(context), *where)
+    return int(random.integers(2**63))
 
 
 def name_of(context: Context) -> str:
@@ -233,7 +236,8 @@ def name_of(context: Context) -> str:
     node = context.node_config
     if "name" in node or "partition-id" not in node:
         return str(node.get("name", context.node_id))
-    width = len(str(int(node.get("num-partitions", 1)) - 1))
+    last = int(node.get("num-partitions", 1)) - 1
+    width = len(str(last))
     return f"client-{str(node['partition-id']).zfill(width)}"
 
 

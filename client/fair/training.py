@@ -171,10 +171,13 @@ class TrainingCall:
                 (len(batch), scores_of(batch_of(batch)))
                 for batch in BatchSampler(examples, size, drop_last=False)
             ]
-        self.metrics |= {
-            name: math.fsum(count * scores[score] for count, scores in measured) / len(examples)
-            for name, score in asked.items()
-        }
+        for name, score in asked.items():
+            total = math.fsum(count * scores[score] for count, scores in measured)
+            self.metrics[name] = total / len(examples)
+
+
+# The objects in which a module holds its tensors, modules and own values.
+HOLDERS = (dict, OrderedDict, list)
 
 
 def remember(model: nn.Module) -> Callable[[], None]:
@@ -183,26 +186,21 @@ def remember(model: nn.Module) -> Callable[[], None]:
     Frozen parameters are not copied: values that are written into them stay.
     """
     modes = [(module, module.training) for module in model.modules()]
-    containers = [
-        (each, copy.copy(each))
-        for module, _ in modes
-        for each in (vars(module), *vars(module).values())
-        if type(each) in (dict, OrderedDict, list)
-    ]
-    tensors = {
-        each: (
-            each.data,
-            each.data.clone()
-            if each.requires_grad or not isinstance(each, nn.Parameter)
-            else each.data,
-            each.requires_grad,
-            None if each.grad is None else each.grad.detach(),
-        )
-        for container, _ in containers
-        for each in (container.values() if isinstance(container, dict) else container)
-        # the values of others, sparse ones for example, cannot be compared
-        if isinstance(each, Tensor) and each.is_leaf and _is_plain(each)
-    }
+    containers: list[tuple[Any, Any]] = []
+    for module, _ in modes:
+        held = (vars(module), *vars(module).values())
+        containers += [(each, copy.copy(each)) for each in held if type(each) in HOLDERS]
+    tensors: dict[Tensor, tuple[Tensor, Tensor, bool, Tensor | None]] = {}
+    for container, _ in containers:
+        for each in container.values() if isinstance(container, dict) else container:
+            # the values of others, sparse ones for example, cannot be compared
+            if not isinstance(each, Tensor) or not each.is_leaf or not _is_plain(each):
+                continue
+            values = each.data
+            if each.requires_grad or not isinstance(each, nn.Parameter):
+                values = values.clone()
+            gradient = None if each.grad is None else each.grad.detach()
+            tensors[each] = (each.data, values, each.requires_grad, gradient)
 
     @torch.no_grad()
     def restore() -> None:
@@ -265,7 +263,8 @@ class ModelSteps:
 
     def single_rates(self) -> list[float]:
         """Return the learning rate of each step; raise ReportableError unless each has one."""
-        if wrong := [rates for rates in self.rates if len(rates) != 1]:
+        wrong = [rates for rates in self.rates if len(rates) != 1]
+        if wrong:
             has = f"several learning rates, {wrong[0]}" if wrong[0] else "no learning rate"
             raise ReportableError(f"the optimizer has {has}, and one is measured")
         return [rate for (rate,) in self.rates]
@@ -284,12 +283,9 @@ class ModelSteps:
         )
         if rates:
             self.largest_rate = max(rates[-1], self.largest_rate or 0.0)
-        mine = [
-            each
-            for group in optimizer.param_groups
-            for each in group["params"]
-            if each in self.anchor
-        ]
+        mine = []
+        for group in optimizer.param_groups:
+            mine += [each for each in group["params"] if each in self.anchor]
         if not mine:
             return None
         self.rates.append(rates)
@@ -324,10 +320,8 @@ def refuse_noise(optimizer: Optimizer) -> None:
 
     Opacus wraps an optimizer, and hooks of PyTorch see only the inner one.
     """
-    callers = (
-        frame.f_locals.get("self")
-        for frame, _ in islice(traceback.walk_stack(inspect.currentframe()), 10)
-    )
+    frames = islice(traceback.walk_stack(inspect.currentframe()), 10)
+    callers = (frame.f_locals.get("self") for frame, _ in frames)
     for each in (optimizer, *callers):
         if isinstance(each, Optimizer) and getattr(each, "noise_multiplier", False):
             raise ReportableError(
@@ -350,20 +344,21 @@ def name_arguments(
     }
 
 
+def _is_trained(model: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in model.parameters())
+
+
+def _shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: (*array.shape,) for name, array in model.state_dict().items()}
+
+
 def find_model(arguments: Mapping[str, Any], received: Mapping[str, tuple[int, ...]]) -> nn.Module:
     """Return the only module with trained parameters; of several, that with `received` shapes."""
-    trained = {
-        each: name
-        for name, each in arguments.items()
-        if isinstance(each, nn.Module) and any(p.requires_grad for p in each.parameters())
-    }
-    shapes = {
-        each: {name: (*array.shape,) for name, array in each.state_dict().items()}
-        for each in trained
-    }
+    modules = {each: name for name, each in arguments.items() if isinstance(each, nn.Module)}
+    trained = {model: name for model, name in modules.items() if _is_trained(model)}
     matching = list(trained)
     if len(trained) > 1:
-        matching = [model for model in trained if shapes[model] == received]
+        matching = [model for model in trained if _shapes_of(model) == received]
     if len(matching) != 1:
         models = text_if(trained, f"the models {', '.join(trained.values())}")
         given = models or "no torch.nn.Module with trained parameters"

@@ -163,10 +163,8 @@ class Schemas:
             write_private(path, content)
 
     def _write(self, known: Sequence[KnownSchema]) -> None:
-        write_private(
-            self._folder / ACCEPTED,
-            json.dumps([asdict(schema) for schema in known], indent=2).encode(),
-        )
+        content = json.dumps([asdict(schema) for schema in known], indent=2)
+        write_private(self._folder / ACCEPTED, content.encode())
 
 
 def check_accepted(
@@ -219,7 +217,8 @@ def read_refused(state_dir: Path) -> str:
 def describe_change(schemas: Schemas, text: str) -> str:
     """Return a schema, or its difference from the schema that was accepted last."""
     lines = text.splitlines()
-    if earlier := schemas.accepted() or schemas.known():
+    earlier = schemas.accepted() or schemas.known()
+    if earlier:
         before = schemas.text_of(earlier[-1]).splitlines()
         lines = list(unified_diff(before, lines, "accepted", "new", lineterm=""))
     # the text comes from the server: a terminal would obey its control characters
@@ -249,13 +248,14 @@ def describe_acceptance(schemas: Schemas, text: str, *, also: bool) -> Iterator[
         " refused. --also keeps both"
         for other in ended
     )
-    yield from (
-        f"It counts other rows than schema {other.label}:"
-        f" {escape_unprintable('; '.join(found))}. The difference of the two schemas'"
-        " numbers shows the people between, and what is known of them"
-        for other in others
-        if (found := list(differing_keys(schemas.text_of(other), text)))
-    )
+    for other in others:
+        keys = "; ".join(differing_keys(schemas.text_of(other), text))
+        if keys:
+            yield (
+                f"It counts other rows than schema {other.label}: {escape_unprintable(keys)}."
+                " The difference of the two schemas' numbers shows the people between, and what"
+                " is known of them"
+            )
     yield WARNING
 
 

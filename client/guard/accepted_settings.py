@@ -97,7 +97,8 @@ def settings_to_allow(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _check_safe(parameter: Parameter, value: object, allow: Collection[str]) -> None:
-    if (why := _why_unsafe(parameter, value)) and value not in allow:
+    why = _why_unsafe(parameter, value)
+    if why and value not in allow:
         raise SettingRefusedError(f"the run sets {parameter.key} = {shorten_value(value)}{why}")
 
 

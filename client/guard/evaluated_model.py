@@ -85,7 +85,8 @@ def write_model(
     make_folder(draft)
     # Whoever predicts would import a method of the user's, and need not have it.
     left_out = {DEPLOYED, ONE_CLIENT, "method", *marked(Mark.DEVICE)}
-    config = {key: value for key, value in sorted(settings.given().items()) if key not in left_out}
+    given = sorted(settings.given().items())
+    config = {key: value for key, value in given if key not in left_out}
     write_private(
         draft / CONFIG,
         tomli_w.dumps(

@@ -107,10 +107,8 @@ def accept_weights(state_dir: Path, file: Path) -> None:
             f"{file} holds other weights ({digest[:SHOWN]}) than the refused run"
             f" ({about[0][:SHOWN]}): take the file that the run's operator names"
         )
-    write_private(
-        folder / f"{digest}.safetensors",
-        save({name: array.contiguous().clone() for name, array in arrays.items()}),
-    )
+    own = {name: array.contiguous().clone() for name, array in arrays.items()}
+    write_private(folder / f"{digest}.safetensors", save(own))
     note(state_dir, ACCEPTED, about)
     (folder / REFUSED).unlink()
 

@@ -53,7 +53,8 @@ class Asking:
         """Return what a run's settings say, those that the device has accepted among them."""
         rounds = int(accepted.get("num-rounds", 0))
         # without a fraction, clients of an unknown number are sampled
-        training = float(run.get("fraction") or usual_fraction(int(run.get("clients") or MANY)))
+        usual = usual_fraction(int(run.get("clients") or MANY))
+        training = float(run.get("fraction") or usual)
         every = int(run.get("evaluate-every", 1))
         tests = float(run.get("fraction-evaluate") or 1.0) * (rounds // every if every else 1)
         return cls(str(accepted[FINGERPRINT]), rounds, math.floor(rounds * training + tests))
@@ -91,7 +92,8 @@ class Questions:
                     f" (questions-a-day), and this is one more: it answers again tomorrow (UTC);"
                     f" {REMEDY}"
                 )
-            if not of_run <= (most := _most_of_run(limits, rounds)):
+            most = _most_of_run(limits, rounds)
+            if not of_run <= most:
                 raise SettingRefusedError(
                     f"this device answers {most} messages with a model (questions-a-run) of runs"
                     f" with the same settings, and this is one more: {self._remedy}"
@@ -124,15 +126,17 @@ class Questions:
         found = list[str]()
 
         def describe(database: sqlite3.Connection) -> None:
-            found.extend(
-                f"settings {settings[:12]}: {max(0, most - of_run)} of {most} messages with a model"
-                f" left (questions-a-run), until {self._opens}"
-                for settings, of_run, rounds in database.execute(
-                    "SELECT run, count(*), max(rounds) FROM asked WHERE month = ? GROUP BY run",
-                    (self._month,),
-                )
-                if (most := _most_of_run(limits, rounds)) < math.inf
+            asked = database.execute(
+                "SELECT run, count(*), max(rounds) FROM asked WHERE month = ? GROUP BY run",
+                (self._month,),
             )
+            for settings, of_run, rounds in asked:
+                most = _most_of_run(limits, rounds)
+                if most < math.inf:
+                    found.append(
+                        f"settings {settings[:12]}: {max(0, most - of_run)} of {most} messages with"
+                        f" a model left (questions-a-run), until {self._opens}"
+                    )
 
         if self._file.exists():
             self._use(describe)

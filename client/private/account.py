@@ -175,12 +175,13 @@ class Account(Budget, KeptRows):
     @property
     def warnings(self) -> list[str]:
         """Sentences for its owner: its state, and settings without an effect."""
-        lines = [
-            f"limits.privacy.{key} = {self.said[key]}: the account was opened with {value}, and"
-            " keeps it."
-            for key, value in (("steps", self.steps), ("tests", self.tests))
-            if self.said.get(key, value) != value
-        ]
+        lines: list[str] = []
+        for key, value in (("steps", self.steps), ("tests", self.tests)):
+            if self.said.get(key, value) != value:
+                lines.append(
+                    f"limits.privacy.{key} = {self.said[key]}: the account was opened with {value},"
+                    " and keeps it."
+                )
         if self.now.mu > self.mu:
             lines.append(
                 f"limits.privacy allows epsilon {self.now.epsilon:g}, delta {self.now.delta:.2g},"
@@ -237,7 +238,8 @@ class Known:
         An account that cannot be read is reported, and has no part in the others. Raise
         AccountError if the file among the data cannot be read.
         """
-        files = _files_in(place_of(data_dir, str(node.get("name", ""))))
+        own_place = place_of(data_dir, str(node.get("name", "")))
+        files = _files_in(own_place)
         markers = find_markers([folder_of(node, data_dir) / ACCOUNT_FILE, *files])
         named = [Account.read(marker) for marker in markers]
         found = dict[str, Account]()
@@ -300,7 +302,8 @@ def find_account(node: Mapping[str, Any], data_dir: str) -> Account | None:
             " folder, or let fairbloom client account open count it as spent",
             LOST,
         )
-    if known is not None and (same := known.of_files or known.of_rows):
+    same = () if known is None else known.of_files or known.of_rows
+    if same:
         return replace(same[-1], said=limits)
     if known is not None and known.of_folder:
         raise AccountError(
@@ -331,7 +334,8 @@ def folder_of(node: Mapping[str, Any], data_dir: str) -> Path:
 
     A folder of several clients has one of each by name.
     """
-    path = expand_home(place_of(data_dir, str(node.get("name", "")))).resolve()
+    place = place_of(data_dir, str(node.get("name", "")))
+    path = expand_home(place).resolve()
     return path if path.is_dir() else path.parent
 
 

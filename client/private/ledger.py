@@ -71,9 +71,9 @@ def read_part(path: Path, parse: Callable[[BinaryIO], Any]) -> Any:
         with path.open("rb") as file:
             return parse(file)
     except (OSError, ValueError) as error:
+        why = " ".join(str(error).splitlines()[:3])
         raise AccountError(
-            f"{path} of a privacy account cannot be read ({' '.join(str(error).splitlines()[:3])}):"
-            " restore it",
+            f"{path} of a privacy account cannot be read ({why}): restore it",
             LOST,
         ) from error
 

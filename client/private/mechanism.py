@@ -70,8 +70,9 @@ class Mechanism:
 
     def mean_loss(self, rows: Rows) -> float:
         """Return the loss report: (1/n) [Σ clip(loss, 0, B) + σ_l B′ z]."""
-        total = np.array([float(rows.losses().sum())])
-        return float(self._release(total, self.of_loss(rows.bound))[0]) / len(rows)
+        total = float(rows.losses().sum())
+        noisy = self._release(np.array([total]), self.of_loss(rows.bound))
+        return float(noisy[0]) / len(rows)
 
     def test(self, rows: Rows) -> dict[str, float]:
         """Return the test report: the accuracy, and the mean loss; neither is cut."""
@@ -147,7 +148,8 @@ class Training:
         found = Mechanism(budget, draw, price)
         trained = [each for _, each in self._client.trainable()]
         count = len(self._client.splits.train)
-        found.of_step(sum(each.numel() for each in trained)).check(count)
+        width = sum(each.numel() for each in trained)
+        found.of_step(width).check(count)
         found.of_loss(largest_loss(self._classes)).check(count)
         return found
 

@@ -76,6 +76,7 @@ def open_account(
         earlier = dict[str, float]()
         for each in [*known.lost, *known.of_folder, *same.values()]:
             earlier |= each.with_earlier
+        exact = count_exact(Path(str(node.get("state-dir", ""))))
         account = Account(
             number=number,
             opened=datetime.now(UTC).isoformat(),
@@ -93,7 +94,7 @@ def open_account(
             train=len(train),
             test=len(test),
             earlier=earlier,
-            exact=count_exact(Path(str(node.get("state-dir", "")))),
+            exact=exact,
             place=accounts.resolve() / number,
             said=limits,
         )
@@ -108,13 +109,12 @@ def count_exact(state_dir: Path) -> int:
         entries = [*read_entries(state_dir)]
     except FairbloomError:  # it has no log yet
         entries = []
-    return sum(
-        entry.get("times", 1)
-        for entry in entries
-        if entry["asked"] in ("train", "evaluate")
-        and "refused" not in entry
-        and PRIVACY not in entry["sent"].get(CLIENT, ())
-    )
+    count = 0
+    for entry in entries:
+        has_left = entry["asked"] in ("train", "evaluate") and "refused" not in entry
+        if has_left and PRIVACY not in entry["sent"].get(CLIENT, ()):
+            count += entry.get("times", 1)
+    return count
 
 
 def check_schema(text: str) -> None:
@@ -126,7 +126,8 @@ def check_schema(text: str) -> None:
             f"the schema has {key}, and a privacy account protects rows, not persons or groups of"
             f" them: leave out {key}"
         )
-    if own := own_columns(schema):
+    own = own_columns(schema)
+    if own:
         raise FairbloomError(
             f"the schema states no center and scale for {own[0]}, and means of the rows would"
             " leave with the model: write both into the schema"

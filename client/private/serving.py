@@ -132,7 +132,8 @@ class Request:
         account = self.account
         ledger = account.ledger
         key = self.digest()
-        if kept := ledger.find_reply(key):
+        kept = ledger.find_reply(key)
+        if kept:
             return deserialize(kept)
         if ledger.is_halted:
             raise AccountError(IS_HALTED, code=ErrorCode.ACCOUNT_HALTED)
@@ -169,7 +170,8 @@ class Request:
                 wanted = wanted_arrays(client, self.message)
                 reply[wire.ARRAYS] = record_of(update.arrays, wanted)
             retry_write(partial(ledger.keep_reply, key, serialize(reply)), account.place)
-        if (noted := NOTED.get()) is not None:
+        noted = NOTED.get()
+        if noted is not None:
             noted["spent"] = {REPORTS: reports} if reports else {UNITS: units}
             noted["left"] = account.left()
         return reply
@@ -213,11 +215,11 @@ class Request:
         and of no identifier and no time.
         """
         content = self.message.content
-        arrays = [
-            [name, key, each.dtype, [*each.shape], each.stype, sha256(view_of(each)).hexdigest()]
-            for name, record in sorted(content.array_records.items())
-            for key, each in record.items()
-        ]
+        arrays = []
+        for name, record in sorted(content.array_records.items()):
+            for key, each in record.items():
+                digest = sha256(view_of(each)).hexdigest()
+                arrays.append([name, key, each.dtype, [*each.shape], each.stype, digest])
         config = content.config_records[wire.CONFIG].items()
         asked = {key: value for key, value in config if key not in IDENTIFIERS}
         states = folder_of(self.settings, self.account.client)

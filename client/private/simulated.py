@@ -99,7 +99,8 @@ class SimulatedAccount(Budget):
         name = STATES[reports]
         found = client.states.find(name, number)
         before = 0.0 if found is None else float(found.state[TOTAL])
-        state = {**cost, TOTAL: before + (reports or cost["spent"])}
+        spent = reports or cost["spent"]
+        state = {**cost, TOTAL: before + spent}
         client.states.keep(name, number, {key: torch.tensor(each) for key, each in state.items()})
 
 

@@ -36,11 +36,12 @@ DIGEST_BYTES = 32
 def settings_of_rows(node: Mapping[str, Any], data_dir: str, schema: str) -> RunSettings:
     """Return the settings that a client's rows are read with, whatever a run's settings are."""
     name = str(node.get("name", ""))
+    files = json.loads(str(node.get(FILES) or "{}"))
     return RunSettings.of(
         {
             "task": TASK,
             "data-dir": place_of(data_dir, name),
-            "schema": with_files(schema, json.loads(str(node.get(FILES) or "{}")), name),
+            "schema": with_files(schema, files, name),
             DEPLOYED: True,
             ONE_CLIENT: bool(name),
         }
@@ -103,11 +104,9 @@ def has_rows(
 def _count_rows(
     about: tuple[str, str], data_dir: str, digests: tuple[str, ...], schema: str, salt: str
 ) -> Counter[bytes]:
-    return Counter(
-        digest_rows(
-            all_rows(read_rows({"name": about[0], FILES: about[1]}, data_dir, schema)[1]), salt
-        )
-    )
+    name, files = about
+    _, splits = read_rows({"name": name, FILES: files}, data_dir, schema)
+    return Counter(digest_rows(all_rows(splits), salt))
 
 
 def split_by(account: KeptRows, splits: Splits) -> Splits:

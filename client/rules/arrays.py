@@ -30,7 +30,8 @@ def check_arrays(arrays: object, like: Arrays, what: str) -> None:
     """Raise ReportableError unless the arrays have the names and shapes of `like`."""
     if not isinstance(arrays, Mapping):
         raise ReportableError(f"{what} must be tensors by name, got {type(arrays).__name__}")
-    if differing := sorted(map(str, arrays.keys() ^ like.keys())):
+    differing = sorted(map(str, arrays.keys() ^ like.keys()))
+    if differing:
         fault = "missing" if differing[0] in like else "none of them"
         raise ReportableError(
             f"{what} must have the names of the trainable parameters: {differing[0]!r} is {fault}"
@@ -53,12 +54,10 @@ def check_finite(parts: Iterable[tuple[str, Arrays]]) -> None:
 
     The device is waited for once.
     """
-    floats = [
-        (what, name, array)
-        for what, arrays in parts
-        for name, array in arrays.items()
-        if array.is_floating_point()
-    ]
+    floats = []
+    for what, arrays in parts:
+        of_part = arrays.items()
+        floats += [(what, name, array) for name, array in of_part if array.is_floating_point()]
     finite = read_scalars([torch.isfinite(array).all() for _, _, array in floats])
     for (what, name, _), is_finite in zip(floats, finite, strict=True):
         if not is_finite:

@@ -43,12 +43,12 @@ class ControlVariates(GradientOffset):
         if not steps.rate_sum:
             return trained, state.own
         updates = update_of(received, trained)
-        return trained, {
-            name: (
-                in_double(own) - in_double(state.of_server[name]) + updates[name] / steps.rate_sum
-            ).to(own)
-            for name, own in state.own.items()
-        }
+        after = {}
+        for name, own in state.own.items():
+            of_server = in_double(state.of_server[name])
+            exact = in_double(own) - of_server + updates[name] / steps.rate_sum
+            after[name] = exact.to(own)
+        return trained, after
 
 
 class Control(NamedTuple):

@@ -28,7 +28,8 @@ class OwnRule(Corrector):
         self._name = name
         kind = imported("client-rule", name) if is_import_string(name) else None
         functions = ("start", "correct", "finish")
-        has_all = all(callable(getattr(kind, function, None)) for function in functions)
+        found = (getattr(kind, function, None) for function in functions)
+        has_all = all(map(callable, found))
         if not isinstance(kind, type) or not has_all:
             raise SettingsError(
                 f"{self}: it must be a class, as in my_module:MyRule, with the functions"

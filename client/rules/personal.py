@@ -64,7 +64,8 @@ class PersonalParameters(Rule):
     def match(self, names: Collection[str]) -> list[str]:
         """Return those of a model's names that the terms name by patterns."""
         words = self.terms.personal_parameters
-        if several := PART_WORDS.intersection(split_words(words)):
+        several = PART_WORDS.intersection(split_words(words))
+        if several:
             raise ReportableError(
                 f"{self}: an app of your own sends arrays without their model: name them by"
                 f" patterns, as in 'fc2.*', in place of {min(several)}"

@@ -64,7 +64,8 @@ class FullBatchStep(Rule):
 
     def check(self, settings: RunSettings) -> None:
         """Raise FairbloomError if steps are not those of plain SGD."""
-        if beyond := settings.beyond_plain_sgd():
+        beyond = settings.beyond_plain_sgd()
+        if beyond:
             raise ReportableError(f"{self} is a step of plain SGD: leave out {beyond}")
 
     def replace_steps(self, work: LocalWork) -> LocalWork:

@@ -118,7 +118,7 @@ def _write(task: Task, page: Path | None, table: Path | None) -> None:
         rows = task.tabulate()
         keys = dict.fromkeys(key for row in rows for key in row)
         headings = ["all" if key is None else key for key in keys]
-        cells = [headings]
+        cells: list[Sequence[str | int]] = [headings]
         for row in rows:
             cells.append([row.get(key, "") for key in keys])
         _write_file(table, format_rows(cells))

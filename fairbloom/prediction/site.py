@@ -94,8 +94,8 @@ def evaluate_site(run: Path, data_dir: str, client: str, model: str) -> SiteScor
     except FairbloomError as error:
         raise FairbloomError(f"the data of {name} do not fit the run in {run}: {error}") from error
     check_made_of(run, local.task)
-    model = {each: torch.as_tensor(np.array(array)) for each, array in arrays.items()}
-    found = evaluate_client(local, model, Terms(server_round=1))
+    state = {each: torch.as_tensor(np.array(array)) for each, array in arrays.items()}
+    found = evaluate_client(local, state, Terms(server_round=1))
     count = int(found[NUM_EXAMPLES])
     if not count:
         raise FairbloomError(f"{name} has no test examples: it needs more rows")
