@@ -553,10 +553,10 @@ def evaluate(
     if CLIENTS.exists_in(folder):  # a device does not store other clients' numbers
         run_of_clients = load_run(folder)
         names = {score.name for score in run_of_clients.scores}
-        clients = {
-            score.name: values
-            for score in found.scores
-            if score.name in names and not run_of_clients.noise(score)
-            if (values := run_of_clients.final(score, "global"))
-        }
+        for score in found.scores:
+            if score.name not in names or run_of_clients.noise(score):
+                continue
+            values = run_of_clients.final(score, "global")
+            if values:
+                clients[score.name] = values
     return Evaluation(**found._asdict(), run=folder, model=model, clients=clients)

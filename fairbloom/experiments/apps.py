@@ -112,11 +112,11 @@ class App:
 
     def check_same(self, before: "App", out: Path) -> None:
         """Raise FairbloomError if runs in a folder were begun with other code or settings."""
-        changed = [name for name, _ in self.code.items() ^ before.code.items()]
+        changed = {name for name, _ in self.code.items() ^ before.code.items()}
         if changed:
             raise FairbloomError(
                 f"your app has changed since the runs in {out} were begun"
-                f" ({join_names(sorted(set(changed)))}): choose another folder (--out) for runs"
+                f" ({join_names(sorted(changed))}): choose another folder (--out) for runs"
                 " with the new code"
             )
         now, then = ({**app.config, **app.given} for app in (self, before))

@@ -100,7 +100,8 @@ def parse_arms(
     found: list[Arm] = []
     for text in [part for whole in texts for part in split_parts(whole)]:
         arm = make_arm(*parse_method(text))
-        if twice := [key for key in arm.settings if key in (shared or {})]:
+        twice = [key for key in arm.settings if key in (shared or {})]
+        if twice:
             raise SettingsError(
                 f"{twice[0]} is given twice, in {text} and for all methods: give it in one place"
             )

@@ -51,10 +51,8 @@ def settings_of_frames(
         raise SettingsError("data are frames: name the folder that keeps them and the run (out)")
     if config.get("data-dir"):
         raise SettingsError(f"data-dir = {config['data-dir']!r}: the data are frames: leave it out")
-    return merge_settings(
-        {"task": "csv", "data-dir": str(write_frames(data, FRAMES.path_in(Path(out)))), **given},
-        config,
-    )
+    folder = write_frames(data, FRAMES.path_in(Path(out)))
+    return merge_settings({"task": "csv", "data-dir": str(folder), **given}, config)
 
 
 def write_frames(data: Frames, folder: Path) -> Path:
@@ -98,7 +96,8 @@ def _table_of(name: str, frame: "pandas.DataFrame") -> "pyarrow.Table":
     if not name or name != Path(name).name or name.startswith("."):
         raise FairbloomError(f"data[{name!r}]: a client's name must be that of a file")
     check_frame(f"data[{name!r}]", frame)
-    if twice := [*frame.columns[frame.columns.duplicated()]]:
+    twice = [*frame.columns[frame.columns.duplicated()]]
+    if twice:
         raise FairbloomError(
             f"data[{name!r}] has two columns {twice[0]!r}: rename or drop one of them"
         )
@@ -134,7 +133,8 @@ def _fits_file(column: "pandas.DataFrame") -> bool:
 
 def _kinds_in(column: "pandas.Series") -> str:
     """Return the types of a column's values as text: "int, str"."""
-    return join_names(sorted({type(value).__name__ for value in column}))
+    kinds = {type(value).__name__ for value in column}
+    return join_names(sorted(kinds))
 
 
 def _encode(table: "pyarrow.Table") -> bytes:

@@ -121,13 +121,11 @@ class MadeUpClients:
         self, names: Sequence[str], model: Model, terms: Terms, participants: Collection[str]
     ) -> Replies:
         """Return the metrics that the terms ask for."""
-        reports = {
-            name: {
-                metric: self._value(metric, terms.server_round, name)
-                for metric in (wire.NUM_EXAMPLES, *terms.measure)
-            }
-            for name in names
-        }
+        number = terms.server_round
+        metrics = (wire.NUM_EXAMPLES, *terms.measure)
+        reports = {}
+        for name in names:
+            reports[name] = {metric: self._value(metric, number, name) for metric in metrics}
         return Replies(metrics=reports, refused=Refusals(terms.server_round))
 
     def probe(self, names: Sequence[str], model: Model, terms: Terms) -> Replies:
@@ -208,9 +206,10 @@ def _check_repeats(method: type[FairStrategy], given: Mapping[str, Value]) -> li
 def _check_names(method: type[FairStrategy], given: Mapping[str, Value]) -> list[str]:
     """Return the fault if clients with other names, so in another order, give another step."""
     names = [f"client-{number}" for number in range(CLIENTS)]
-    plain = dict(zip(names, range(CLIENTS), strict=True))
-    turned = dict(zip(names, reversed(range(CLIENTS)), strict=True))
-    steps = [_run(_make(method, given), 1, numbers) for numbers in (plain, turned)]
+    numbers = range(CLIENTS)
+    plain = dict(zip(names, numbers, strict=True))
+    turned = dict(zip(names, reversed(numbers), strict=True))
+    steps = [_run(_make(method, given), 1, numbered) for numbered in (plain, turned)]
     before, after = steps
     if isinstance(before, str) or isinstance(after, str) or _is_same(before, after, TOLERANCE):
         return []
@@ -310,8 +309,10 @@ def _run_in_halves(method: type[FairStrategy], given: Mapping[str, Value]) -> Mo
 
 def _is_same(one: Model, other: Model, tolerance: float) -> bool:
     """Return whether two models differ by at most this share of their largest entry."""
-    largest = max(float(np.abs(array).max()) for array in one.values())
-    apart = max(float(np.abs(array - other[name]).max()) for name, array in one.items())
+    entries = [np.abs(array) for array in one.values()]
+    differences = [np.abs(array - other[name]) for name, array in one.items()]
+    largest = max(float(each.max()) for each in entries)
+    apart = max(float(each.max()) for each in differences)
     return apart <= tolerance * largest
 
 

@@ -136,18 +136,18 @@ class Recipe(RecipeSection):
             except FairbloomError as error:
                 raise ValueError(f"{key}: {error}") from error
         for key, named in (("judged", self.judged), ("tolerance", self.tolerance)):
-            if unknown := [measure for measure in named if measure not in self.measures]:
+            unknown = [measure for measure in named if measure not in self.measures]
+            if unknown:
                 raise ValueError(
                     f"{key}: {unknown[0]!r} is not among the measures: there are"
                     f" {', '.join(self.measures)}"
                 )
-        parts = [
-            self.settings,
-            self.grid,
-            *(part for row in self.rows for part in (row.settings, row.grid)),
-        ]
-        if mistaken := [key for key in ("seed", "out") if any(key in part for part in parts)]:
-            raise ValueError(f"settings: leave {mistaken[0]} out: it is set for each run")
+        given = {*self.settings, *self.grid}
+        for row in self.rows:
+            given.update(row.settings, row.grid)
+        for key in ("seed", "out"):
+            if key in given:
+                raise ValueError(f"settings: leave {key} out: it is set for each run")
         for row in self.rows:
             find_method(self.method(row))
             if row.published and len(row.published) != len(self.measures):
@@ -168,11 +168,13 @@ class Recipe(RecipeSection):
                     f"claims: {claim!r} is not a claim: write ROW has a higher MEASURE than ROW, or"
                     f" a lower one, with a measure of {', '.join(self.measures)}"
                 )
-            if unknown := [name for name in (matched[1], matched[4]) if name not in labels]:
+            unknown = [name for name in (matched[1], matched[4]) if name not in labels]
+            if unknown:
                 raise ValueError(
                     f"claims: unknown row {unknown[0]!r}: there are {', '.join(labels)}"
                 )
-        if twice := [label for label in labels if labels.count(label) > 1]:
+        twice = [label for label in labels if labels.count(label) > 1]
+        if twice:
             raise ValueError(f"rows: {twice[0]!r} is there twice: give the two different labels")
         return self
 
@@ -191,7 +193,8 @@ class Recipe(RecipeSection):
                 'x = "round": no measure is known after each round: add one such as mean, or leave'
                 " x out"
             )
-        if unknown := [measure for measure in self.logarithmic if measure not in by_round]:
+        unknown = [measure for measure in self.logarithmic if measure not in by_round]
+        if unknown:
             raise ValueError(
                 f"logarithmic: {unknown[0]!r} is not among the measures over rounds: there are"
                 f" {', '.join(by_round)}"
@@ -227,7 +230,8 @@ class Recipe(RecipeSection):
         """The number of runs with the recipe's number of seeds."""
         searched = self.grid_seeds or self.seeds
         # of each row, all seeds of one point, and the first seeds of the others
-        return sum(self.seeds + searched * (len(self.points(row)) - 1) for row in self.rows)
+        others = [len(self.points(row)) - 1 for row in self.rows]
+        return sum(self.seeds + searched * count for count in others)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -273,20 +277,19 @@ class Recipe(RecipeSection):
 
     def published(self, row: Row) -> dict[str, Printed]:
         """Return the printed numbers of a row, by measure."""
-        return {
-            measure: number
-            for measure, text in zip(self.measures, row.published, strict=False)
-            if (number := Printed.of(text)) is not None
-        }
+        numbers = zip(self.measures, map(Printed.of, row.published), strict=False)
+        return {measure: number for measure, number in numbers if number is not None}
 
     def points(self, row: Row, *, every_axis: bool = False) -> list[dict[str, Value]]:
         """Return the combinations of a row's grid, [{}] without a grid.
 
         Settings of the row itself are only varied with `every_axis`.
         """
-        shared = {
-            key: values for name, values in self.grid.items() if (key := self._axis(name, row))
-        }
+        shared: dict[str, Sequence[Value]] = {}
+        for name, values in self.grid.items():
+            key = self._axis(name, row)
+            if key:
+                shared[key] = values
         own = {self._axis(name, row) or name: values for name, values in row.grid.items()}
         axes = {**shared, **own}
         if not every_axis:
@@ -355,9 +358,8 @@ def load_recipe(name: str) -> Recipe:
     except FairbloomError as error:
         raise FairbloomError(f"recipe {path.stem}: {error}") from error
     except ValidationError as error:
-        raise FairbloomError(
-            f"recipe {path.stem}: {'; '.join(map(_explain, error.errors()))}"
-        ) from error
+        faults = "; ".join(map(_explain, error.errors()))
+        raise FairbloomError(f"recipe {path.stem}: {faults}") from error
     except ValueError as error:
         raise FairbloomError(
             f"recipe {path.stem} is not valid TOML: {error}: correct {path}"

@@ -162,10 +162,9 @@ class Study:
 
     def failures(self, arm: Arm) -> dict[int, str]:
         """Return the reasons of an arm's failed runs, by their seeds."""
+        folders = {seed: self.folder(arm, seed) for seed in self.seeds}
         return {
-            seed: self.failed[folder]
-            for seed in self.seeds
-            if (folder := self.folder(arm, seed)) in self.failed
+            seed: self.failed[folder] for seed, folder in folders.items() if folder in self.failed
         }
 
     def explain_unfinished(self, folder: Path) -> str:
@@ -180,13 +179,9 @@ class Study:
 
     def unfinished(self, out: Path) -> list[Path]:
         """Return the folders of runs that are neither finished nor failed."""
-        return [
-            out / name
-            for name in dict.fromkeys(
-                self.folder(arm, seed) for seed in self.seeds for arm in self.arms
-            )
-            if name not in self.failed and not is_finished(out / name)
-        ]
+        names = dict.fromkeys(self.folder(arm, seed) for seed in self.seeds for arm in self.arms)
+        unfailed = [out / name for name in names if name not in self.failed]
+        return [folder for folder in unfailed if not is_finished(folder)]
 
     @property
     def finished(self) -> Self:

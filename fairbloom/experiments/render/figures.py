@@ -52,11 +52,13 @@ def draw_svg(spec: Spec) -> bytes:
     svg: str = vl_convert.vegalite_to_svg(spec)
     # Vega numbers gradients and clips over all charts of a process.
     numbers: dict[str, str] = {}
-    return re.sub(
-        r'((?:id="|url\(#)(?:gradient_|clip))(\d+)',
-        lambda name: name[1] + numbers.setdefault(name[2], str(len(numbers))),
-        svg,
-    ).encode()
+
+    def renumber(name: re.Match[str]) -> str:
+        own = numbers.setdefault(name[2], str(len(numbers)))
+        return name[1] + own
+
+    renumbered = re.sub(r'((?:id="|url\(#)(?:gradient_|clip))(\d+)', renumber, svg)
+    return renumbered.encode()
 
 
 def draw_pdf(spec: Spec) -> bytes:

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from fairbloom import __version__
 
 from .figures import draw_png, spec_of
-from .page import Charts, Page
+from .page import Chart, Charts, Page
 from .theme import COLOURS, CONFIG
 
 HERE = Path(__file__).parent
@@ -25,23 +25,22 @@ HERE = Path(__file__).parent
 def render(page: Page) -> str:
     """Return the page, with its details, as one HTML file."""
     sections = [*page.about, *page.sections, *page.details()]
-    charts = [
-        chart
-        for section in sections
-        for block in section.blocks
-        if isinstance(block, Charts)
-        for chart in block.charts
-    ]
+    blocks = [block for section in sections for block in section.blocks]
+    charts: list[Chart] = []
+    for block in blocks:
+        if isinstance(block, Charts):
+            charts += block.charts
     # print is light
-    light, dark = (
-        "".join(f"--{name}:{pair[i]};" for name, pair in COLOURS.items()) for i in (0, 1)
-    )
+    light = "".join(f"--{name}:{colour};" for name, (colour, _) in COLOURS.items())
+    dark = "".join(f"--{name}:{colour};" for name, (_, colour) in COLOURS.items())
     style = (
         f":root{{color-scheme:light dark;{light}}}@media screen and"
         f" (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
         f"{(HERE / 'page.css').read_text(encoding='utf-8')}"
     )
-    scripts = [*([_library()] if charts else []), (HERE / "page.js").read_text(encoding="utf-8")]
+    scripts = [(HERE / "page.js").read_text(encoding="utf-8")]
+    if charts:
+        scripts.insert(0, _library())
     return _fill(
         "page.html",
         page=page,
@@ -60,10 +59,9 @@ def policy(scripts: Sequence[str]) -> str:
 
     What a client's name says is never run.
     """
-    allowed = " ".join(
-        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
-        for script in scripts
-    )
+    digests = [hashlib.sha256(script.encode()).digest() for script in scripts]
+    sources = [base64.b64encode(digest).decode() for digest in digests]
+    allowed = " ".join(f"'sha256-{source}'" for source in sources)
     return (
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
@@ -77,7 +75,10 @@ def as_script_data(value: Mapping[str, Any]) -> Markup:
 
 def render_fragment(page: Page) -> str:
     """Return a page for a notebook: its brief part and its figure."""
-    picture = base64.b64encode(draw_png(spec_of(page.figure()))).decode() if page.figure else ""
+    picture = ""
+    if page.figure:
+        drawn = draw_png(spec_of(page.figure()))
+        picture = base64.b64encode(drawn).decode()
     return _fill("fragment.html", page=page, picture=picture)
 
 

@@ -51,9 +51,10 @@ class Table:
     @property
     def numeric(self) -> list[bool]:
         """Whether each column holds numbers."""
-        return [
-            any(row[i].value is not None for row in self.rows) for i in range(len(self.headings))
-        ]
+        return [self._is_numeric(column) for column in range(len(self.headings))]
+
+    def _is_numeric(self, column: int) -> bool:
+        return any(row[column].value is not None for row in self.rows)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Prints pages in a terminal: whole tables at any width; names are never markup."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from rich import box, table as rich_table
@@ -48,8 +48,11 @@ def show_page(page: Page) -> None:
     if page.title:
         console.print(Text(page.title, style="bold"))
     if page.facts:
-        console.print(Text(", ".join(f"{name} {value}" for name, value in page.facts), style="dim"))
-    said = [*([Text(page.headline, "bold")] if page.headline else []), *map(Text, page.sentences)]
+        facts = ", ".join(f"{name} {value}" for name, value in page.facts)
+        console.print(Text(facts, style="dim"))
+    said = [*map(Text, page.sentences)]
+    if page.headline:
+        said.insert(0, Text(page.headline, "bold"))
     if said:
         console.print(Text(" ").join(said))
     for block in (block for section in page.sections for block in section.blocks):
@@ -95,23 +98,34 @@ def tables_within(table: Table, width: int) -> list[rich_table.Table]:
         ]
         shown = [*shown[:FIRST_ROWS], gap, *shown[-LAST_ROWS:]]
     # Escaped here, as the widths are measured here.
-    rows = [[replace(cell, text=escape_unprintable(cell.text)) for cell in row] for row in shown]
+    rows = [[*map(_escape, row)] for row in shown]
     table = replace(table, headings=[*map(escape_unprintable, table.headings)], rows=rows)
     everything = range(len(table.headings))
-    bodies = [max((cell_len(row[i].text) for row in rows), default=0) for i in everything]
-    if sum(map(max, bodies, map(cell_len, table.headings))) + GAP * (len(bodies) - 1) <= width:
+    bodies = [_widest(row[i].text for row in rows) for i in everything]
+    whole = sum(map(max, bodies, map(cell_len, table.headings)))
+    if whole + GAP * (len(bodies) - 1) <= width:
         return [_part(table, everything, {})]
     # Numbers stay in one piece; the words of headings lie below each other, and names are folded.
-    words = [max(map(cell_len, heading.split()), default=0) for heading in table.headings]
+    words = [_widest(heading.split()) for heading in table.headings]
     fixed = {i: max(bodies[i], words[i]) for i in everything[1:] if table.numeric[i]}
     # Together, keys leave half of the width to the other columns.
     widest = [max(12, width // 3)] * len(everything)
     if table.keys > 1:
         widest[: table.keys] = [max(6, width // 2 // table.keys - GAP)] * table.keys
-    least = [fixed.get(i, min(max(bodies[i], words[i]), widest[i])) for i in everything]
+    needed = [max(body, word) for body, word in zip(bodies, words, strict=True)]
+    least = [fixed.get(i, min(needed[i], widest[i])) for i in everything]
     # The narrowest tables among as few as possible have about as many columns each.
     parts = min((_cut(least, table.keys, narrower) for narrower in range(1, width + 1)), key=len)
     return [_part(table, columns, fixed) for columns in parts]
+
+
+def _escape(cell: Cell) -> Cell:
+    return replace(cell, text=escape_unprintable(cell.text))
+
+
+def _widest(texts: Iterable[str]) -> int:
+    """Return the width of the widest text, 0 without any."""
+    return max(map(cell_len, texts), default=0)
 
 
 def _cut(widths: Sequence[int], keys: int, width: int) -> list[list[int]]:
@@ -140,7 +154,6 @@ def _part(table: Table, columns: Sequence[int], fixed: dict[int, int]) -> rich_t
             vertical="bottom" if right else "top",
         )
     for row in table.rows:
-        part.add_row(
-            *(Text(row[column].text, STYLES.get(row[column].tone, "")) for column in columns)
-        )
+        cells = [row[column] for column in columns]
+        part.add_row(*(Text(cell.text, STYLES.get(cell.tone, "")) for cell in cells))
     return part

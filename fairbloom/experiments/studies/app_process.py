@@ -108,7 +108,8 @@ def _why(run: AppRun, code: int, log: Path) -> str:
 
 def check_begun(run: AppRun) -> None:
     """Raise RunFolderError if a run cannot continue the run in its folder."""
-    if other := _find_other(run):
+    other = _find_other(run)
+    if other:
         raise RunFolderError(
             f"{run.out} holds a run with {other}: choose another folder (--out), or delete this one"
         )
@@ -116,7 +117,8 @@ def check_begun(run: AppRun) -> None:
 
 def _check_recorded(run: AppRun) -> None:
     """Raise FairbloomError if the app records another run; nothing may be recorded yet."""
-    if other := _find_other(run):
+    other = _find_other(run)
+    if other:
         raise FairbloomError(
             f"the ServerApp trains with {other} as its run config says: make its strategy by"
             " from_config(context.run_config), and choose another folder (--out)"

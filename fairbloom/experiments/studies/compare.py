@@ -104,12 +104,12 @@ def warn_of_idle(arms: Mapping[str, Settings | AppRun]) -> None:
     """
     labels = dict[str, list[str]]()
     for label, run in arms.items():
-        labels.setdefault(run.strategy().find_idle(run.num_rounds), []).append(label)
+        reason = run.strategy().find_idle(run.num_rounds)
+        labels.setdefault(reason, []).append(label)
     labels.pop("", None)
     if labels:
-        log.warning(
-            "%s", "; ".join(f"{join_names(names)}: {reason}" for reason, names in labels.items())
-        )
+        said = [f"{join_names(names)}: {reason}" for reason, names in labels.items()]
+        log.warning("%s", "; ".join(said))
 
 
 def seeds_before(study: Study, out: Path) -> int:
@@ -176,14 +176,17 @@ def settings_of_refit(folder: Path, method: Named, test_share: float = 0.0) -> d
         "test-share": test_share,
         "out": str(folder / f"refit-{arms[label].folder}"),
     }
-    without = {"early-stopping", text_if(settings["pooled"], "fraction")}
+    without = {"early-stopping"}
+    if settings["pooled"]:
+        without.add("fraction")
     info = find_task(str(settings["task"]))
     if not test_share:
         without |= OF_TESTS
         if info.held_out or settings.get(f"{info.name}.test") == "official":
             without.add("test-share")
             log.warning("task %s has test examples of its own, which stay out", info.name)
-    if held_out := HELD_OUT.read(runs[0].folder).get(NOT_IN_TRAINING):
+    held_out = HELD_OUT.read(runs[0].folder).get(NOT_IN_TRAINING)
+    if held_out:
         log.warning("held out, as in the %s: %s", study.noun, join_names(held_out))
     config = {
         key: value for key, value in {**runs[0].differing(), **own}.items() if key not in without

@@ -39,7 +39,10 @@ def compare_deployed(
             for arm in study.arms:
                 name = study.folder(arm, seed)
                 own = {**study.config(arm), "seed": seed, "out": str(out / name)}
-                if not study.is_done(arm, seed, out) and (reason := carry_out(own)):
+                if study.is_done(arm, seed, out):
+                    continue
+                reason = carry_out(own)
+                if reason:
                     failed[name] = reason
         study = replace(study, failed=failed)
         study.write(out)

@@ -27,7 +27,8 @@ def compare_runs(folders: Folders, baseline: str, out: Path) -> Comparison:
     """Compare runs that exist; write the tables, the figure and the report into `out`."""
     out = out.absolute()
     words = [folders] if isinstance(folders, str) else folders
-    matching = dict.fromkeys(path for word in words for path in _expand(Path(word)))
+    places = map(Path, words)
+    matching = dict.fromkeys(path for place in places for path in _expand(place))
     study = study_of_runs([path for path in matching if path.absolute() != out], baseline)
     comparison = read_comparison(out, study)
     with study_folder(study, out):
@@ -76,7 +77,8 @@ def _expand(path: Path) -> list[Path]:
     if "*" not in str(path):
         return [path]
     base = Path(path.anchor)
-    return sorted(base.glob(str(path.relative_to(base))))
+    pattern = str(path.relative_to(base))
+    return sorted(base.glob(pattern))
 
 
 def _open(folders: Iterable[Path], left_out: list[str]) -> list[Run]:
@@ -110,12 +112,11 @@ def _group(runs: Sequence[Run], left_out: list[str]) -> tuple[dict[str, Seeds], 
     arms = dict[str, Arm]()
     for run in runs:
         own = run.parameters
-        shown: dict[str, Value] = {
-            key: value
-            for key, value in run.differing().items()
-            if key in own
-            or (key not in ALIKE and any(each.settings.get(key) != value for each in runs))
-        }
+        shown: dict[str, Value] = {}
+        for key, value in run.differing().items():
+            is_alike = key in ALIKE or all(each.settings.get(key) == value for each in runs)
+            if key in own or not is_alike:
+                shown[key] = value
         label = label_of(title(run.method), shown)
         arms.setdefault(label, Arm(label, run.method, shown))
         seed = int(run.settings.get("seed", 0))

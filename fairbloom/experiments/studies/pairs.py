@@ -38,7 +38,8 @@ def check_same_data(run: Run, other: Run) -> None:
                 f"{pair}: their {key} is {here!r}, and {there!r}: choose runs with the same data"
             )
     if run.scores != other.scores:
-        here, there = (", ".join(score.words for score in of.scores) for of in (run, other))
+        here = ", ".join(score.words for score in run.scores)
+        there = ", ".join(score.words for score in other.scores)
         raise FairbloomError(
             f"{pair}: their scores are {here}, and {there}: choose runs with the same scores, the"
             " one that fairness goes by first"
@@ -48,13 +49,15 @@ def check_same_data(run: Run, other: Run) -> None:
 def check_same_clients(run: Run, base: Run) -> None:
     """Raise FairbloomError if two runs of a seed have other clients, or these have other rows."""
     pair = f"{shown_path(run)} and {shown_path(base)}"
-    if differing := run.known ^ base.known:
+    differing = run.known ^ base.known
+    if differing:
         raise FairbloomError(
             f"{pair} cannot be compared: only one of them has {join_names(sorted(differing))}:"
             " choose runs of the same clients, which have the same names in every run"
         )
     here, there = (_contents_of(side) for side in (run, base))
-    if other := sorted(name for name in here.keys() & there.keys() if here[name] != there[name]):
+    other = sorted(name for name in here.keys() & there.keys() if here[name] != there[name])
+    if other:
         raise FairbloomError(
             f"{pair} cannot be compared: in one of them {join_names(other)} had other rows: choose"
             " runs with the same data, or let the app deal its rows only by the seed"
@@ -63,14 +66,17 @@ def check_same_clients(run: Run, base: Run) -> None:
 
 def _contents_of(run: Run) -> Mapping[str, Sequence[object]]:
     """Return what is known of each client's rows, or in one process of all files."""
-    files = sorted(str(each) for name, each in DATA.read(run.folder).items() if name != LEFT_OUT)
+    digests = DATA.read(run.folder).items()
+    files = sorted(str(digest) for name, digest in digests if name != LEFT_OUT)
     devices = ROWS.read(run.folder).items()
     if files:
         return {"all clients": files}
-    return {
-        **{name: [count] for name, count in run.test_examples().items()},
-        **{name: [table for _, table, _ in changes] for name, changes in devices},
-    }
+    contents: dict[str, list[object]] = {}
+    for name, count in run.test_examples().items():
+        contents[name] = [count]
+    for name, changes in devices:
+        contents[name] = [table for _, table, _ in changes]
+    return contents
 
 
 def shown_path(run: Run) -> str:

@@ -81,11 +81,12 @@ def reproduce(
     overrides = merge_settings({}, settings or {})
     if data_dir is not None:
         overrides["data-dir"] = os.fspath(data_dir)
+    place = str(Path(name).absolute()) if name.endswith(".toml") else name
     plan = Study(
         "reproduce",
-        [],
-        list(range(count)),
-        recipe=str(Path(name).absolute()) if name.endswith(".toml") else name,
+        arms=[],
+        seeds=list(range(count)),
+        recipe=place,
         quick=quick,
         overrides=overrides,
     )
@@ -107,11 +108,10 @@ def choose_rows(recipe: Recipe, words: Sequence[str]) -> list[Row]:
     names = {recipe.name_of(row): row for row in recipe.rows}
     if not words:
         return list(names.values())
-    wanted = [
-        row
-        for name, row in names.items()
-        if any(word.casefold() in name.casefold() for word in words)
-    ]
+    wanted = []
+    for name, row in names.items():
+        if any(word.casefold() in name.casefold() for word in words):
+            wanted.append(row)
     if not wanted:
         raise FairbloomError(
             f"--rows {' '.join(words)}: recipe {recipe.name} has no such row: there are"
@@ -168,20 +168,19 @@ def study_of(
             raise FairbloomError(f"recipe {recipe.name}: row {arm.row!r}: {error}") from error
     warn_of_idle(settings)
     if not shared.get("score"):  # if the recipe names it, no data are needed
-        scores = {
-            task: fix_score(study.run(arm, study.seeds[0], Path()))
-            for task, arm in _first_of_tasks(study).items()
-        }
+        scores: dict[str, dict[str, Value]] = {}
+        for task, arm in _first_of_tasks(study).items():
+            run = study.run(arm, study.seeds[0], Path())
+            scores[task] = fix_score(run)
         if len(scores) == 1:
-            study = replace(study, settings={**next(iter(scores.values())), **shared})
+            (score,) = scores.values()
+            study = replace(study, settings={**score, **shared})
         else:
-            study = replace(
-                study,
-                arms=[
-                    replace(arm, settings={**scores[_task_of(study, arm)], **arm.settings})
-                    for arm in study.arms
-                ],
-            )
+            arms = []
+            for arm in study.arms:
+                score = scores[_task_of(study, arm)]
+                arms.append(replace(arm, settings={**score, **arm.settings}))
+            study = replace(study, arms=arms)
     return study
 
 

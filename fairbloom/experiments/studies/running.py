@@ -144,7 +144,8 @@ def write_tables(folder: Path, tables: Mapping[str, Sequence[Mapping[str, Any]]]
     with explain_write_errors("the tables", folder):
         for name, rows in tables.items():
             if rows:
-                write_whole(folder / name, format_csv(tuple(rows[0]), rows).encode())
+                text = format_csv(tuple(rows[0]), rows)
+                write_whole(folder / name, text.encode())
             else:
                 (folder / name).unlink(missing_ok=True)
 

@@ -115,7 +115,8 @@ def arms_of(
             if own or not strategy.find_idle(run.num_rounds):
                 has_personal = strategy.terms(1).has_personal_models
                 arms.append(replace(point, evaluated="personal" if has_personal else "global"))
-    if unused := [name for name in grid if name not in used]:
+    unused = [name for name in grid if name not in used]
+    if unused:
         raise SettingsError(_explain_unused(unused[0], named, _checks(app)))
     if len(arms) < 2:
         raise SettingsError(
@@ -167,7 +168,8 @@ def _axes(arm: Arm, grid: Grid, app: App | None) -> dict[str, tuple[str, list[Va
         if key not in checks or key in arm.settings:
             continue
         checked = [checks[key](value) for value in values]
-        if twice := [value for value in checked if checked.count(value) > 1]:
+        twice = [value for value in checked if checked.count(value) > 1]
+        if twice:
             raise SettingsError(
                 f"grid: {key} = {format_value(twice[0])} is there twice: give each value once"
             )
@@ -208,11 +210,9 @@ def _tries(arm: Arm, shared: Mapping[str, Value]) -> list[dict[str, Value]]:
     Parameters in the shared settings are not varied.
     """
     declared: Tries = vars(find_method(arm.method)).get("tries", FairStrategy.tries)
-    axes = {
-        key: values
-        for name, values in declared.items()
-        if (key := f"{owner_of(arm.method)}.{key_of(name)}") not in shared
-    }
+    owner = owner_of(arm.method)
+    axes = {f"{owner}.{key_of(name)}": values for name, values in declared.items()}
+    axes = {key: values for key, values in axes.items() if key not in shared}
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
