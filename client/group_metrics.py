@@ -61,9 +61,9 @@ def measure_groups(
     units
         The unit of each example, as an index.
     """
-    values = {}
-    for score, numbers in measured.items():
-        here = torch.as_tensor(numbers).cpu()
+    values: dict[GroupScore, NDArray[Any]] = {}
+    for score, of_score in measured.items():
+        here = torch.as_tensor(of_score).cpu()
         values[score] = here.double().numpy()
     for score, numbers in values.items():
         if numbers.shape != (len(groups),):

@@ -65,7 +65,8 @@ def digest_key(key: CertificatePublicKeyTypes) -> str:
 def write_request(key: ec.EllipticCurvePrivateKey, name: str) -> str:
     """Return a device's request for a certificate (PKCS #10, PEM)."""
     builder = x509.CertificateSigningRequestBuilder().subject_name(_subject(name))
-    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
+    request = builder.sign(key, hashes.SHA256())
+    return request.public_bytes(serialization.Encoding.PEM).decode()
 
 
 def read_request(text: str, source: str) -> tuple[ec.EllipticCurvePublicKey, str]:

@@ -19,6 +19,7 @@ from .registry import (
 
 def __getattr__(name: str) -> NoReturn:
     """Raise ImportError with what to write for one of Flower's strategies."""
-    if advice := advise_on_name(name):
+    advice = advise_on_name(name)
+    if advice:
         raise ImportError(f"cannot import name {name!r} from {__name__!r}: {advice}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -118,7 +118,8 @@ def newton_memory(memory: Mapping[str, Any], cohort: Cohort, rho: FloatArray) ->
     names = sorted({*memory.get("names", ()), *cohort.names})
     A, b1, b2 = with_newcomers(memory, names)
     given = dict(zip(cohort.names, rho.tolist(), strict=True))
-    r = np.array([given.get(name, rho.mean()) for name in names]) / len(names)
+    mean = rho.mean()
+    r = np.array([given.get(name, mean) for name in names]) / len(names)
     q = decision(A, b1, b2)
     g = -r / (1.0 + q @ r)
     return {"names": names, "A": A + np.outer(g, g), "b1": b1 + g, "b2": b2 + (g @ q) * g}
@@ -130,7 +131,8 @@ def with_newcomers(
     """Return A, b₁ and b₂ of the clients `names`; newcomers get the mean client's past."""
     K = len(memory.get("names", ()))
     past = dict(zip(memory.get("names", ()), np.eye(K), strict=True))
-    M = np.array([past.get(name, np.full(K, 1.0 / max(K, 1))) for name in names])
+    mean_client = np.full(K, 1.0 / max(K, 1))
+    M = np.array([past.get(name, mean_client) for name in names])
     A = memory.get("A", np.zeros((K, K)))
     return M @ A @ M.T, M @ memory.get("b1", np.zeros(K)), M @ memory.get("b2", np.zeros(K))
 

@@ -90,4 +90,5 @@ def ascend(weights: Mapping[str, float], gains: Mapping[str, float]) -> dict[str
     names = sorted(weights)
     clipped = np.clip([gains.get(name, 0.0) for name in names], -LARGEST_GAIN, LARGEST_GAIN)
     moved = np.array([weights[name] for name in names]) + clipped
-    return dict(zip(names, project(moved).tolist(), strict=True))
+    projected = project(moved)
+    return dict(zip(names, projected.tolist(), strict=True))

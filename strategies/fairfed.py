@@ -69,10 +69,8 @@ class FairFed(FairStrategy):
         before = cohort.past.memory.get("weights", {})
         moved = self._moved(cohort, before)
         weights = moved if moved.sum() > 0.0 else cohort.counts
-        return Decision(
-            np.asarray(weights / weights.sum()),
-            {"weights": {**before, **dict(zip(cohort.names, moved.tolist(), strict=True))}},
-        )
+        after = dict(zip(cohort.names, moved.tolist(), strict=True))
+        return Decision(np.asarray(weights / weights.sum()), {"weights": {**before, **after}})
 
     def _moved(self, cohort: Cohort, weights: Mapping[str, float]) -> FloatArray:
         """Return the participants' ω after the round, shape (m,), from all `weights` before it."""
@@ -94,13 +92,10 @@ def distances_of(cohort: Cohort) -> FloatArray:
     accuracies = cohort.metrics[ACCURACY_BEFORE]
     accuracy = cohort.counts @ accuracies / cohort.counts.sum()
     gaps = _gap(positives, hits)
-    return np.asarray(
-        np.where(
-            np.isnan(gaps),
-            np.abs(accuracies - accuracy),
-            np.abs(gaps - _gap(positives.sum(axis=1), hits.sum(axis=1))),
-        )
-    )
+    gap = _gap(positives.sum(axis=1), hits.sum(axis=1))
+    of_gaps = np.abs(gaps - gap)
+    of_accuracies = np.abs(accuracies - accuracy)
+    return np.asarray(np.where(np.isnan(gaps), of_accuracies, of_gaps))
 
 
 def _gap(positives: FloatArray, hits: FloatArray) -> FloatArray:

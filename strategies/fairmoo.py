@@ -92,7 +92,8 @@ class FairMOO(CommonDescent, Stepped):
         norm = np.sqrt(max(0.0, direction @ G @ direction))
         if norm <= least * mean_norm:
             return np.zeros(cohort.size)
-        length = self.step_size(cohort.round, cohort.num_rounds) * (self.length or mean_norm)
+        usual = self.length or mean_norm
+        length = self.step_size(cohort.round, cohort.num_rounds) * usual
         return np.asarray(length / norm * direction)
 
 

@@ -155,10 +155,9 @@ class FCFL(FairStrategy):
             deltas = self._decayed(deltas, np.diag(products), cohort.metrics[LEARNING_RATE].min())
         else:
             weights = stage2_weights(g[1], K, is_at_budget=excess.max() >= 0.0)
-        return Decision(
-            np.asarray(weights * np.tile(rate_shares(cohort), 2)),
-            dict(zip(TEMPERATURES, deltas.tolist(), strict=True)),
-        )
+        shares = np.tile(rate_shares(cohort), 2)
+        memory = dict(zip(TEMPERATURES, deltas.tolist(), strict=True))
+        return Decision(np.asarray(weights * shares), memory)
 
     def _decayed(self, deltas: FloatArray, squares: FloatArray, eta: float) -> FloatArray:
         """Return the temperatures after a round; `squares` are those of their gradients times η."""

@@ -59,7 +59,8 @@ class FedAvg(FairStrategy):
             return {}
         (kept,) = self.past.kept
         roster = self.past.roster
-        total = float(self.prior_weights_of([*roster], [*roster.values()]).sum())
+        weights = self.prior_weights_of([*roster], [*roster.values()])
+        total = float(weights.sum())
         return {CONTROL: (kept, 1.0 / total)}
 
     def _control(self, cohort: Cohort) -> Mapping[Kept, FloatArray]:

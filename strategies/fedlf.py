@@ -127,11 +127,11 @@ class FedLF(CommonDescent):
         """Return c for each array; vectors are rows of coefficients."""
         grams = cohort.grams
         m = cohort.size
-        groups = [
-            (arrays, G)
-            for arrays in layers_of(cohort.arrays, self.groups)
-            if np.diag(G := grams[arrays].sum(axis=0))[:m].any()
-        ]
+        groups = []
+        for arrays in layers_of(cohort.arrays, self.groups):
+            G = grams[arrays].sum(axis=0)
+            if np.diag(G)[:m].any():
+                groups.append((arrays, G))
         guide = guidance(cohort.losses)
         h = np.zeros(m) if guide is None else guide.direction
         layers = solve_layers(groups, h, scaled=self.guidance == "scaled")
@@ -166,20 +166,22 @@ def layers_of(names: Sequence[str], groups: Mapping[str, Any] | None) -> list[ND
         layer_names = [groups[name] for name in names]
     else:
         layer_names = [name.rpartition(".")[0] for name in names]
-    return [
-        np.flatnonzero([other == layer for other in layer_names])
-        for layer in dict.fromkeys(layer_names)
-    ]
+    layers = dict[Any, list[int]]()
+    for place, layer in enumerate(layer_names):
+        layers.setdefault(layer, []).append(place)
+    return [np.array(places) for places in layers.values()]
 
 
 def check_groups(names: Sequence[str], groups: Mapping[str, Any]) -> None:
     """Raise FairbloomError unless `groups` has exactly these names."""
-    if unknown := [name for name in groups if name not in names]:
+    unknown = [name for name in groups if name not in names]
+    if unknown:
         raise FairbloomError(
             f"groups names {unknown[0]!r}, which is not a trained array: leave it out;"
             f" there are {', '.join(names)}"
         )
-    if lacking := [name for name in names if name not in groups]:
+    lacking = [name for name in names if name not in groups]
+    if lacking:
         raise FairbloomError(
             f"groups has no group for {lacking[0]!r}: name one for each array that is trained"
         )

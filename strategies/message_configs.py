@@ -26,9 +26,8 @@ class ChangingConfig:
 
     def repeat(self, changes: Mapping[str, Any]) -> None:
         """Repeat the changes that `changes` returned."""
-        self._config.update(
-            {key: _decode_bytes(value) for key, value in changes.get("changed", {}).items()}
-        )
+        changed = changes.get("changed", {})
+        self._config.update({key: _decode_bytes(value) for key, value in changed.items()})
         for key in changes.get("removed", ()):
             self._config.pop(key, None)
 

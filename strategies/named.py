@@ -66,23 +66,24 @@ def from_config(run_config: Mapping[str, Any], **given: Any) -> FairStrategy:
     method, own = parse_method(text)
     known = method_parameters(method)
     names = {**STRATEGY_OPTIONS, **{key: each.argument for key, each in known.items()}}
-    if others := [key for key in own if key not in names]:
+    others = [key for key in own if key not in names]
+    if others:
         raise SettingsError(
             f"method = {text!r}: {others[0]} is not an option of a strategy: give it as a key of"
             " its own in the run config, and use it in your app"
         )
-    if twice := [names[key] for key in own if names[key] in given]:
+    twice = [names[key] for key in own if names[key] in given]
+    if twice:
         raise SettingsError(
             f"method = {text!r}: {twice[0]} is given twice, here and as an argument of from_config:"
             " give it once"
         )
     options = {key: value for key, value in run_config.items() if key in STRATEGY_OPTIONS}
-    arguments = {
-        names[key]: value
-        for key, value in {**options, **own}.items()
+    arguments = {}
+    for key, value in {**options, **own}.items():
         # a method may refuse an option that it sets itself, even at its default
-        if key in known or key not in SETTINGS or value != SETTINGS[key].default
-    }
+        if key in known or key not in SETTINGS or value != SETTINGS[key].default:
+            arguments[names[key]] = value
     arguments |= given
     for parameter in known.values():
         if parameter.default is None and parameter.argument not in arguments:

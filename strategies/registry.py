@@ -188,7 +188,8 @@ def find_method(name: str) -> type[FairStrategy]:
         hint = advise_on_method(_plain(name))
         if ";" in name:
             hint = f"separate methods by commas, as in {name.replace(';', ',')}; "
-        if not hint and (near := find_equally_near(_plain(name), KNOWN_AS, least=0.8)):
+        near = find_equally_near(_plain(name), KNOWN_AS, least=0.8)
+        if near and not hint:
             titles = dict.fromkeys(published_name(KNOWN_AS[each]) for each in near)
             hint = f"did you mean {' or '.join(titles)}? "
         raise FairbloomError(

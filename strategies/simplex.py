@@ -226,12 +226,13 @@ def _nearest_minimiser(
     wanted = moves.T @ (prior - x)
     nearest = x + moves @ wanted
     if (nearest < lower).any() or (nearest > upper).any():
+        room = np.maximum(np.concatenate([x - lower, upper - x]), 0.0)
         try:
             solution = cvxopt.solvers.qp(
                 cvxopt.spdiag([1.0] * len(wanted)),
                 cvxopt.matrix(-wanted),
                 cvxopt.matrix(np.vstack([-moves, moves])),
-                cvxopt.matrix(np.maximum(np.concatenate([x - lower, upper - x]), 0.0)),
+                cvxopt.matrix(room),
                 options=SOLVER,
             )
         except SOLVER_ERRORS:

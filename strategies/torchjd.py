@@ -78,7 +78,8 @@ class FromTorchJD(FairStrategy):
 
         self._reset()
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(generator(self.seed, "weighting", cohort.round).integers(2**63)))
+            random = generator(self.seed, "weighting", cohort.round)
+            torch.manual_seed(int(random.integers(2**63)))
             try:
                 weights = self.weigh_gram(torch.from_numpy(cohort.gram))
             except ValueError as error:

@@ -73,10 +73,10 @@ class Installed:
         try:
             return self._accept(run, context)
         except SettingRefusedError as error:
-            if place := context.node_config.get("state-dir"):
-                open_log(Path(str(place))).note(
-                    {"run": run.number, "asked": "settings", "refused": str(error)}, run.settings
-                )
+            place = context.node_config.get("state-dir")
+            if place:
+                entry = {"run": run.number, "asked": "settings", "refused": str(error)}
+                open_log(Path(str(place))).note(entry, run.settings)
             raise
 
     def _accept(self, run: RunDescription, context: Context) -> tuple[ClientApp, dict[str, Any]]:

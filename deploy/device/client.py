@@ -151,9 +151,10 @@ class ClientSettings:
                 raise DeployError(
                     f"{key} is missing in {file}: take the client.toml of this client's bundle"
                 )
-        merged |= {
-            key: str(expand_home(merged[key]).absolute()) for key in PATHS if merged.get(key)
-        }
+        for key in PATHS:
+            if merged.get(key):
+                place = expand_home(merged[key])
+                merged[key] = str(place.absolute())
         if not all(isinstance(value, str) for value in merged.get("allow", [])):
             raise DeployError(f"allow = {merged['allow']!r}: it must be a list of texts")
         merged["allow"] = tuple(merged.get("allow", []))

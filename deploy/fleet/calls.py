@@ -288,7 +288,8 @@ def receive(
     if head.protocol != PROTOCOL:  # its digest may be another one
         return Received(head, Content())
     try:
-        if refused := refuse_head(head, max_bytes, budget.folder):
+        refused = refuse_head(head, max_bytes, budget.folder)
+        if refused:
             return Received(head, Content(), refused)
         content = StoredContent(budget, head.size)
         content.append(first.data)

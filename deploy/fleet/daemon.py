@@ -145,7 +145,8 @@ class Daemon:
             for file in (self._federation.authority[0], self._federation.identity[0])
         }
         renew_if_due(self._federation, self._faults)
-        if (age := modified(self._federation)) != self._identity_age:
+        age = modified(self._federation)
+        if age != self._identity_age:
             self._port.serve_as(*read_identity(self._federation))
             self._identity_age = age
 

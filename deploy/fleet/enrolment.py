@@ -113,7 +113,8 @@ def describe_clients_beyond(members: Sequence[Member], clients: int) -> str:
     text = join_names(f"client {each.name} has partition {each.partition}" for each in beyond)
     highest = max(member.partition for member in beyond)
     text += f", but clients={clients} has only 0 to {clients - 1}: set clients={highest + 1}"
-    if free := set(range(clients)) - {member.partition for member in members}:
+    free = set(range(clients)) - {member.partition for member in members}
+    if free:
         text += f", or enrol it again with --partition-id {min(free)}"
     return text
 
@@ -186,9 +187,8 @@ def _remove_bundle(federation: Federation, name: str) -> Path:
 
 
 def _write(federation: Federation, member: Member) -> None:
-    write_public(
-        federation.path / "clients" / f"{member.name}.toml", tomli_w.dumps(asdict(member)).encode()
-    )
+    written = tomli_w.dumps(asdict(member))
+    write_public(federation.path / "clients" / f"{member.name}.toml", written.encode())
 
 
 @contextlib.contextmanager

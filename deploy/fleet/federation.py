@@ -285,19 +285,15 @@ def read_now(federation: Federation) -> Now:
     if not all(isinstance(table, dict) for table in (*of_numbers, now.versions, now.reasons)):
         return Now()
     numbers = [now.at, *(each for table in of_numbers for each in table.values())]
-    is_whole = all(
+    texts = [now.waiting, now.failure, now.version]
+    texts += [*now.versions.values(), *now.reasons.values()]
+    has_numbers = all(
         isinstance(number, int | float) and 0 <= number <= LARGEST_TIME for number in numbers
-    ) and all(
-        isinstance(each, str)
-        for each in (
-            now.waiting,
-            now.failure,
-            now.version,
-            *now.versions.values(),
-            *now.reasons.values(),
-        )
     )
-    return now if is_whole and isinstance(now.run, int) else Now()
+    has_texts = all(isinstance(text, str) for text in texts)
+    if has_numbers and has_texts and isinstance(now.run, int):
+        return now
+    return Now()
 
 
 @contextlib.contextmanager

@@ -95,10 +95,8 @@ class RunGrid(OwnGrid):
             self._has_files = False
         messages = list(messages)
         contents = serialize_once([message.content for message in messages])
-        digests = {
-            number: self._store(content)
-            for number, content in {id(content): content for content in contents}.items()
-        }
+        different = {id(content): content for content in contents}
+        digests = {number: self._store(content) for number, content in different.items()}
         names: dict[int, str] = self._call(
             "names", [message.metadata.dst_node_id for message in messages]
         )[0]
@@ -126,7 +124,8 @@ class RunGrid(OwnGrid):
             (batch, more), contents = self._call("collect", ids)
             for each, content in zip(batch, contents, strict=True):
                 self._has_files |= content.file is not None
-                if (reply := self._read(each, content)) is not None:
+                reply = self._read(each, content)
+                if reply is not None:
                     replies.append(reply)
             collected = {each.id for each in batch}
             ids = [id for id in ids if id not in collected]
@@ -187,7 +186,8 @@ class RunGrid(OwnGrid):
 
     def _read(self, reply: Collected, content: Content) -> Message | None:
         """Return a reply as Flower's message, or None if this process did not send its message."""
-        if (found := self._sent.pop(reply.id, None)) is None:
+        found = self._sent.pop(reply.id, None)
+        if found is None:
             return None
         sent, name, most = found
         if reply.code:

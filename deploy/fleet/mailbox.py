@@ -134,7 +134,8 @@ class Mailbox:
         devices = set[str]()
         for envelope in envelopes:
             until = self._clock() + envelope.seconds
-            if (message := self._messages.get(envelope.id)) is not None:
+            message = self._messages.get(envelope.id)
+            if message is not None:
                 message.until = max(message.until, until)
                 continue
             message = QueuedMessage(envelope, run, self._contents[envelope.digest], until)
@@ -168,7 +169,8 @@ class Mailbox:
                 found.append(Collected(id, ErrorCode.MESSAGE_UNAVAILABLE, TIME_OVER))
                 contents.append(Content())
                 continue
-            if (reply := message.reply) is None:
+            reply = message.reply
+            if reply is None:
                 continue
             content = reply.content or Content()
             size += len(content.data)

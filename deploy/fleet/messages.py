@@ -74,9 +74,11 @@ def in_chunks(head: Head, pieces: Iterable[Buffer]) -> Iterator[bytes]:
 
 def node_id_of(name: str) -> int:
     """Return a client's node id for Flower's apps: it depends only on the name."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1 | 1
+    digest = hashlib.sha256(name.encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1 | 1
 
 
 def id_of(*parts: object) -> str:
     """Return a reproducible message id, a hash of the parts that identify the message."""
-    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:32]
+    written = "\n".join(map(str, parts))
+    return hashlib.sha256(written.encode()).hexdigest()[:32]

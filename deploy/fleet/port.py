@@ -164,7 +164,8 @@ class Port:
     def wake(self, names: Collection[str]) -> None:
         """Wake the held calls of these clients, for a new message."""
         for name in names:
-            if (device := self.devices.get(name)) is not None:
+            device = self.devices.get(name)
+            if device is not None:
                 device.wake.set()
 
     def online(self) -> list[tuple[int, str]]:
@@ -217,7 +218,8 @@ class Port:
         """Wait for a message; return None if none comes, or if the device calls again."""
         until = monotonic() + HELD_SECONDS
         while number == device.nexts:
-            if (message := self._mailbox.next(name)) is not None:
+            message = self._mailbox.next(name)
+            if message is not None:
                 return message
             device.wake.clear()
             try:
@@ -375,10 +377,12 @@ class Port:
         """
         device = self.devices.setdefault(name, PortDevice())
         # calls.OPTIONS come before what gRPC says of itself
-        agent = AGENT.match(dict(context.invocation_metadata()).get("user-agent", ""))
+        metadata = dict(context.invocation_metadata())
+        agent = AGENT.match(metadata.get("user-agent", ""))
         if agent is not None:
             device.version = agent[1]
-            if (theirs := int(agent[2])) != PROTOCOL:
+            theirs = int(agent[2])
+            if theirs != PROTOCOL:
                 device.seen = -math.inf
                 older = "the server" if theirs > PROTOCOL else "this client"
                 raise CallRefusedError(

@@ -128,8 +128,10 @@ class Order:
             return self
 
         def move(path: Value) -> Value:
-            is_below = isinstance(path, str) and Path(path).is_relative_to(self.place)
-            return str(place / Path(str(path)).relative_to(self.place)) if is_below else path
+            if not isinstance(path, str) or not Path(path).is_relative_to(self.place):
+                return path
+            below = Path(path).relative_to(self.place)
+            return str(place / below)
 
         out = {"out": move(self.settings["out"])} if "out" in self.settings else {}
         settings = {**self.settings, **out}
@@ -221,11 +223,9 @@ def list_runs(folder: Path, but: Collection[int] = ()) -> list[RunFiles]:
     Numbers grow with time, so the oldest run is first. Raise DeployError if the folder cannot be
     read.
     """
-    return [
-        run
-        for number in sorted(set(list_numbers(folder)).difference(but))
-        if (run := RunFiles(folder / str(number))).is_ordered
-    ]
+    numbers = set(list_numbers(folder)).difference(but)
+    runs = [RunFiles(folder / str(number)) for number in sorted(numbers)]
+    return [run for run in runs if run.is_ordered]
 
 
 def list_numbers(folder: Path) -> list[int]:
@@ -258,7 +258,8 @@ def submit(folder: Path, order: Order) -> RunFiles:
                 place.mkdir(mode=0o700)
                 write_whole(last, f"{number}\n".encode(), 0o600)
                 placed = replace(order, place=str(place_of(place)))
-                write_whole(place / "run.toml", tomli_w.dumps(asdict(placed)).encode(), 0o600)
+                written = tomli_w.dumps(asdict(placed))
+                write_whole(place / "run.toml", written.encode(), 0o600)
                 return RunFiles(place)
     except OSError as error:
         raise DeployError(f"submit: {error.filename}: {error.strerror}") from error

@@ -186,7 +186,8 @@ class Session:
         self._calls.connect()
         log.info("%s %s", CONNECTED, self._name)
         while True:
-            message = self._calls.next(hashlib.sha256(self._settings.encode()).hexdigest())
+            known = hashlib.sha256(self._settings.encode())
+            message = self._calls.next(known.hexdigest())
             if message is None:
                 if self._worker.runs and time.monotonic() - self._asked > IDLE_SECONDS:
                     self._worker.end()
@@ -267,7 +268,8 @@ class Session:
 
     def _beat(self, head: Head, done: threading.Event) -> None:
         while not done.wait(BEAT_SECONDS):
-            if reason := self._calls.beat(head.id, head.run):
+            reason = self._calls.beat(head.id, head.run)
+            if reason:
                 self._worker.drop(head.id, reason)
 
 

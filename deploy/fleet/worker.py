@@ -151,7 +151,8 @@ class Worker:
         return False
 
     def _kill(self) -> None:
-        if (process := self._process) is None:
+        process = self._process
+        if process is None:
             return
         _signal(process, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):

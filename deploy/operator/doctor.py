@@ -69,7 +69,8 @@ def examine_device(client: ClientSettings) -> Iterator[CheckResult]:
     yield authority
     yield check_expiry("client certificate", Path(client.certificate))
     if authority.verdict != "fault":
-        if reason := connection_fault(client):
+        reason = connection_fault(client)
+        if reason:
             yield fault("server", reason)
         else:
             yield ok("server", f"{client.server} answers")
@@ -147,7 +148,8 @@ def check_clients(federation: Federation) -> CheckResult:
             "clients",
             f"the files of {', '.join(sorted(damaged))} cannot be used: enrol these again",
         )
-    if copied := find_copied(read_now(federation)):
+    copied = find_copied(read_now(federation))
+    if copied:
         return fault("clients", f"{', '.join(sorted(copied))}: {COPIED}")
     return ok("clients", f"{len(federation.enrolled())} are enrolled")
 

@@ -165,12 +165,8 @@ def show(status: Mapping[str, Any]) -> None:
         if ended_runs:
             parts.append(_describe_last_run(ended_runs[0]))
     counts = Counter(client["state"] for client in clients.values())
-    parts.append(
-        _line(
-            "clients",
-            ", ".join(f"{number} {state}" for state, number in sorted(counts.items())) or "none",
-        )
-    )
+    by_state = [f"{number} {state}" for state, number in sorted(counts.items())]
+    parts.append(_line("clients", ", ".join(by_state) or "none"))
     if clients:
         parts.append(_client_table(clients, status["version"]))
         parts += [
@@ -178,15 +174,11 @@ def show(status: Mapping[str, Any]) -> None:
             for name, client in clients.items()
             if client["copied"]
         ]
-        parts += [
-            _line(
-                f"  last error of {name}, {(client['last-reason-at'] or '')[:10]}",
-                client["last-reason"],
-                warn=True,
-            )
-            for name, client in clients.items()
-            if client["last-reason"]
-        ]
+        for name, client in clients.items():
+            if client["last-reason"]:
+                day = (client["last-reason-at"] or "")[:10]
+                what = f"  last error of {name}, {day}"
+                parts.append(_line(what, client["last-reason"], warn=True))
     if ended_runs:
         parts.append(_run_table(ended_runs))
     parts.append(_line("disk", f"{status['disk']['free-bytes'] / 1e9:.1f} GB free"))
@@ -226,14 +218,15 @@ def _run_table(runs: Iterable[Mapping[str, Any]]) -> Table:
     for heading in ("run", "state", "method", "rounds", "folder", "last line"):
         table.add_column(heading, overflow="fold")
     for run in runs:
-        table.add_row(
-            Text(str(run["run"])),
-            Text(run["state"]),
-            Text(run.get("method", "")),
-            Text(f"{run['round']}/{run['of-rounds']}" if "round" in run else ""),
-            Text(PurePath(run.get("folder", "")).name),
-            Text(_shorten(run["said"])),
-        )
+        cells = [
+            str(run["run"]),
+            run["state"],
+            run.get("method", ""),
+            f"{run['round']}/{run['of-rounds']}" if "round" in run else "",
+            PurePath(run.get("folder", "")).name,
+            _shorten(run["said"]),
+        ]
+        table.add_row(*map(Text, cells))
     return table
 
 
@@ -273,14 +266,9 @@ def _describe_open_run(run: Mapping[str, Any]) -> list[RenderableType]:
         for what in ("offline", "missing", "owing", "revoked", "excluded")
         if run.get(what)
     ]
-    lines += [
-        _line(
-            f"  refused in round {refusal['round']}",
-            f"{refusal['client']}: {refusal['reason']}",
-            warn=True,
-        )
-        for refusal in run.get("refused", ())
-    ]
+    for refusal in run.get("refused", ()):
+        what = f"  refused in round {refusal['round']}"
+        lines.append(_line(what, f"{refusal['client']}: {refusal['reason']}", warn=True))
     return lines
 
 

@@ -108,9 +108,12 @@ def choose_app(given: str | None) -> SubmittedApp:
     """
     if given is None:
         return read_app(Path.cwd()) or OURS
-    if Path(given).is_dir() and (app := read_app(Path(given))):
+    app = read_app(Path(given)) if Path(given).is_dir() else None
+    if app:
         return app
-    if is_import_string(given) and (installed := distribution_of(given.partition(":")[0])):
+    package = given.partition(":")[0]
+    installed = distribution_of(package) if is_import_string(given) else None
+    if installed:
         name, version = installed
         return OURS if name == "fairbloom" else SubmittedApp(given, name, version, config=None)
     raise DeployError(
@@ -238,8 +241,10 @@ def find_device_warnings(
             f" [{value!r}] in owner.toml{module}); the others are refused, by name in each round"
         )
     clients = info.setup(RunSettings.of(given)).clients
-    if clients and not info.is_user_defined and (far := describe_clients_beyond(members, clients)):
-        yield far
+    if clients and not info.is_user_defined:
+        far = describe_clients_beyond(members, clients)
+        if far:
+            yield far
 
 
 def check_not_pythons(given: Mapping[str, Any]) -> None:
@@ -282,20 +287,19 @@ def follow(federation: Federation, run: RunFiles) -> int:
         time.sleep(LOG_POLL_SECONDS)
 
 
+def _out_of(run: RunFiles) -> Value | None:
+    return Order.read(run.order).settings.get("out")
+
+
 def carry_out(federation: Federation, given: Mapping[str, Value]) -> str:
     """Carry out a run of our app, and print its log; return why it failed, "" if it completed.
 
     A run into the same folder that has not ended is followed instead. Raise DeployError if the run
     is stopped.
     """
-    run = next(
-        (
-            run
-            for run in list_runs(federation.runs)
-            if run.status is None and Order.read(run.order).settings.get("out") == given["out"]
-        ),
-        None,
-    )
+    running = (run for run in list_runs(federation.runs) if run.status is None)
+    same = (run for run in running if _out_of(run) == given["out"])
+    run = next(same, None)
     if run is None:
         run = submit(federation.runs, OURS.order(federation, given))
         federation.note("submit", run=run.number)

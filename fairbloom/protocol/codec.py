@@ -46,12 +46,13 @@ class Codec:
         self, sent: Arrays, dtypes: Mapping[str, DTypeLike]
     ) -> dict[str, NDArray[Any]]:
         """Return the arrays of a message by their names in the model, in the model's dtypes."""
-        return {
-            name_of(name): widen(array).astype(dtypes[name_of(name)], copy=False)
-            if name.endswith(ENDING)
-            else array
-            for name, array in sent.items()
-        }
+        received: dict[str, NDArray[Any]] = {}
+        for name, array in sent.items():
+            own = name_of(name)
+            if name.endswith(ENDING):
+                array = widen(array).astype(dtypes[own], copy=False)
+            received[own] = array
+        return received
 
     def send_update(
         self, received: Arrays, trained: Arrays, carried: Arrays

@@ -26,13 +26,11 @@ class IdleIf:
 
 def collect_marks(*declared: Any) -> tuple[tuple[str, IdleIf], ...]:
     """Return the marks in the annotations of classes, with the names that have them."""
-    return tuple(
-        (name, mark)
-        for each in declared
-        for name, hint in get_type_hints(each, include_extras=True).items()
-        for mark in get_args(hint)
-        if isinstance(mark, IdleIf)
-    )
+    found: list[tuple[str, IdleIf]] = []
+    for each in declared:
+        for name, hint in get_type_hints(each, include_extras=True).items():
+            found += [(name, mark) for mark in get_args(hint) if isinstance(mark, IdleIf)]
+    return tuple(found)
 
 
 def apply_marks(

@@ -298,7 +298,8 @@ def parameters_of(
             continue
         default = None if argument.default is inspect.Parameter.empty else argument.default
         annotation = argument.annotation
-        if pairs := [each for each in get_args(annotation) if isinstance(each, Pairs)]:
+        pairs = [each for each in get_args(annotation) if isinstance(each, Pairs)]
+        if pairs:
             annotation = Annotated[str, pairs[0]]
             default = default or ""
         if get_args(annotation)[:1] == (float | None,):

@@ -35,5 +35,8 @@ def check_rule(settings: RunSettings, terms: Terms) -> None:
             " leave out one of them"
         )
     momentum = text_if(terms.client_momentum, f"client-momentum = {terms.client_momentum}")
-    if names and (beyond := settings.beyond_plain_sgd(but="client-rule") or momentum):
+    if not names:
+        return
+    beyond = settings.beyond_plain_sgd(but="client-rule") or momentum
+    if beyond:
         raise ReportableError(f"{names[0]} corrects the steps of plain SGD: leave out {beyond}")

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, NamedTuple, Self, get_type_hints
 
 from pydantic import (
@@ -206,7 +206,8 @@ class Setup(BaseModel):
             return cls.model_validate(expand_own_settings(config))
         except ValidationError as error:
             # The messages are those of Parameter.checked, which name the setting.
-            raise SettingsError("; ".join(map(reason_of, error.errors()))) from error
+            reasons = map(reason_of, error.errors())
+            raise SettingsError("; ".join(reasons)) from error
 
 
 class Given(NamedTuple):
@@ -625,7 +626,8 @@ FINGERPRINT = "fingerprint"
 
 def digest(config: Mapping[str, Any]) -> str:
     """Return the eight-character digest of settings that names run folders and client states."""
-    return hashlib.sha256(json.dumps(dict(config), sort_keys=True).encode()).hexdigest()[:8]
+    written = json.dumps(dict(config), sort_keys=True)
+    return hashlib.sha256(written.encode()).hexdigest()[:8]
 
 
 def flatten_tables(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -703,17 +705,20 @@ def marked(*marks: Mark) -> Mapping[str, type]:
     return {key: each.kind for key, each in SETTINGS.items() if each.marks.intersection(marks)}
 
 
+def _declared_settings() -> Iterator[Parameter]:
+    """Yield the fields of RunSettings that are settings."""
+    for name, hint in get_type_hints(RunSettings, include_extras=True).items():
+        field = RunSettings.model_fields.get(name)
+        if field is None:
+            continue
+        kind = DECLARED.get(name, hint)
+        parameter = annotated(name, kind, field.default, field.description or "")
+        if parameter is not None:
+            yield parameter
+
+
 # Every setting of a run by its key.
-SETTINGS: Mapping[str, Parameter] = {
-    parameter.key: parameter
-    for name, hint in get_type_hints(RunSettings, include_extras=True).items()
-    if (field := RunSettings.model_fields.get(name))
-    and (
-        parameter := annotated(
-            name, DECLARED.get(name, hint), field.default, field.description or ""
-        )
-    )
-}
+SETTINGS: Mapping[str, Parameter] = {each.key: each for each in _declared_settings()}
 
 
 def usual_fraction(clients: int) -> float:
@@ -732,10 +737,5 @@ def fingerprint(config: Mapping[str, Any]) -> str:
         "score",  # it changes no client's work, and is decided after the clients have begun
     }
     defaults = {key: each.default for key, each in SETTINGS.items()}
-    return digest(
-        {
-            key: value
-            for key, value in expand_own_settings(config).items()
-            if key not in others and value != defaults.get(key)
-        }
-    )
+    given = {key: value for key, value in expand_own_settings(config).items() if key not in others}
+    return digest({key: value for key, value in given.items() if value != defaults.get(key)})

@@ -241,11 +241,8 @@ control_variates, client_rule, wire_dtype
         They say which model a client evaluates and how it travels; no rule of training is asked
         for.
         """
-        return type(self)(
-            **{name: value for name, value in vars(self).items() if name in OF_EVALUATION},
-            measure=tuple(measure),
-            others=others,
-        )
+        kept = {name: value for name, value in vars(self).items() if name in OF_EVALUATION}
+        return type(self)(**kept, measure=tuple(measure), others=others)
 
     @property
     def rules(self) -> tuple[Request, ...]:

@@ -105,13 +105,14 @@ def build_cohort(
     )
 
     metrics = {metric: replies.column(metric) for metric in method.needs}
-    if (accounts := method.run_state.accounts) and LOSS_BEFORE in metrics:
-        metrics[LOSS_BEFORE] = np.array(
-            [
-                accounts.get(name, NO_ACCOUNT).smooth(loss, method.largest_loss)
-                for name, loss in zip(replies.names, metrics[LOSS_BEFORE].tolist(), strict=True)
-            ]
-        )
+    accounts = method.run_state.accounts
+    if accounts and LOSS_BEFORE in metrics:
+        losses = zip(replies.names, metrics[LOSS_BEFORE].tolist(), strict=True)
+        smoothed = [
+            accounts.get(name, NO_ACCOUNT).smooth(loss, method.largest_loss)
+            for name, loss in losses
+        ]
+        metrics[LOSS_BEFORE] = np.array(smoothed)
 
     @cache  # not the cohort's: in a cycle with it, the updates would stay for rounds
     def compute_grams() -> FloatArray:
@@ -201,9 +202,11 @@ def decide(method: Method, cohort: Cohort) -> Decision:
             f" one number for each update and kept row, shape {expected[0]}, or such numbers for"
             f" each array that is trained, shape {expected[1]}"
         )
-    finite = np.asarray(np.isfinite(np.atleast_2d(coefficients)).all(axis=0))
+    by_array = np.isfinite(np.atleast_2d(coefficients))
+    finite = np.asarray(by_array.all(axis=0))
     if not finite.all():
-        if absurd := find_absurd_metric(cohort):
+        absurd = find_absurd_metric(cohort)
+        if absurd:
             raise NoStepError(f"the coefficients are beyond the range of numbers, since {absurd}")
         wrong = ", ".join(
             name for name, good in zip(cohort.names, finite, strict=False) if not good

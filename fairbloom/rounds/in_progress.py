@@ -151,7 +151,8 @@ def explain_unusable(replies: Replies, asked: int) -> str:
     parts: list[str] = []
     if replies.missing:
         parts.append(f"{len(replies.missing)} of {asked} clients did not answer in time")
-    if reasons := replies.refused.reasons:
+    reasons = replies.refused.reasons
+    if reasons:
         joined = join_alike(reasons)
         reason, names = next(iter(joined.items()))
         same = len(reasons) > 1 and len(joined) == 1

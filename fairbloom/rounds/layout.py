@@ -55,14 +55,9 @@ class Layout:
         self.frozen = named | {name for name, first in shared.items() if first in named}
         self.shared = {name: first for name, first in shared.items() if name not in self.frozen}
         if buffers is None:
-            buffers = [
-                name
-                for name, array in arrays.items()
-                if name not in self.shared
-                and name not in self.frozen
-                and name.endswith(STATISTICS)
-                and array.dtype.kind == "f"
-            ]
+            floats = [name for name, array in arrays.items() if array.dtype.kind == "f"]
+            own = [name for name in floats if name not in self.shared and name not in self.frozen]
+            buffers = [name for name in own if name.endswith(STATISTICS)]
         self._check_names(buffers)
         # A mask with entries of −inf is such a buffer.
         self.frozen |= {name for name in buffers if not np.isfinite(arrays[name]).all()}
@@ -74,7 +69,8 @@ class Layout:
             for name, array in changing.items()
             if array.dtype.kind == "f" and name not in buffers and name not in self.shared
         )
-        if wrong := [name for name in self.trainable if not np.isfinite(arrays[name]).all()]:
+        wrong = [name for name in self.trainable if not np.isfinite(arrays[name]).all()]
+        if wrong:
             raise ValueError(f"array {wrong[0]!r} of the global model is not finite")
         self._check_shared()
         self.dtype = np.result_type(np.float32, *(arrays[name].dtype for name in self.trainable))
@@ -83,17 +79,20 @@ class Layout:
     def _check_names(self, buffers: Sequence[str]) -> None:
         arrays = self.arrays
         floats = {name for name, array in arrays.items() if array.dtype.kind == "f"}
-        if wrong := [name for name in buffers if name not in floats]:
+        wrong = [name for name in buffers if name not in floats]
+        if wrong:
             raise ValueError(
                 f"buffers names {wrong[0]!r}, which is no float array of the model"
                 f" ({', '.join(arrays)})"
             )
-        if wrong := [name for name in self.frozen if name not in arrays or name in buffers]:
+        wrong = [name for name in self.frozen if name not in arrays or name in buffers]
+        if wrong:
             raise ValueError(
                 f"frozen names {wrong[0]!r}, which is no parameter of the model"
                 f" ({', '.join(arrays)})"
             )
-        if wrong := [name for name, array in arrays.items() if array.dtype.kind not in "fiub"]:
+        wrong = [name for name, array in arrays.items() if array.dtype.kind not in "fiub"]
+        if wrong:
             raise ValueError(
                 f"array {wrong[0]!r} has dtype {arrays[wrong[0]].dtype}; only {DTYPES} are"
                 " supported"
@@ -129,9 +128,8 @@ class Layout:
         """The trainable part of w as one vector of `size` entries."""
         if not self.trainable:
             return np.empty(0, self.dtype)
-        return np.concatenate([self.arrays[name].ravel() for name in self.trainable]).astype(
-            self.dtype, copy=False
-        )
+        parts = [self.arrays[name].ravel() for name in self.trainable]
+        return np.concatenate(parts).astype(self.dtype, copy=False)
 
     @cached_property
     def rounded(self) -> frozenset[str]:

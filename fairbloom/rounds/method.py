@@ -161,12 +161,10 @@ class Method(CommonOptions):
         self.prior_weights = self._checked_prior(options.get("weighting"))
         self._check_effects({**plain, "weighting": options.get("weighting")})
         sizes = pairs_in(enrolled_sizes=options.get("enrolled_sizes")) or {}
-        self.enrolled_sizes = {
-            name: whole(
-                1, **{f"enrolled_sizes[{name!r}]": parsed(size) if isinstance(size, str) else size}
-            )
-            for name, size in sizes.items()
-        }
+        self.enrolled_sizes: dict[str, int] = {}
+        for name, size in sizes.items():
+            given = parsed(size) if isinstance(size, str) else size
+            self.enrolled_sizes[name] = whole(1, **{f"enrolled_sizes[{name!r}]": given})
         self.training_clients = names_in(training_clients=options.get("training_clients", ()))
         buffers = options.get("buffers")
         self.buffers = None if buffers is None else names_in(buffers=buffers)
@@ -211,12 +209,14 @@ class Method(CommonOptions):
                     " the constructor, as in"
                     f" super().__init__({option}={value!r})"
                 )
-        if unknown := sorted(cls.requires - REQUIREMENTS):
+        unknown = sorted(cls.requires - REQUIREMENTS)
+        if unknown:
             raise DeclarationError(
                 f"{cls.__name__}.requires has {unknown[0]!r}: choose among"
                 f" {', '.join(sorted(REQUIREMENTS))}"
             )
-        if misspelt := explain_misspelt(cls):
+        misspelt = explain_misspelt(cls)
+        if misspelt:
             raise DeclarationError(misspelt)
         if not hasattr(cls.__init__, CHECKING):
             cls.__init__ = checking(cls.__init__)  # type: ignore[method-assign]
@@ -238,7 +238,8 @@ class Method(CommonOptions):
             "weighting": bool(weighting),
             "draw": self.draw != UNIFORM,
         }
-        if given := [rival for rival, is_given in rivals.items() if is_given]:
+        given = [rival for rival, is_given in rivals.items() if is_given]
+        if given:
             raise ValueError(
                 f"prior = {self.prior!r}: {given[0]} sets the clients' weights, too: leave one of"
                 " them out"
@@ -264,7 +265,8 @@ class Method(CommonOptions):
             for name, value in given.items()
             if value != (OPTIONS[name].default if name in OPTIONS else None)
         }
-        if error := explain_without_effect(changed, apply_marks(IDLE, given)):
+        error = explain_without_effect(changed, apply_marks(IDLE, given))
+        if error:
             raise ValueError(error)
 
     def check_fit(self, option: compatibility.Option, name: str, value: object) -> None:
@@ -273,7 +275,8 @@ class Method(CommonOptions):
         The error has this name and value of the option.
         """
         needs = {need for need in option.changes if compatibility.NEEDS[need].applies_to(self)}
-        if (need := compatibility.find_conflict(needs, option)) is not None:
+        need = compatibility.find_conflict(needs, option)
+        if need is not None:
             raise SettingsError(
                 need.refusal.format(method=type(self).__name__, option=name, value=value)
             )
@@ -456,7 +459,8 @@ class Method(CommonOptions):
         """
         if state[METHOD] != type(self).__name__:
             raise ValueError(f"the state is of {state[METHOD]}, not of {type(self).__name__}")
-        if state[SERVER_OPTIMIZER] != (current := name_of(self.server_optimizer)):
+        current = name_of(self.server_optimizer)
+        if state[SERVER_OPTIMIZER] != current:
             raise ValueError(
                 f"the state is of a run with server_optimizer = {state[SERVER_OPTIMIZER]!r}, got"
                 f" {current!r}: continue with that, or begin again"

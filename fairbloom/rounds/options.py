@@ -293,19 +293,16 @@ def checking(construct: Callable[..., None]) -> Callable[..., None]:
 
 def added_options(extended: Any) -> dict[str, inspect.Parameter]:
     """Return the options that a TypedDict adds to Options as keyword-only parameters, by name."""
-    return {
-        name: inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=next(
-                (each.value for each in get_args(annotation) if isinstance(each, Default)),
-                inspect.Parameter.empty,
-            ),
-            annotation=annotation,
+    added: dict[str, inspect.Parameter] = {}
+    for name, annotation in get_type_hints(extended, include_extras=True).items():
+        if name in Options.__optional_keys__:
+            continue
+        defaults = (each.value for each in get_args(annotation) if isinstance(each, Default))
+        default = next(defaults, inspect.Parameter.empty)
+        added[name] = inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
         )
-        for name, annotation in get_type_hints(extended, include_extras=True).items()
-        if name not in Options.__optional_keys__
-    }
+    return added
 
 
 def split_options(extended: Any, given: Mapping[str, Any]) -> tuple[dict[str, Any], Options]:

@@ -98,7 +98,8 @@ def read_supported(content: RecordDict) -> frozenset[str]:
 
 def read_account(content: RecordDict) -> AccountStatus | None:
     """Return what is left of a client's privacy account, None if it has none."""
-    return AccountStatus.of(content.config_records.get(CLIENT, ConfigRecord()).get(PRIVACY))
+    of_client = content.config_records.get(CLIENT, ConfigRecord())
+    return AccountStatus.of(of_client.get(PRIVACY))
 
 
 def read_context_state(content: RecordDict) -> bool | None:
@@ -165,7 +166,8 @@ def read_metrics(content: RecordDict) -> MetricRecord:
 
 def check_rounded(metrics: dict[str, float]) -> None:
     """Raise ValueError if a reply does not say that it has its update in bfloat16."""
-    if (bits := metrics.pop(UPDATE_BITS, None)) != BITS_PER_NUMBER:
+    bits = metrics.pop(UPDATE_BITS, None)
+    if bits != BITS_PER_NUMBER:
         raise ValueError(
             f"metric {UPDATE_BITS!r} must be {BITS_PER_NUMBER}, got {bits!r}: the reply must have"
             " the update in bfloat16 in place of the model"

@@ -46,7 +46,8 @@ class Refusals:
 
     def add(self, name: str, reason: ValueError | str, code: int | None = None) -> None:
         """Note why a reply of `name` is not used; an error in its place has a code."""
-        self._reasons.setdefault(name, []).append(FOLDERS.sub("", one_line(str(reason))))
+        shown = FOLDERS.sub("", one_line(str(reason)))
+        self._reasons.setdefault(name, []).append(shown)
         if isinstance(reason, NotFiniteError):
             self.not_finite[name] = reason
         if code is not None:
@@ -87,7 +88,8 @@ def log_repeated(said: Counter[tuple[str, str]]) -> None:
     again = Counter[str]()
     for (name, _), times in said.items():
         again[name] += times - 1
-    if repeated := [f"{name} ({times} times)" for name, times in sorted((+again).items())]:
+    repeated = [f"{name} ({times} times)" for name, times in sorted((+again).items())]
+    if repeated:
         log.warning("refused again, for the reasons above: %s", join_names(repeated))
 
 
@@ -98,7 +100,8 @@ def join_alike(reasons: Mapping[str, str]) -> dict[str, list[str]]:
     """
     clients: dict[tuple[str, ...], list[str]] = {}
     for name, reason in reasons.items():
-        clients.setdefault(tuple(NUMBER_IN_REASON.split(reason)), []).append(name)
+        texts = tuple(NUMBER_IN_REASON.split(reason))
+        clients.setdefault(texts, []).append(name)
     joined: dict[str, list[str]] = {}
     for texts, names in clients.items():
         columns = zip(*(NUMBER_IN_REASON.findall(reasons[name]) for name in names), strict=True)
@@ -112,6 +115,5 @@ def one_line(text: str) -> str:
     """Return a client's text as one line that is safe to print; a long text loses its middle."""
     if len(text) > MAX_REASON_CHARACTERS:
         text = f"{text[: MAX_REASON_CHARACTERS // 2]} … {text[-MAX_REASON_CHARACTERS // 2 :]}"
-    return "".join(
-        character if character.isprintable() else "\ufffd" for character in " ".join(text.split())
-    )
+    line = " ".join(text.split())
+    return "".join(character if character.isprintable() else "\ufffd" for character in line)

@@ -18,7 +18,8 @@ def share(fraction: float, of: int, minimum: int) -> int:
 
     The fraction is read in decimal: 0.29 of 100 is 29.
     """
-    return min(max(math.ceil(Fraction(str(fraction)) * of), minimum), of)
+    whole = math.ceil(Fraction(str(fraction)) * of)
+    return min(max(whole, minimum), of)
 
 
 def sample_by(

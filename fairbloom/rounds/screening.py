@@ -104,7 +104,8 @@ def usable_metrics(
             f"{weight_key} must be a positive number of at most 2**53, got"
             f" {record.get(weight_key)!r}"
         )
-    if missing := sorted(needs - finite.keys()):
+    missing = sorted(needs - finite.keys())
+    if missing:
         raise lacking_metric(missing[0], record.get(missing[0]))
     for name in sorted(name for name in needs if name.startswith(ACCURACY) or name == DISPARITY):
         lowest = -1.0 if name == DISPARITY else 0.0
@@ -190,7 +191,8 @@ def _check_group_counts(metrics: Mapping[str, float]) -> None:
                 raise ValueError(
                     f"metric {name!r} must be a whole number from 0 to {most:g}, got {value!r}"
                 )
-    if (together := sum(metrics.get(name, 0) for name in POSITIVES)) > metrics[NUM_EXAMPLES]:
+    together = sum(metrics.get(name, 0) for name in POSITIVES)
+    if together > metrics[NUM_EXAMPLES]:
         raise ValueError(
             f"{' and '.join(POSITIVES)} are {together:g} together, of {metrics[NUM_EXAMPLES]:g}"
             " examples"
@@ -226,8 +228,10 @@ def implausible_counts(
                 f"{method.max_growth:g} times (max_growth) the {first[name]} that it said at first"
             )
             reasons[name] = f"{weight_key} {weight} is more than {most}"
-        elif is_new and (words := beyond_others(name, examples, first, first_limit)):
-            reasons[name] = f"num-examples {examples} is {words}"
+        elif is_new:
+            words = beyond_others(name, examples, first, first_limit)
+            if words:
+                reasons[name] = f"num-examples {examples} is {words}"
     return reasons
 
 
@@ -364,12 +368,15 @@ def usable_sizes(
     if method.weighted_by_key != NUM_EXAMPLES:
         return {}
     first = method.run_state.first_counts
-    return {
-        name: size
-        for name, size in sizes.items()
-        if size <= method.enrolled_sizes.get(name, math.inf)
-        and (name in method.enrolled_sizes or not beyond_others(name, size, first, first_limit))
-    }
+    usable: dict[str, float] = {}
+    for name, size in sizes.items():
+        if name in method.enrolled_sizes:
+            is_usable = size <= method.enrolled_sizes[name]
+        else:
+            is_usable = size <= math.inf and not beyond_others(name, size, first, first_limit)
+        if is_usable:
+            usable[name] = size
+    return usable
 
 
 def screen_buffers(method: Method, replies: TrainReplies) -> None:
@@ -382,19 +389,18 @@ def screen_buffers(method: Method, replies: TrainReplies) -> None:
     limit = method.update_limit
     if not layout.buffers or limit == math.inf:
         return
-    changes = dict(zip(replies.names, replies.updates.buffer_changes().tolist(), strict=True))
+    moved = replies.updates.buffer_changes().tolist()
+    changes = dict(zip(replies.names, moved, strict=True))
     most = largest_in_proportion(changes.values(), limit, layout.distance(None, layout.buffers))
-    replies.refuse(
-        {
-            name: (
+    reasons: dict[str, str] = {}
+    for name, change in changes.items():
+        if change > most:
+            reasons[name] = (
                 f"its buffers ({', '.join(layout.buffers)}) change by {change:g}, beyond {most:g}:"
                 f" {limit:g} times (update_limit) the larger of the received model's buffers and"
                 " the round's median change"
             )
-            for name, change in changes.items()
-            if change > most
-        }
-    )
+    replies.refuse(reasons)
 
 
 # Norms of updates ---------------------------------------------------------------------------------
@@ -556,7 +562,8 @@ def check_model(method: Method, model: Model) -> None:
             f"the model has no float array, and only those are trained: {arrays}. Send its"
             " parameters as float32"
         )
-    if wrong := [name for name, array in model.items() if array.dtype.kind not in "fiub"]:
+    wrong = [name for name, array in model.items() if array.dtype.kind not in "fiub"]
+    if wrong:
         raise BrokenModelError(
             f"array {wrong[0]!r} has dtype {model[wrong[0]].dtype}; only {DTYPES} are supported"
         )

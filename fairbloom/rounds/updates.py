@@ -108,8 +108,10 @@ class Updates:
 
     def _add_buffers(self, models: Sequence[Model]) -> None:
         first = len(self)
-        if names := self._buffer_names:
-            self._buffers += [{name: model[name].copy() for name in names} for model in models]
+        names = self._buffer_names
+        if names:
+            for model in models:
+                self._buffers.append({name: model[name].copy() for name in names})
         else:
             self._buffers += models
         self._needs_float64 += [False] * len(models)
@@ -122,7 +124,8 @@ class Updates:
 
     def _mark_unusable(self, place: int, arrays: Model) -> None:
         """Mark a reply as unusable if an entry of these arrays is not finite."""
-        if wrong := [name for name, array in arrays.items() if not np.isfinite(array).all()]:
+        wrong = [name for name, array in arrays.items() if not np.isfinite(array).all()]
+        if wrong:
             self._unusable[place] = NotFiniteError(f"array {wrong[0]!r}{self._of} is not finite")
 
     def screen(
@@ -133,7 +136,8 @@ class Updates:
         The same pass computes the squared norms and, with `gram`, the Gram matrix, whole or
         `by_array`, with the rows of `below` after the updates.
         """
-        if not (m := len(self)):
+        m = len(self)
+        if not m:
             return {}
         rows = self.vectors
         ends = tuple[int, ...]()

@@ -136,9 +136,9 @@ def why_unstackable(
 ) -> str:
     """Return why clients cannot be stacked, or ""; `examples` are any client's."""
     rules = rules_of(settings, FIRST_ROUND)
-    if unsupported := find_unsupported(
-        FIRST_ROUND, rules, global_work(settings, FIRST_ROUND, rules)
-    ):
+    work = global_work(settings, FIRST_ROUND, rules)
+    unsupported = find_unsupported(FIRST_ROUND, rules, work)
+    if unsupported:
         return f"stacking does not support {unsupported}"
     try:
         program = make_program(model, task, examples)

@@ -155,11 +155,12 @@ class LocalClients:
         """Return the status of these clients' accounts after a round, with these known numbers."""
         if self.settings.privacy__mode != SIMULATED:
             return {}
-        return {
-            client.name: account.status_of(client, last + 1)._replace(**known)
-            for client in map(self.local, names)
-            if isinstance(account := self._accounts[client.name], SimulatedAccount)
-        }
+        statuses: dict[str, AccountStatus] = {}
+        for client in map(self.local, names):
+            account = self._accounts[client.name]
+            if isinstance(account, SimulatedAccount):
+                statuses[client.name] = account.status_of(client, last + 1)._replace(**known)
+        return statuses
 
     def keep(self, since: int) -> None:
         """Store the clients' states before the run's checkpoint is written.
@@ -254,11 +255,10 @@ class LocalClients:
         layouts = [layout, *([layout_of_second(layout, second)] if second else [])]
         matrices: Sequence[Matrix] = rows_on_card(layouts, len(names), self.device)
         if not matrices:
+            memory = self.settings.memory
+            of = len(layouts)
             matrices = [
-                empty_matrix(
-                    len(names), each.size, each.dtype, self.settings.memory, of=len(layouts)
-                )
-                for each in layouts
+                empty_matrix(len(names), each.size, each.dtype, memory, of=of) for each in layouts
             ]
         trained = TrainReplies.empty(
             layout,

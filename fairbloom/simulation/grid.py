@@ -3,7 +3,7 @@
 import copy
 import itertools
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
@@ -42,16 +42,16 @@ class InProcessGrid(OwnGrid):
         self._app = client_app
         self._message_ids = map(str, itertools.count(1))
         self._replies: dict[str, Message] = {}
-        self.contexts: Mapping[int, Context] = {
-            SERVER + 1 + i: Context(
+        self.contexts: dict[int, Context] = {}
+        for partition in range(clients):
+            node = SERVER + 1 + partition
+            self.contexts[node] = Context(
                 run_id=SERVER,
-                node_id=SERVER + 1 + i,
-                node_config={"partition-id": i, "num-partitions": clients},
+                node_id=node,
+                node_config={"partition-id": partition, "num-partitions": clients},
                 state=RecordDict(),
                 run_config=dict(run_config),
             )
-            for i in range(clients)
-        }
 
     @property
     def most_nodes(self) -> int:

@@ -120,7 +120,8 @@ class CardRows(DeviceRows):
                 if isinstance(block, CardRows):
                     parts.append(block.tensor[:, chunk].double())
                 elif isinstance(block, np.ndarray):  # a row that the method keeps
-                    parts.append(move(torch.tensor(block[:, chunk]).double(), self.tensor.device))
+                    columns = torch.tensor(block[:, chunk]).double()
+                    parts.append(move(columns, self.tensor.device))
             # one part needs no second copy
             yield chunk, torch.cat(parts) if parts[1:] else parts[0]
 
@@ -149,7 +150,8 @@ def write_models(
     if isinstance(matrix, CardRows):
         places = move(torch.tensor(rows), matrix.tensor.device)
         # One copy into the rows, not one for each array: a launch takes longer than a small array.
-        flat = torch.cat([models[name].detach().reshape(len(rows), -1) for name, _ in slices], 1)
+        parts = [models[name].detach().reshape(len(rows), -1) for name, _ in slices]
+        flat = torch.cat(parts, 1)
         matrix.tensor.index_copy_(0, places, flat.to(matrix.tensor.dtype))
     else:
         arrays = arrays_of(models)

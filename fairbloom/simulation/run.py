@@ -119,15 +119,14 @@ def _score_held_out(folder: Path, settings: RunSettings, method: Method, model: 
         )
         replies = HeldOutClients(method, settings, few).evaluate(task.held_out, model, terms, ())
         replies.refused.log(said)
-        found[title] = {
-            name: {
-                score.name: score.cells(
-                    [replies.metrics.get(name, {}).get(score.name + ENDINGS[kind])]
-                )[0]
-                for score in (*task.scores, LOSS_SCORE)
-            }
-            for name in task.held_out
-        }
+        of_clients = {}
+        for name in task.held_out:
+            metrics = replies.metrics.get(name, {})
+            cells: dict[str, float | None] = {}
+            for score in (*task.scores, LOSS_SCORE):
+                (cells[score.name],) = score.cells([metrics.get(score.name + ENDINGS[kind])])
+            of_clients[name] = cells
+        found[title] = of_clients
     HELD_OUT.write(folder, found)
 
 
@@ -140,7 +139,8 @@ def _read_choice(folder: Path) -> Choice | None:
 
 def _note_end_of_recording(folder: Path, choice: Choice, clients: LocalClients) -> None:
     """Write and log once why local steps are not recorded any more; a continued run keeps to it."""
-    if why_not := clients.capture.why_not:
+    why_not = clients.capture.why_not
+    if why_not:
         log.warning("local steps run without CUDA graphs: %s", why_not)
         ENGINE.write(folder, asdict(replace(choice, recorded=why_not)))
         clients.capture.release()

@@ -32,9 +32,8 @@ def losses_of(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
     if plain and outputs.dim() == 2 and outputs.shape[1] <= 12 and targets.dim() == 1:
         # Classes first: over the last dimension PyTorch's softmax takes four times as long for ten
         # classes.
-        return cross_entropy(
-            outputs.t().unsqueeze(0), targets.unsqueeze(0), reduction="none"
-        ).squeeze(0)
+        by_class = outputs.t().unsqueeze(0)
+        return cross_entropy(by_class, targets.unsqueeze(0), reduction="none").squeeze(0)
     return task.loss(outputs, targets)
 
 
@@ -99,14 +98,13 @@ def score_clients(
             for score, compute in task.scores.items()
         },
     }
-    return [
-        {
-            name: value
-            for name, value in zip(columns, row, strict=True)
-            if name == LOSS or math.isfinite(value)
-        }
-        for row in zip(*columns.values(), strict=True)
-    ]
+    measured: list[Measures] = []
+    for row in zip(*columns.values(), strict=True):
+        of_client = zip(columns, row, strict=True)
+        measured.append(
+            {name: value for name, value in of_client if name == LOSS or math.isfinite(value)}
+        )
+    return measured
 
 
 def split_into_passes(parts: Sequence[Examples]) -> Iterator[tuple[list[Examples], list[int]]]:

@@ -210,9 +210,8 @@ def minibatches(
     parts = examples_of(block)
     joined = join_tensors(parts)
     starts = find_starts(parts)
-    orders = [
-        batches(member.size, replace(member.work, random=batch_order(member))) for member in block
-    ]
+    works = [replace(member.work, random=batch_order(member)) for member in block]
+    orders = [batches(member.size, work) for member, work in zip(block, works, strict=True)]
     steps = ([*map(next, orders[:training])] for training in count_training(block))
     for _, equal in groupby(steps, key=lambda chosen: [*map(len, chosen)]):
         while several := [*islice(equal, MOST_STEPS)]:
@@ -257,7 +256,8 @@ def full_batch(parts: Sequence[Examples]) -> StepBatch:
 
 def find_starts(parts: Sequence[Examples]) -> Tensor:
     """Return the index of each client's first example among all clients' examples, shape (k, 1)."""
-    return torch.tensor([0, *accumulate(map(len, parts[:-1]))]).unsqueeze(1)
+    sizes = map(len, parts[:-1])
+    return torch.tensor([0, *accumulate(sizes)]).unsqueeze(1)
 
 
 def gather(joined: Examples, starts: Tensor, steps: Sequence[Sequence[Tensor]]) -> Stretch:

@@ -192,7 +192,8 @@ class StackedClients(LocalClients):
         self, names: Sequence[str], model: Model, terms: Terms, sent: Mapping[str, Model] = NOTHING
     ) -> TrainReplies:
         """Train the model at these clients on the terms, each on its own data."""
-        if (work := self._plan(terms)) is None:
+        work = self._plan(terms)
+        if work is None:
             return super().train(names, model, terms, sent)
         self.evict_idle(names)
         trained = self.empty_replies(names, model, terms, sent)
@@ -467,10 +468,8 @@ class _BlockRound(ClientRound):
             return
         shift: list[Tensor] = []
         if self._started:
-            shift = [
-                torch.stack([started.shift[name] for started in self._started])
-                for name in self._training.layout.trainable
-            ]
+            for name in self._training.layout.trainable:
+                shift.append(torch.stack([started.shift[name] for started in self._started]))
         last = max(member.steps for member in self._block)
 
         def after_step(step: int, copy: Copy) -> None:
@@ -539,7 +538,8 @@ class _BlockRound(ClientRound):
             for block in divide_into_blocks(members, len(members)):
                 rows = StackedModels(training.layout, training.received, len(block))
                 for row, member in enumerate(block):
-                    if last := member.local.personal(before=terms.server_round).state:
+                    last = member.local.personal(before=terms.server_round).state
+                    if last:
                         rows.load(row, last)
                 self._train(rows, block, work, PERSONAL)
                 for row, member in enumerate(block):

@@ -32,13 +32,12 @@ class RowOptimizer:
             ]
             leaves, optimizer = self._make(leaves_before, count)
             for fewer, leaf in zip(leaves, leaves_before, strict=True):
-                # The state has arrays of the leaf's shape, and others, such as a step count.
-                optimizer.state[fewer] = {
-                    name: value[:count]
-                    if isinstance(value, Tensor) and value.shape == leaf.shape
-                    else value
-                    for name, value in optimizer_before.state[leaf].items()
-                }
+                state = dict(optimizer_before.state[leaf])
+                for name, value in state.items():
+                    # it has arrays of the leaf's shape, and others, such as a step count
+                    if isinstance(value, Tensor) and value.shape == leaf.shape:
+                        state[name] = value[:count]
+                optimizer.state[fewer] = state
             self._by_count[count] = (leaves, optimizer)
         return self._by_count[count]
 

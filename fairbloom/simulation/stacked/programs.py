@@ -265,7 +265,8 @@ def _move(
     """
     rate = work.learning_rate
     if not velocity:
-        if kept := work.weight_decay + work.pull:
+        kept = work.weight_decay + work.pull
+        if kept:
             weight.mul_(1.0 - rate * kept)
         for received in anchor:
             weight.add_(received, alpha=rate * work.pull)
@@ -305,7 +306,8 @@ def make_program(model: nn.Module, task: Task, examples: AnyExamples) -> Program
     trainable = _trainable(model)
     held = HeldTensors(model)
     try:
-        drops = _find_drops(model, task, examples[slice(0, min(3, len(examples)))][0])
+        first_inputs, _ = examples[slice(0, min(3, len(examples)))]
+        drops = _find_drops(model, task, first_inputs)
         held.restore()
         program: Program = Mapped(model, [*trainable], task.output, drops)
         if isinstance(examples.inputs, Tensor) and len(trainable) == len(list(model.parameters())):
@@ -319,7 +321,8 @@ def make_program(model: nn.Module, task: Task, examples: AnyExamples) -> Program
         raise
     except Exception as error:  # PyTorch, or a user's model, may raise anything on many clients
         words = " ".join(str(error).split())[:200]
-        at = f", {place}" if (place := place_of(error)) else ""
+        place = place_of(error)
+        at = f", {place}" if place else ""
         raise UnstackableError(
             f"PyTorch cannot map it over clients ({type(error).__name__}: {words}{at})"
         ) from error
@@ -337,7 +340,8 @@ def _find_chain(model: nn.Module, task: Task, examples: Examples) -> Chain | Non
     That of a class is compared with the class, also without gradients and in bfloat16: `forward`
     may depend on both.
     """
-    if (layers := chain_layers(model)) is not None:
+    layers = chain_layers(model)
+    if layers is not None:
         return Chain(layers)
     inputs, _ = examples[slice(0, 3)]
     try:
