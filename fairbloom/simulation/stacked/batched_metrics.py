@@ -98,13 +98,14 @@ def score_clients(
             for score, compute in task.scores.items()
         },
     }
-    measured: list[Measures] = []
-    for row in zip(*columns.values(), strict=True):
-        of_client = zip(columns, row, strict=True)
-        measured.append(
-            {name: value for name, value in of_client if name == LOSS or math.isfinite(value)}
-        )
-    return measured
+    return [
+        {
+            name: value
+            for name, value in zip(columns, row, strict=True)
+            if name == LOSS or math.isfinite(value)
+        }
+        for row in zip(*columns.values(), strict=True)
+    ]
 
 
 def split_into_passes(parts: Sequence[Examples]) -> Iterator[tuple[list[Examples], list[int]]]:
