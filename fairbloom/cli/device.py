@@ -122,7 +122,7 @@ def find_state_dir(place: Path) -> Path:
 
 
 def _limits_at(place: Path) -> Mapping[str, Any]:
-    """Return the owner's limits by a client.toml; a state-dir alone names none."""
+    """Return the owner's limits by a client.toml; a state-dir names none."""
     if place.suffix != ".toml":
         return {}
     return ClientSettings.of({}, place).limits

@@ -223,9 +223,9 @@ def by_function(sets: Sequence[Labels], setup: Setup) -> list[list[Indices]]:
             )
             arrays = [np.asarray(each) for each in dealt]
         except Exception as error:  # a user's function may raise anything
-            told = " ".join(str(error).split())
+            why = " ".join(str(error).split())
             raise FairbloomError(
-                f"partition = {setup.partition!r}: it failed with {type(error).__name__}: {told}"
+                f"partition = {setup.partition!r}: it failed with {type(error).__name__}: {why}"
             ) from error
         fault = _find_fault(arrays, clients, len(labels))
         if fault:

@@ -136,8 +136,7 @@ def load(
             f"{info.name}.rotated-clients = {rotated_clients}: there are only clients ="
             f" {len(names)}"
         )
-    order = generator(setup.seed, "rotated").permutation(names)
-    turned = set(order[:rotated_clients].tolist())
+    turned = set(generator(setup.seed, "rotated").permutation(names)[:rotated_clients].tolist())
 
     @cache
     def dealt() -> _Dealt:
@@ -163,8 +162,7 @@ def load(
             for name, part in zip(names, parts, strict=True)
         }
         used = pictures.images
-        held_out = [clients[name].examples for name in draw_held_out(setup, names)]
-        if held_out:
+        if held_out := [clients[name].examples for name in draw_held_out(setup, names)]:
             rows = np.concatenate(held_out)
             used = np.delete(trained, rows[rows < len(trained)], axis=0)
         scale = _make_scaling(used, info.white, standardise)
@@ -184,9 +182,11 @@ def load(
         rows = np.concatenate(parts)
         images = torch.rot90(_to_unit(all_dealt.images[rows], info.white), dims=(2, 3)).contiguous()
         ends = np.cumsum([0, *map(len, parts)])
-        turned_parts = Parts(*(np.arange(start, end) for start, end in pairwise(ends)))
-        targets = all_dealt.targets[torch.from_numpy(rows)]
-        return splits_of(all_dealt.scale(images), targets, turned_parts)
+        return splits_of(
+            all_dealt.scale(images),
+            all_dealt.targets[torch.from_numpy(rows)],
+            Parts(*(np.arange(start, end) for start, end in pairwise(ends))),
+        )
 
     def rows_of(client: str) -> list[tuple[Indices, Labels]]:
         return add_labels(parts_of(client), dealt().targets.numpy())

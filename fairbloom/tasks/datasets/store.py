@@ -70,10 +70,10 @@ def _download(name: str, root: Path, files: Sequence[DataFile]) -> None:
                 fetched.replace(root / file.path)
     except Exception as error:  # no network, no such page, half a file, a full disk …
         lost = next((file.path for file in _missing(root, files)), "a file")
-        told = " ".join(str(error).split())[:300]
+        why = " ".join(str(error).split())[:300]
         raise FairbloomError(
             f"task = {name!r}: {lost} is not in {root} and"
-            f" cannot be downloaded ({type(error).__name__}: {told}):"
+            f" cannot be downloaded ({type(error).__name__}: {why}):"
             f" put the files there ({', '.join(file.path for file in files)}), or name the folder"
             f" that has them by --data-dir or {ENVIRONMENT}"
         ) from error
