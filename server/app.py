@@ -186,7 +186,8 @@ def release_model(folder: Path, settings: Settings, grid: Grid) -> None:
             " release last, or a run of a method with a common model"
         )
     last = max(int(row["round"]) for row in ROUNDS.read(folder))
-    terms = Terms(server_round=int(entry.read_about(folder).get("round", last)))
+    number = int(entry.read_about(folder).get("round", last))
+    terms = Terms(server_round=number)
     about = {"run": folder.name, "method": settings.method, "day": str(datetime.now(UTC).date())}
     config = ConfigRecord({PROTOCOL_KEY: PROTOCOL, **terms.to_config(), **about})
     content = RecordDict({ARRAYS: record_of(entry.read(folder)), MESSAGE_CONFIG: config})

@@ -221,8 +221,9 @@ def declare_arrays(method: FairStrategy, module: Module, output: str) -> None:
     `output` is the task's.
     """
     own = personal_arrays(module, method.personal_parameters, output)
+    common = [name for name in float_buffers(module) if name not in own]
     method.adapt(
-        buffers=tuple(name for name in float_buffers(module) if name not in own),
+        buffers=tuple(common),
         shared=shared_parameters(module),
         frozen=(*frozen_parameters(module), *own),
     )
@@ -291,7 +292,8 @@ def check_accounts(
                 " score = accuracy"
             )
         check_settings(settings)
-        check_terms(replace(method.terms(1), measure=tuple(sorted(method.needs))))
+        measured = tuple(sorted(method.needs))
+        check_terms(replace(method.terms(1), measure=measured))
     except ReportableError as error:
         raise SettingsError(f"{error}; the clients with an account: {names}") from error
 

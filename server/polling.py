@@ -266,11 +266,10 @@ class PollingGrid(FlowerCourier):
         """
         late = absences.find_late(nodes_of(pending), online, now)
         asked = online | late
-        came = list(
-            self.pull_messages(
-                [sent for sent, message in pending.items() if message.metadata.dst_node_id in asked]
-            )
-        )
+        wanted = [
+            sent for sent, message in pending.items() if message.metadata.dst_node_id in asked
+        ]
+        came = list(self.pull_messages(wanted))
         for reply in came:
             pending.pop(reply.metadata.reply_to_message_id, None)
         reason = f"the node was offline for {GRACE_SECONDS:.0f} s, or is back without this reply"

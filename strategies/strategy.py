@@ -624,9 +624,8 @@ FLOWER_OPTIONS = (
 def log_start(num_rounds: int, arrays: ArrayRecord, configs: Mapping[str, ConfigRecord]) -> None:
     """Log the beginning of a run, as Flower's strategies do."""
     log.info("\t├── Number of rounds: %d", num_rounds)
-    log.info(
-        "\t├── ArrayRecord (%.2f MB)", sum(len(array.data) for array in arrays.values()) / 1024**2
-    )
+    size = sum(len(array.data) for array in arrays.values())
+    log.info("\t├── ArrayRecord (%.2f MB)", size / 1024**2)
     for name, config in configs.items():
         shown = {
             key: "<bytes>" if isinstance(value, bytes) else value for key, value in config.items()
@@ -635,9 +634,8 @@ def log_start(num_rounds: int, arrays: ArrayRecord, configs: Mapping[str, Config
 
 
 def _log_options(title: str, options: Mapping[str, Any]) -> None:
-    log.info(
-        "\t├──> %s: %s", title, ", ".join(f"{name} = {value!r}" for name, value in options.items())
-    )
+    shown = [f"{name} = {value!r}" for name, value in options.items()]
+    log.info("\t├──> %s: %s", title, ", ".join(shown))
 
 
 def log_replies(hook: str, replies: Collection[Message]) -> None:

@@ -235,9 +235,8 @@ class FlowerClients:
         self._refresh_nodes()
 
     def _refresh_nodes(self) -> None:
-        self._roster.refresh(
-            {node.node_id: node.name for node in self._carrier().get_nodes()}, self._ask_names
-        )
+        nodes = {node.node_id: node.name for node in self._carrier().get_nodes()}
+        self._roster.refresh(nodes, self._ask_names)
         self._quorum.observe(self._roster.online)
 
     def _ask_names(self, node_ids: list[int]) -> dict[int, str]:

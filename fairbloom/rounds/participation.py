@@ -33,8 +33,15 @@ class Participations:
 
     def cells(self, clients: Sequence[str]) -> list[list[int]]:
         """Return the columns for these clients; a client that was never asked has zeros."""
-        columns = (self.rounds_asked, self.rounds_answered, self.rounds_counted)
-        return [[counts.get(name, 0) for name in clients] for counts in columns]
+        return [
+            _cells(self.rounds_asked, clients),
+            _cells(self.rounds_answered, clients),
+            _cells(self.rounds_counted, clients),
+        ]
+
+
+def _cells(counts: Mapping[str, int], clients: Sequence[str]) -> list[int]:
+    return [counts.get(name, 0) for name in clients]
 
 
 def _count(before: Mapping[str, int], names: Collection[str]) -> dict[str, int]:

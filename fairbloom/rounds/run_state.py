@@ -70,11 +70,11 @@ class Average:
 
     def plus(self, model: Model) -> Self:
         """Return the sum with one more model."""
-        sums = {
-            name: np.asarray(np.add(self.sums.get(name, 0.0), array, dtype=np.float64))
-            for name, array in model.items()
-            if array.dtype.kind == "f"
-        }
+        sums = dict[str, FloatArray]()
+        for name, array in model.items():
+            if array.dtype.kind == "f":
+                total = np.add(self.sums.get(name, 0.0), array, dtype=np.float64)
+                sums[name] = np.asarray(total)
         return type(self)(self.rounds + 1, sums)
 
     def mean(self, last: Model) -> Model:
@@ -221,13 +221,8 @@ class RunState:
         if not new and not self.roster:
             return self
         first = {**self.first_counts, **new}
-        return replace(
-            self,
-            first_counts=first,
-            roster={
-                name: size or float(first.get(name, 0.0)) for name, size in self.roster.items()
-            },
-        )
+        roster = {name: size or float(first.get(name, 0.0)) for name, size in self.roster.items()}
+        return replace(self, first_counts=first, roster=roster)
 
     def without(self, spent: Collection[str], halted: Collection[str]) -> Self:
         """Return the state of a run that asks `spent` clients no more.

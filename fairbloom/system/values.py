@@ -133,10 +133,14 @@ def _form_of_mapping(key: Any, item: Any) -> Form:
 
 def _form_of_sequence(item: Any) -> Form:
     form = _form_of(item)
-    return Form(
-        lambda value: [form.write(each) for each in value],
-        lambda written: tuple(form.read(each) for each in _check(written, list)),
-    )
+
+    def write(value: Sequence[Any]) -> Any:
+        return [form.write(each) for each in value]
+
+    def read(written: Any) -> Any:
+        return tuple(form.read(each) for each in _check(written, list))
+
+    return Form(write, read)
 
 
 def _form_of_fields(cls: Any) -> Form:

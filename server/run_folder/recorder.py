@@ -11,7 +11,6 @@ from dataclasses import replace
 from datetime import date
 from functools import cache
 from importlib.metadata import version
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -210,11 +209,14 @@ class RunRecorder:
     def _count_due(self, rows: Iterable[Mapping[str, str]]) -> int:
         """Return how many checkpoints were due in the rounds with these first rows of the table."""
         shared = SHARED_SECONDS if self.records.in_process else 0.0
-        since_last = accumulate(
-            (float(row.get("seconds") or 0.0) for row in rows),
-            lambda total, seconds: seconds if total >= shared else total + seconds,
-        )
-        return sum(total >= shared for total in since_last)
+        due = 0
+        since_last = 0.0
+        for row in rows:
+            since_last += float(row.get("seconds") or 0.0)
+            if since_last >= shared:
+                due += 1
+                since_last = 0.0
+        return due
 
     def knows_losses(self, clients: Iterable[str]) -> bool:
         """Return whether the losses of the next round's first model are known for these clients."""
@@ -232,14 +234,12 @@ class RunRecorder:
             for table in self._tables:
                 table.add(finished, state, row)
         if EXAMPLES.exists_in(self.path):
-            record_trained(
-                self.path,
-                {
-                    name: own[NUM_EXAMPLES]
-                    for name, own in finished.train_metrics.items()
-                    if NUM_EXAMPLES in own
-                },
-            )
+            trained = {
+                name: own[NUM_EXAMPLES]
+                for name, own in finished.train_metrics.items()
+                if NUM_EXAMPLES in own
+            }
+            record_trained(self.path, trained)
         state = self._judged(state, finished, row)
         self.method.enter(state)
         self.stopped = self.records.stopping.reason(state.stopping)
@@ -282,9 +282,8 @@ class RunRecorder:
         before = self.saved
         with explain_write_errors(f"round {number}", self.path):
             # Clients that train use these states: another thread may not store and drop them.
-            self._keep(
-                min((int(path.stem) for path in list_checkpoints(self._checkpoints)), default=0)
-            )
+            kept = [int(path.stem) for path in list_checkpoints(self._checkpoints)]
+            self._keep(min(kept, default=0))
         writers = [table.writer for table in self._tables]
         state: dict[str, Any] = {
             "strategy": self.method.state_dict(),

@@ -36,7 +36,7 @@ from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import ROUNDS as ROUNDS_TABLE, is_finished
 from fairbloom.server.run_folder.recorder import RunRecorder
 from fairbloom.server.run_folder.run_tables import Records
-from fairbloom.server.run_folder.stopping import EarlyStopping
+from fairbloom.server.run_folder.stopping import NEVER, EarlyStopping
 from fairbloom.server.settings import Settings
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies import Round
@@ -552,6 +552,12 @@ def test_one_validation_score_in_the_first_rounds_is_enough() -> None:
     for finished in (a_round(1), a_round(2, evaluations=validated), a_round(3), a_round(4)):
         known = stopping.after(known, finished)
     assert (known, stopping.reason(known)) == (ScoreSoFar(50.0, 2, last=2), "")
+
+
+def test_a_run_without_early_stopping_forgets_its_score() -> None:
+    """The same run, extended with early stopping once more, counts from there."""
+    assert NEVER.after(ScoreSoFar(50.0, 2, last=9), a_round(10)) == ScoreSoFar()
+    assert NEVER.reason(ScoreSoFar(50.0, 2, last=9)) == ""
 
 
 def test_unevaluated_rounds_need_no_validation_score() -> None:
