@@ -59,7 +59,9 @@ def chain_layers(model: nn.Module) -> list[nn.Module] | None:
     plain = type(model) in (nn.Linear, *ELEMENTWISE) and not (
         model._forward_hooks or model._forward_pre_hooks
     )
-    return [model] if flat or plain else None
+    if not flat and not plain:
+        return None
+    return [model]
 
 
 def traced_layers(model: nn.Module) -> list[nn.Module] | None:
@@ -79,7 +81,9 @@ def traced_layers(model: nn.Module) -> list[nn.Module] | None:
     for call in calls:
         if call.target in OF_SHAPE:
             continue
-        part = _layers_of(call, model) if call.args[:1] == (last,) else None
+        if call.args[:1] != (last,):
+            return None
+        part = _layers_of(call, model)
         if part is None:
             return None
         layers += part

@@ -120,7 +120,9 @@ class LocalClient:
 
     @cached_property  # reading it waits for the device
     def _larger_class(self) -> dict[str, float]:
-        counts = count_classes(self.splits.test) if has_two_classes(self.task) else None
+        if not has_two_classes(self.task):
+            return {}
+        counts = count_classes(self.splits.test)
         return {wire.LARGER_CLASS: counts[1] / sum(counts)} if counts else {}
 
     def report(

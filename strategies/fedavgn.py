@@ -85,12 +85,13 @@ class Stepped(FairStrategy):
             return f"decay = {self.decay} changes nothing with {schedule}: leave it out"
         if self.decay == 1.0:
             return f"decay = {self.decay} changes nothing: leave it out, or lower it"
-        return text_if(
-            self.server_schedule == STAIRCASE and num_rounds < self.decay_every,
-            f"decay = {self.decay} changes nothing in {num_rounds} rounds, as the step size falls"
-            f" every {self.decay_every}: lower decay-every, as in {max(1, num_rounds // 10)}, or"
-            " leave decay out",
-        )
+        if self.server_schedule == STAIRCASE and num_rounds < self.decay_every:
+            return (
+                f"decay = {self.decay} changes nothing in {num_rounds} rounds, as the step size"
+                f" falls every {self.decay_every}: lower decay-every, as in"
+                f" {max(1, num_rounds // 10)}, or leave decay out"
+            )
+        return ""
 
     def step_size(self, server_round: int, num_rounds: int | None) -> float:
         """Return η_t, with η = server_lr, T rounds, β = decay and E = decay_every.
@@ -105,11 +106,9 @@ class Stepped(FairStrategy):
             return self.server_lr
         if num_rounds is None:
             raise ValueError("decay needs the number of rounds: run the strategy by its start()")
-        done = (
-            self.decay_every / num_rounds * (server_round // self.decay_every)
-            if self.server_schedule == STAIRCASE
-            else server_round / num_rounds
-        )
+        done = server_round / num_rounds
+        if self.server_schedule == STAIRCASE:
+            done = self.decay_every / num_rounds * (server_round // self.decay_every)
         return float(self.server_lr * self.decay**done)
 
 

@@ -19,7 +19,7 @@ from fairbloom.system.versions import write_sealed
 from fairbloom.tables.schema import parse_schema
 from fairbloom.tasks.clients import own_columns
 from fairbloom.tasks.permit import ABOUT, accounts_folder
-from fairbloom.text import plural, text_if
+from fairbloom.text import plural
 
 from ..guard.log_files import read_entries
 from .account import Account, Known, find_account, folder_of
@@ -199,10 +199,9 @@ def describe_account(account: Account) -> list[str]:
     left = account.left()
     limits = account.limits
     rows = account.train
-    next_report = text_if(
-        left[REPORTS],
-        f": noise of the next one {TEST_SENSITIVITY * account.test_sigma:.2g} rows",
-    )
+    next_report = ""
+    if left[REPORTS]:
+        next_report = f": noise of the next one {TEST_SENSITIVITY * account.test_sigma:.2g} rows"
     lines = [
         f"account {account.number} of {account.folder}, opened {account.opened[:10]}:"
         f" {rows} training rows, {account.test} test rows, split by seed {account.seed}",

@@ -20,7 +20,6 @@ from fairbloom.protocol.names import (
     RELEASE_LIMIT,
 )
 from fairbloom.system.files import expand_home, read_toml
-from fairbloom.text import text_if
 
 from ..errors import DeployError
 from ..processes import split_address
@@ -229,13 +228,13 @@ class ClientSettings:
             "name": self.name,
             "data-dir": self.data_dir,
             "state-dir": self.state_dir,
-            FILES: text_if(self.files, json.dumps(self.files)),
-            PRIVACY_LIMIT: text_if(
-                "privacy" in self.limits, json.dumps(self.limits.get("privacy"))
-            ),
-            **self.node_config,
-            **{key: self.limits[name] for name, key in LIMITS.items() if name in self.limits},
         }
+        if self.files:
+            node[FILES] = json.dumps(self.files)
+        if "privacy" in self.limits:
+            node[PRIVACY_LIMIT] = json.dumps(self.limits["privacy"])
+        node |= self.node_config
+        node |= {key: self.limits[name] for name, key in LIMITS.items() if name in self.limits}
         return {key: value for key, value in node.items() if value != ""}
 
     def worker(self, pipe: int) -> list[str]:

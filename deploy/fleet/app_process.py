@@ -28,7 +28,6 @@ from fairbloom.protocol.names import RELEASE
 from fairbloom.recorddict import deserialize, serialize, serialize_in_pieces
 from fairbloom.system.parents import end_with_parent
 from fairbloom.system.retry import deadline, retrying_writes
-from fairbloom.text import text_if
 
 from ..device.accepted import Installed, RunDescription
 from ..processes import free_cycles
@@ -74,16 +73,16 @@ def call_app(installed: Installed, node_config: Mapping[str, Any], task: PassedT
     set_message_id(message, head.id)
     identify(run_id=head.run, node_id=task.node, task_id=0)
     context = Context(head.run, task.node, dict(node_config), deserialize(task.state), {})
+    question = ""
+    # the reply to a released model has no number of the data
+    if head.type != RELEASE and message.content.array_records:
+        question = f"{head.type} {head.digest.hex()}"
     run = RunDescription(
         head.run,
         described["distribution"],
         described["version"],
         described["settings"],
-        # the reply to a released model has no number of the data
-        text_if(
-            head.type != RELEASE and message.content.array_records,
-            f"{head.type} {head.digest.hex()}",
-        ),
+        question,
     )
     try:
         with retrying_writes(deadline(seconds)):

@@ -194,20 +194,18 @@ def _client_table(clients: Mapping[str, Any], version: str | None) -> Table:
         is_away = client["state"] != "online"
         style = text_if(is_away, "yellow")
         seen = text_if(is_away, client["revoked"] or client["last-seen"] or "")
-        state = (
-            client["state"]
-            + text_if(client["refused-with-same-key"], ", and another process with its key")
-            + text_if(client["copied"], ", and a copy of its machine")
-            + text_if(
-                not is_away and client["version"] != version, f", version {client['version']}"
-            )
-            + text_if(
-                client["privacy-units"] is not None,
-                f", {client['privacy-units']} units of its privacy account left",
-            )
-            + text_if(client["profile"], f", profile of {client['profile']}")
-            + ACCEPTS.get(client["accepts"], "")
-        )
+        state = client["state"]
+        if client["refused-with-same-key"]:
+            state += ", and another process with its key"
+        if client["copied"]:
+            state += ", and a copy of its machine"
+        if not is_away and client["version"] != version:
+            state += f", version {client['version']}"
+        if client["privacy-units"] is not None:
+            state += f", {client['privacy-units']} units of its privacy account left"
+        if client["profile"]:
+            state += f", profile of {client['profile']}"
+        state += ACCEPTS.get(client["accepts"], "")
         table.add_row(*map(Text, (name, str(client["partition-id"]), state, seen)), style=style)
     table.columns[0].no_wrap = True
     return table

@@ -310,7 +310,9 @@ def carry_out(federation: Federation, given: Mapping[str, Value]) -> str:
             f"run {run.number} was stopped, and the comparison with it: the same command continues"
             " both"
         )
-    return text_if(status, f"run {run.number} {describe_end(status)}: {run.last_line}")
+    if not status:
+        return ""
+    return f"run {run.number} {describe_end(status)}: {run.last_line}"
 
 
 def describe_wait(federation: Federation, run: RunFiles) -> str:
@@ -321,10 +323,9 @@ def describe_wait(federation: Federation, run: RunFiles) -> str:
             f" {federation.path}"
         )
     first = next((each for each in list_runs(federation.runs) if each.status is None), run)
-    return text_if(
-        first.number != run.number,
-        f"run {run.number} waits for run {first.number}, which is in progress",
-    )
+    if first.number == run.number:
+        return ""
+    return f"run {run.number} waits for run {first.number}, which is in progress"
 
 
 def describe_end(status: int) -> str:

@@ -507,11 +507,10 @@ def doctor(
     from fairbloom.deploy.device.client import ClientSettings
     from fairbloom.deploy.operator import doctor as checks
 
-    findings = (
-        checks.examine_device(ClientSettings.of({}, client))
-        if client
-        else checks.examine(Federation.read(folder))
-    )
+    if client:
+        findings = checks.examine_device(ClientSettings.of({}, client))
+    else:
+        findings = checks.examine(Federation.read(folder))
     signs = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "fault": "[red]fault[/]"}
     console = Terminal(soft_wrap=True, highlight=False)
     worst = 0

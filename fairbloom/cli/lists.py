@@ -20,7 +20,6 @@ from fairbloom.strategies.named import format_value
 from fairbloom.strategies.registry import source_of
 from fairbloom.strategies.torchjd import TORCHJD
 from fairbloom.tasks import TASKS, TaskInfo, find_task
-from fairbloom.text import text_if
 
 from .settings_command import command
 
@@ -136,12 +135,15 @@ def describe_task(task: TaskInfo) -> dict[str, Any]:
         "default": REQUIRED,
         "description": "Folder of the data",
     }
+    parameters = [*map(_describe, task.settings)]
+    if task.reads:
+        parameters.insert(0, folder)
     return {
         "name": task.name,
         "summary": task.summary,
         "models": list(task.models),
         "partitions": task.listed_partitions,
-        "parameters": [*([folder] if task.reads else []), *map(_describe, task.settings)],
+        "parameters": parameters,
         "source": task.source,
     }
 
@@ -167,7 +169,8 @@ def _show_described(described: Sequence[Mapping[str, Any]], as_json: bool) -> No
                 _print(f"{what}: {escape(', '.join(entry[what]))}")
         for one in entry["parameters"]:
             default = one["default"] or repr("")
-            default = f"{text_if(default != REQUIRED, 'default ')}{default}"
+            if default != REQUIRED:
+                default = f"default {default}"
             about = f"({one['range']}, {default}) {one['description']}"
             _print(f"[cyan]{one['key']}[/] {escape(about)}")
         if entry["source"]:

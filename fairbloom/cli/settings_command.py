@@ -75,11 +75,10 @@ class SettingsCommand(TyperCommand):
             settings = default_config()
             options = {name.lstrip("-") for param in self.params for name in param.opts}
             # A run has --method and --seed, a study --methods, and a recipe --rows.
-            for other in (
-                f"{key}s",
-                key.removesuffix("s"),
-                *(["rows"] if key.startswith("method") else []),
-            ):
+            others = [f"{key}s", key.removesuffix("s")]
+            if key.startswith("method"):
+                others.append("rows")
+            for other in others:
                 if other in options:
                     raise click.NoSuchOption(
                         error.option_name,
@@ -89,11 +88,9 @@ class SettingsCommand(TyperCommand):
             nearest = key if key in settings else find_nearest(key, [*options, *settings])
             if nearest is None or nearest in options:
                 raise
-            say = (
-                f"write --set {key}=VALUE."
-                if nearest == key
-                else f"did you mean --set {nearest}=VALUE?"
-            )
+            say = f"did you mean --set {nearest}=VALUE?"
+            if nearest == key:
+                say = f"write --set {key}=VALUE."
             raise click.NoSuchOption(
                 error.option_name, f"No such option {error.option_name!r}: {say}", ctx=ctx
             ) from None

@@ -19,7 +19,6 @@ from fairbloom.strategies import METHODS
 from fairbloom.strategies.named import owner_of
 from fairbloom.system.files import write_whole
 from fairbloom.system.values import decode_as
-from fairbloom.text import text_if
 
 from .apps import App, AppRun
 from .arms import Arm
@@ -92,8 +91,12 @@ class Study:
     @property
     def noun(self) -> str:
         """Its name in sentences."""
-        of_app = text_if(self.app, " of an app's runs")
-        return f"{NOUNS[self.kind]}{of_app}{text_if(self.places, ' of given runs')}"
+        noun = NOUNS[self.kind]
+        if self.app:
+            noun += " of an app's runs"
+        if self.places:
+            noun += " of given runs"
+        return noun
 
     @property
     def groups(self) -> Mapping[str, Sequence[Arm]]:
@@ -171,10 +174,11 @@ class Study:
         """Return how many of its runs are there, and what continues it; "" if all are."""
         missing = len(self.unfinished(folder))
         whole = len(self.arms) * len(self.seeds)
-        return text_if(
-            missing,
+        if not missing:
+            return ""
+        return (
             f"{folder} has {whole - missing} of {whole} runs: the command that began it continues"
-            " it",
+            " it"
         )
 
     def unfinished(self, out: Path) -> list[Path]:

@@ -190,11 +190,10 @@ class Predictor:
             image. Or when `out` cannot be written.
         """
         preprocessing = self._preprocessing()
-        source = (
-            self._read_split(path, split, preprocessing)
-            if split
-            else read_new_data(path, preprocessing)
-        )
+        if split:
+            source = self._read_split(path, split, preprocessing)
+        else:
+            source = read_new_data(path, preprocessing)
         predictions = self._predict(source)
 
         # Quantities have six digits of their deviation: that of a year, say, may be some days.
@@ -351,11 +350,10 @@ def load_predictor(
         if not preprocessing and task.preprocessing:
             preprocessing = task.preprocessing("")
     per_client = preprocessing is not None and preprocessing.per_client and not module_only
-    need = (
-        "each client has its own means and deviations, unless the schema states center and scale"
-        if per_client
-        else text_if(model == PERSONAL_MODEL, "each client has a personal model")
-    )
+    need = text_if(model == PERSONAL_MODEL, "each client has a personal model")
+    if per_client:
+        need = "each client has its own means and deviations, unless the schema states center and"
+        need += " scale"
     own = _own_folder(folder, settings, client, need)
     if own is not None and per_client:
         preprocessing = _own_preprocessing(folder, own, client)
@@ -578,11 +576,10 @@ def _personal_arrays(
 
     Parameters that the client does not keep, such as frozen ones, come from the global model.
     """
-    states = (
-        ClientStates(Versions(own))  # a device has the states of one client
-        if read_kept(folder)
-        else ClientStates(Versions(own.parent), client)
-    )
+    if read_kept(folder):  # a device has the states of one client
+        states = ClientStates(Versions(own))
+    else:
+        states = ClientStates(Versions(own.parent), client)
     found = states.find(PERSONAL_MODEL, before=sys.maxsize)
     if found is None:
         raise FairbloomError(

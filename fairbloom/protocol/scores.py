@@ -112,13 +112,22 @@ class Score:
     def words(self) -> str:
         """Its ordinary name: "balanced accuracy", "AUC", or "sensitivity (ill)"."""
         usual = {"auc": "AUC", "mae": "mean absolute error", "r2": "R²"}
-        return usual.get(self.name, self.name.replace("-", " ")) + text_if(self.of, f" ({self.of})")
+        words = usual.get(self.name, self.name.replace("-", " "))
+        if self.of:
+            words += f" ({self.of})"
+        return words
 
     @property
     def title(self) -> str:
         """Its name in tables and figures: "sensitivity (ill), %", or "loss, lower is better"."""
-        unit = text_if(self.percent, ", %") + text_if(self.measured_in, f", {self.measured_in}")
-        return f"{self.words}{unit}{text_if(not self.higher_is_better, ', lower is better')}"
+        title = self.words
+        if self.percent:
+            title += ", %"
+        if self.measured_in:
+            title += f", {self.measured_in}"
+        if not self.higher_is_better:
+            title += ", lower is better"
+        return title
 
     @property
     def unit(self) -> str:

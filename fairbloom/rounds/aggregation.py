@@ -92,17 +92,15 @@ def build_cohort(
     moments = method.run_state.moments
     if moments is not None:
         check_row(method, "a server momentum", moments.first.size, updates.layout)
-    second = (
-        [replies.second.vectors] if method.has_second_rows and replies.second is not None else []
-    )
+    second: list[Vectors] = []
+    if method.has_second_rows and replies.second is not None:
+        second.append(replies.second.vectors)
     vectors = Vectors.concat([updates.vectors, *second, *kept.values()])
     exact = EXACT_GRAM in method.requires
     drawn = np.array([draws[name] for name in replies.names], np.float64)
-    weights = (
-        drawn
-        if method.draw == "examples"
-        else method.prior_weights_of(replies.names, counts.tolist())
-    )
+    weights = drawn
+    if method.draw != "examples":
+        weights = method.prior_weights_of(replies.names, counts.tolist())
 
     metrics = {metric: replies.column(metric) for metric in method.needs}
     accounts = method.run_state.accounts

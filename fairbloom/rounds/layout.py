@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from fairbloom.protocol.bfloat16 import BITS
 from fairbloom.protocol.patterns import without_wrappers
-from fairbloom.text import text_if
 
 from .arrays import Model, norm
 
@@ -192,9 +191,10 @@ def _renamed(name: str, arrays: Model, model: Model) -> str:
     there = next(
         (each for each in arrays if each not in model and without_wrappers(each) == plain), ""
     )
-    return text_if(
-        there,
+    if not there:
+        return ""
+    return (
         f": the reply has {there!r}, because DataParallel, torch.compile and Opacus wrap models"
         " (module., _orig_mod., _module.): server and clients send the state_dict of the model"
-        " inside, such as model.module.state_dict()",
+        " inside, such as model.module.state_dict()"
     )

@@ -18,7 +18,6 @@ from fairbloom.protocol.patterns import match_names
 from fairbloom.protocol.streams import generator
 from fairbloom.protocol.terms import Terms
 from fairbloom.system.values import decode, encode
-from fairbloom.text import text_if
 
 from . import compatibility
 from .accounts import NO_ACCOUNT
@@ -124,18 +123,18 @@ class Method(CommonOptions):
     def __init__(self, **options: Unpack[Options]) -> None:
         for name in options:
             if name not in Options.__optional_keys__:
+                fault = f"{type(self).__name__} takes no parameter {name!r}"
                 advice = self._advise_on(name, options.get(name))
-                raise TypeError(
-                    f"{type(self).__name__} takes no parameter {name!r}"
-                    + text_if(advice, f": {advice}")
-                )
+                if advice:
+                    fault += f": {advice}"
+                raise TypeError(fault)
             if name in self.own_terms:
                 value = options.get(name)
                 own = OWN_NAMES.get(name)
-                raise ValueError(
-                    f"{type(self).__name__} sets {name} by its own parameter, got {value!r}"
-                    + text_if(own in self.own_parameters(), f": write {own}={value!r}")
-                )
+                fault = f"{type(self).__name__} sets {name} by its own parameter, got {value!r}"
+                if own in self.own_parameters():
+                    fault += f": write {own}={value!r}"
+                raise ValueError(fault)
         plain: dict[str, Any] = {
             name: option.checked(options.get(name, option.default), called=name)
             for name, option in OPTIONS.items()
@@ -152,9 +151,9 @@ class Method(CommonOptions):
         for name, option in CHANGING.items():
             if plain[name] != OPTIONS[name].default:
                 self.check_fit(option, name, plain[name])
-        self.head_epochs: int | None = (
-            plain["head_epochs"] if plain["personal_steps"] == HEAD_FIRST else None
-        )
+        self.head_epochs: int | None = None
+        if plain["personal_steps"] == HEAD_FIRST:
+            self.head_epochs = plain["head_epochs"]
         if self.draw != UNIFORM:
             self.check_fit(compatibility.DRAW, "draw", self.draw)
             self.requires = self.requires | {compatibility.ROSTER}

@@ -321,8 +321,11 @@ def expand_signature(construct: Callable[..., None]) -> inspect.Signature:
     """
     signature = inspect.signature(construct, eval_str=True)
     *others, last = signature.parameters.values()
-    unpacked = get_args(last.annotation) if last.kind is last.VAR_KEYWORD else ()
-    added = added_options(unpacked[0]) if unpacked and is_typeddict(unpacked[0]) else {}
+    added: dict[str, inspect.Parameter] = {}
+    if last.kind is last.VAR_KEYWORD:
+        unpacked = get_args(last.annotation)
+        if unpacked and is_typeddict(unpacked[0]):
+            added = added_options(unpacked[0])
     parameters = [
         option
         for name, option in added.items()

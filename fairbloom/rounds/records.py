@@ -59,8 +59,10 @@ def read_name(reply: Message) -> str:
 
     Names appear in logs and tables, so they are short and have only printable characters.
     """
-    client = reply.content.config_records.get(CLIENT) if reply.has_content() else None
-    name = str(client[NAME]) if client and client.get(NAME) else ""
+    name = ""
+    if reply.has_content():
+        client = reply.content.config_records.get(CLIENT, ConfigRecord())
+        name = str(client.get(NAME) or "")
     if is_usable_name(name):
         return name
     if name:

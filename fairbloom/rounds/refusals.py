@@ -65,11 +65,9 @@ class Refusals:
         news = {name: why for name, why in self.reasons.items() if (name, why) not in said}
         said.update(self.reasons.items())
         for reason, names in join_alike(news).items():
-            replies = (
-                f"the replies of {len(names)} clients ({join_names(names)})"
-                if len(names) > 1
-                else f"a reply of client {names[0]}"
-            )
+            replies = f"a reply of client {names[0]}"
+            if len(names) > 1:
+                replies = f"the replies of {len(names)} clients ({join_names(names)})"
             log.warning("refused %s: %s", replies, reason)
 
     @property

@@ -252,7 +252,9 @@ class LocalClients:
         """
         layout = self.method.layout_of(model)
         second = self.method.second
-        layouts = [layout, *([layout_of_second(layout, second)] if second else [])]
+        layouts = [layout]
+        if second:
+            layouts.append(layout_of_second(layout, second))
         matrices: Sequence[Matrix] = rows_on_card(layouts, len(names), self.device)
         if not matrices:
             memory = self.settings.memory

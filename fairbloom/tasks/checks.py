@@ -42,11 +42,9 @@ def guard_task(
         if not isinstance(made, Splits) or not all(
             isinstance(each, Examples | CollatedExamples) for each in made
         ):
-            got = (
-                f"Splits of {type(made.train).__name__}"
-                if isinstance(made, Splits)
-                else type(made).__name__
-            )
+            got = type(made).__name__
+            if isinstance(made, Splits):
+                got = f"Splits of {type(made.train).__name__}"
             raise FairbloomError(
                 f"task = {name!r}: splits({client!r}) must return Splits of two Examples, got {got}"
             )
@@ -288,11 +286,9 @@ def _find_wrong_rows(examples: AnyExamples, count: int, task: Task) -> Iterator[
         or groups.dtype != torch.int64
         or groups.shape != (count, len(names))
     ):
-        got = (
-            f"{groups.dtype} of shape {tuple(groups.shape)}"
-            if isinstance(groups, Tensor)
-            else type(groups).__name__
-        )
+        got = type(groups).__name__
+        if isinstance(groups, Tensor):
+            got = f"{groups.dtype} of shape {tuple(groups.shape)}"
         yield (
             f"the task has groupings, so groups must be a torch.int64 tensor of shape ({count},"
             f" {len(names)}), the place of each example's group, got {got}"

@@ -21,7 +21,6 @@ from fairbloom.protocol.scores import (
     GroupScore,
     Score,
 )
-from fairbloom.text import text_if
 
 from .measures import balanced_accuracy, clients_of, of_one_too, ratios
 from .task import Task, is_highest
@@ -44,10 +43,10 @@ def add_scores(task: Task, names: tuple[str, ...]) -> Task:
     for name in asked:
         misfit = find_misfit(task, name)
         if misfit:
-            raise ReportableError(
-                f"scores = {name!r}: {misfit}: {did_you_mean(name, fitting)}leave it out"
-                + text_if(fitting, f", or take {', '.join(fitting)}")
-            )
+            remedy = f"{did_you_mean(name, fitting)}leave it out"
+            if fitting:
+                remedy += f", or take {', '.join(fitting)}"
+            raise ReportableError(f"scores = {name!r}: {misfit}: {remedy}")
     wanted = [FURTHER[name] for name in asked]
     measures: dict[Score, Measure] = {
         BRIER: partial(brier, positive=task.positive_place),

@@ -59,7 +59,9 @@ def check_measured(settings: RunSettings, needs: Iterable[str], task: Task) -> N
         name, _, _ = metric.rpartition("-")
         if name not in INTERVALS or any(score.name == name for score in task.scores):
             continue
-        remedy = f"set scores = {name!r}" if name in find_fitting(task) else "choose another method"
+        remedy = "choose another method"
+        if name in find_fitting(task):
+            remedy = f"set scores = {name!r}"
         raise SettingsError(
             f"method = {settings.method!r}: it weighs clients by {metric}, and task {settings.task}"
             f" has no {name} here, but {', '.join(score.name for score in task.scores)}: {remedy}"
@@ -109,7 +111,9 @@ def log_positive(task: Task, asking: Iterable[str] = (), schema: str = "") -> No
         *asking,
     )
     if task.positive is None and names:
-        place = "positive in the schema" if task.schema else "Task(…, positive=0), or 1,"
+        place = "Task(…, positive=0), or 1,"
+        if task.schema:
+            place = "positive in the schema"
         log_once(
             "%s %s of class %r, the second one, because no positive class is stated: say it by %s",
             ", ".join(names),

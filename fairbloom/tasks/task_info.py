@@ -153,7 +153,9 @@ class TaskInfo:
     @property
     def listed_partitions(self) -> list[str]:
         """The partitions as lists name them, the user's own among them."""
-        return [*self.partitions, *([OWN_PARTITION] if self.deals else [])]
+        if self.deals:
+            return [*self.partitions, OWN_PARTITION]
+        return [*self.partitions]
 
     def setup(self, settings: RunSettings) -> Setup:
         """Return the settings that the task needs, with its own defaults for those left open."""

@@ -24,7 +24,6 @@ from fairbloom.server.run_folder.files import (
 from fairbloom.server.settings import IDLE, Settings, check_used
 from fairbloom.strategies import name_of
 from fairbloom.tasks import find_task
-from fairbloom.text import text_if
 
 from .. import pages as pages  # registers the page of a comparison
 from ..apps import AppRun
@@ -196,7 +195,9 @@ def settings_of_refit(folder: Path, method: Named, test_share: float = 0.0) -> d
     # fewer rounds of steps that decay over them would be other steps
     is_paced = chosen.paced or chosen.strategy().paced
     rounds = chosen.num_rounds if is_paced else median_high(ends)
-    why = f"{text_if(is_paced, 'as steps decay over them, and not ')}the median"
+    why = "the median"
+    if is_paced:
+        why = "as steps decay over them, and not the median"
     log.warning(
         "%s: num-rounds = %d, %s of those after which its runs ended, or were best on validation"
         " examples: %s",

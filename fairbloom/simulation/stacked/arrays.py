@@ -17,7 +17,6 @@ from fairbloom.client.capture import (
 )
 from fairbloom.client.work import LocalWork, step_fields
 from fairbloom.tasks.optimizers import SGD
-from fairbloom.text import text_if
 
 from .blocks import Stretch
 from .optimizers import RowOptimizer
@@ -137,8 +136,9 @@ def find_recorded(
 
     def why_not() -> str:
         drawn = program.drops and weights[0].device.type not in dropout.COUNTED
-        return find_unsupported(program.model, work) or text_if(
-            drawn, "dropout draws from generators of the processor"
-        )
+        unsupported = find_unsupported(program.model, work)
+        if not unsupported and drawn:
+            return "dropout draws from generators of the processor"
+        return unsupported
 
     return capture.find_kind(key, make, why_not)

@@ -274,14 +274,13 @@ class StackedClients(LocalClients):
         self, block: Sequence[StackedClient], work: LocalWork, terms: Terms, training: str
     ) -> Iterable[Stretch]:
         """Return the steps of a block."""
-        steps = (
-            repeat_step(self._full_batch(block), block)
-            if takes_all(block)
-            else minibatches(
+        if takes_all(block):
+            steps = repeat_step(self._full_batch(block), block)
+        else:
+            steps = minibatches(
                 block,
                 lambda m: batch_order(m.local.order, terms.server_round, m.local.key, training),
             )
-        )
         if work.augment == NO_AUGMENTATION:
             return steps
         return augment_steps(steps, work.augment, self.seeds(block, terms, training))

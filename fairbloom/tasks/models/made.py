@@ -22,7 +22,7 @@ from torch.nn.parameter import is_lazy
 from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.system.values import decode_as
 from fairbloom.tables.preprocessing import TABLE
-from fairbloom.text import join_first, text_if
+from fairbloom.text import join_first
 
 from ..generators import all_seeded
 from ..inputs import Inputs, arguments_of, names_of, tensors_of
@@ -112,10 +112,11 @@ class Made:
     def explain_difference(self, there: "Made", source: str) -> str:
         """Return in a sentence what differs from a model that was made in `source`, or ""."""
         found = self.find_differences(there)
-        return text_if(
-            found,
+        if not found:
+            return ""
+        return (
             f"the model that is made here is not that of {source}: its {join_first(found)} differ,"
-            f" which no stored array has: {REMEDY}",
+            f" which no stored array has: {REMEDY}"
         )
 
     def encode(self) -> bytes:

@@ -142,11 +142,9 @@ def choose_output(model: nn.Module, outputs: object, output: str) -> Tensor:
         (name,) = tensors
     if name not in tensors:
         returned = ", ".join(tensors) or "no tensor"
-        problem = (
-            f"the task asks for {name!r}"
-            if output
-            else "the task does not say which of them are its outputs"
-        )
+        problem = "the task does not say which of them are its outputs"
+        if output:
+            problem = f"the task asks for {name!r}"
         raise ReportableError(
             f"the model, {type(model).__name__}, returns {returned} {when}, and {problem}: name one"
             " by Task(output=...)"
@@ -163,11 +161,9 @@ def _check_outputs(name: str, model: nn.Module, example: Tensor, outputs: int) -
 
     The call also initialises lazy modules; other buffers are then as before.
     """
-    remedy = (
-        "choose another model"
-        if name in MODELS
-        else "its parameters outputs, inputs, channels and shape say it"
-    )
+    remedy = "its parameters outputs, inputs, channels and shape say it"
+    if name in MODELS:
+        remedy = "choose another model"
     held = HeldTensors(model)
     try:
         answer = model.eval()(example)
@@ -190,11 +186,9 @@ def _check_outputs(name: str, model: nn.Module, example: Tensor, outputs: int) -
     except ReportableError:
         chosen = None
     if chosen is None or chosen.shape != (1, outputs):
-        got = (
-            f"a {type(answer).__name__}"
-            if chosen is None
-            else f"a tensor of shape {tuple(chosen.shape)}"
-        )
+        got = f"a {type(answer).__name__}"
+        if chosen is not None:
+            got = f"a tensor of shape {tuple(chosen.shape)}"
         raise FairbloomError(
             f"model = {name!r}: for one example, of shape {tuple(example.shape)}, it returns {got},"
             f" and this task needs a tensor of shape {(1, outputs)}, or tensors by name with logits"

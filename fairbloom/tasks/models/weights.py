@@ -70,7 +70,9 @@ def load_initial_weights(model: nn.Module, path: str) -> None:
     missing = sorted(own.keys() - given.keys() - last - counts)
     unknown = sorted(given.keys() - own.keys())
     if missing or unknown:
-        wrong = f"it lacks {join_names(missing)}" if missing else f"it has {join_names(unknown)}"
+        wrong = f"it has {join_names(unknown)}"
+        if missing:
+            wrong = f"it lacks {join_names(missing)}"
         raise FairbloomError(f"initial-weights = {path!r} is of another model: {wrong}")
     for name, array in given.items():
         there = own[name]
