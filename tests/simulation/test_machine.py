@@ -104,7 +104,7 @@ def with_first_array(change: Callable[[np.ndarray], np.ndarray | Array | None]) 
         first = next(iter(reply.content.array_records.get("arrays", {})), None)
         try:
             changed = first and change(reply.content.array_records["arrays"][first].numpy())
-        except (ValueError, EOFError, TypeError):  # another mutation has damaged it already
+        except (ValueError, EOFError, TypeError, RuntimeWarning):  # damaged by another mutation
             return [reply]
         return arrays(**{first: changed})(sent, reply) if first else [reply]
 
