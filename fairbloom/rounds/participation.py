@@ -1,6 +1,7 @@
 """Who was asked to train, who answered, and whose replies were used."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -44,8 +45,7 @@ def _cells(counts: Mapping[str, int], clients: Sequence[str]) -> list[int]:
     return [counts.get(name, 0) for name in clients]
 
 
-def _count(before: Mapping[str, int], names: Collection[str]) -> dict[str, int]:
-    counts = {**before}
-    for name in names:
-        counts[name] = counts.get(name, 0) + 1
-    return counts
+def _count(before: Mapping[str, int], names: Iterable[str]) -> dict[str, int]:
+    counts = Counter(before)
+    counts.update(list(names))  # of a mapping it would add the values
+    return dict(counts)

@@ -21,8 +21,6 @@ from typing import (
     get_type_hints,
 )
 
-import numpy as np
-
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
@@ -77,8 +75,8 @@ def _form_of(kind: Any) -> Form:
         return Form(deepcopy, deepcopy)
     if kind in PLAIN:
         return Form(_keep, lambda written: _check(written, PLAIN[kind]))
-    if origin is np.ndarray:
-        return Form(_keep, lambda written: _check(written, np.ndarray))
+    if _is_array(origin):
+        return Form(_keep, lambda written: _check(written, origin))
     if origin in (Union, UnionType):
         return _form_of_union(inner)
     if origin is Mapping:
@@ -90,6 +88,11 @@ def _form_of(kind: Any) -> Form:
     if is_dataclass(kind):
         return _form_of_fields(kind)
     raise TypeError(f"{kind} has no written form")
+
+
+def _is_array(kind: Any) -> bool:
+    """Return whether a type is NumPy's array; small processes, which have none, do not load it."""
+    return getattr(kind, "__module__", "") == "numpy" and kind.__name__ == "ndarray"
 
 
 def _keep(value: Any) -> Any:

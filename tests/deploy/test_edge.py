@@ -306,7 +306,7 @@ def test_a_client_starts_without_the_servers_libraries() -> None:
     """The client's command loads neither PyTorch nor Flower nor a server's library."""
     program = (
         "import sys; sys.argv[1:] = ['client', 'x/client.toml']; import runpy\ntry:"
-        " runpy.run_module('deploy', run_name='__main__')\nexcept SystemExit as end:"
+        " runpy.run_module('fairbloom.deploy', run_name='__main__')\nexcept SystemExit as end:"
         " print(end.code, *sorted({'torch', 'flwr', 'pydantic', 'cvxopt'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
