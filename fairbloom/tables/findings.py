@@ -60,11 +60,11 @@ class Finding(ABC):
     kind
         A word for tables.
     is_of_missing
-        Whether it is about the rows with a value, not about the values.
+        Whether it is about the share of rows without a value: a page draws these shares.
     field
         The column.
     sites
-        The sites: one, or if there are two, both.
+        The sites that stand out; of two, for most kinds, both.
     size
         How far they stand out, in multiples of the limit; findings are ranked by it.
     """

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fairbloom.experiments.pages.profiles import profiles_page
+from fairbloom.experiments.render.page import Charts, Note
 from fairbloom.tables.comparison import (
     IN_ROWS,
+    Absent,
     Categories,
     Far,
     Lacking,
@@ -15,6 +18,7 @@ from fairbloom.tables.comparison import (
     Numbers,
     OneValue,
     Spelling,
+    Untold,
     compare,
     match_names,
 )
@@ -346,3 +350,21 @@ def test_a_number_among_anothers_is_no_code(center: float, is_code: bool) -> Non
     coded = numbers_of([*normal(170, 9, 60), -9.0, -9.0])
     cells = {"a": coded, "b": numbers_of(normal(center, 6, 200))}
     assert [each.sites for each in found(cells, "far")] == [("a",)] * is_code
+
+
+def test_a_picture_names_who_stands_out_once() -> None:
+    """A site that lacks the column, or has too few rows, does not stand out in it."""
+    columns = profiles({site: numbers_of(normal(120, 12)) for site in "ab"})
+    findings = [
+        Missing("x", ("b",), share=0.4, elsewhere=0.1),
+        Missing("x", ("b",), share=0.4, elsewhere=0.1),
+        Absent("x", ("c",)),
+        Untold("x", ("a",)),
+    ]
+    page = profiles_page({"x": columns}, findings, ["said"] * 4)
+    note, charts = page.sections[0].blocks
+    assert isinstance(note, Note)
+    assert isinstance(charts, Charts)
+    (chart,) = charts.charts
+    assert chart.description == "x by site; b stands out"
+    assert {row["text"] for row in chart.spec["data"]["values"]} == {"a value"}

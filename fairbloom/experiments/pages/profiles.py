@@ -33,9 +33,10 @@ def profiles_page(
     sections: list[Section] = []
     for name in names[:MAX_PICTURES]:
         about = [place for place, each in enumerate(findings) if each.field == name]
-        apart = [site for place in about for site in findings[place].sites]
         sentences = [f"{join_first(findings[k].sites)}: {advice[k]}" for k in about]
-        of_missing = all(findings[place].is_of_missing for place in about)
+        of_field = [each for each in ranked if each.field == name]
+        apart = [*dict.fromkeys(site for each in of_field for site in each.sites)]
+        of_missing = all(each.is_of_missing for each in of_field)
         chart = _picture(name, fields[name], apart, of_missing)
         sections.append(Section(f"field-{len(sections)}", name, "", [Note(sentences), chart]))
     rest = [name for name in fields if name not in names[:MAX_PICTURES]]
