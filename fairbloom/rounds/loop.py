@@ -173,8 +173,9 @@ class Rounds:
             Evaluates the model after the round of this number.
         """
         last = self._method.run_state.finished_rounds
+        rounds = self.num_rounds or 0
         try:
-            for number in range(last + 1, (self.num_rounds or 0) + 1):
+            for number in range(last + 1, rounds + 1):
                 after, metrics = train(number, model)
                 if after is not None:
                     model = after
