@@ -276,21 +276,7 @@ def check_accounts(
         return
     names = join_names(sorted(accounts))
     try:
-        if not settings.test_share:
-            raise ReportableError(
-                "test-share = 0: a privacy account has fixed the split of its rows, and its steps:"
-                " leave test-share out, and use the model of the run"
-            )
-        if settings.early_stopping or settings.best_model != SETTINGS["best-model"].default:
-            raise ReportableError(
-                "early-stopping and best-model need scores of more than the last round, and privacy"
-                " accounts have few tests: leave them out"
-            )
-        if settings.score not in ("", ACCURACY, LOSS):
-            raise ReportableError(
-                f"score = {settings.score!r}: privacy accounts report only accuracy and loss: set"
-                " score = accuracy"
-            )
+        _check_tests(settings)
         check_settings(settings)
         measured = tuple(sorted(method.needs))
         check_terms(replace(method.terms(1), measure=measured))
