@@ -22,17 +22,6 @@ class FairbloomError(ValueError):
     """
 
 
-def faults_in(faults: Mapping[str, object]) -> list[str]:
-    """Return the words of those faults that are there."""
-    return [fault for fault, is_there in faults.items() if is_there]
-
-
-def raise_first(faults: Mapping[str, object], kind: type[FairbloomError] = FairbloomError) -> None:
-    """Raise an error of a kind with the words of the first fault that is there."""
-    for fault in faults_in(faults):
-        raise kind(fault)
-
-
 def reason_of(fault: Mapping[str, Any]) -> str:
     """Return why pydantic refuses a value, without its prefix for errors of our own."""
     own = fault.get("ctx", {}).get("error")
