@@ -40,7 +40,7 @@ from fairbloom.deploy.operator.status import survey
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.system.lock import exclusive_lock
 from fairbloom.system.versions import NAME as SECRET
-from fairbloom.tables.comparison import compare
+from fairbloom.tables.comparison import OneValue, compare
 from fairbloom.tables.letters import (
     MAX_BYTES,
     ROW,
@@ -50,7 +50,7 @@ from fairbloom.tables.letters import (
     join_columns,
     letter_of,
 )
-from fairbloom.tables.schema import parse_schema, with_files
+from fairbloom.tables.schema import Field, parse_schema, with_files
 from fairbloom.tasks import load_task
 from fairbloom.tasks.models import arrays_of
 from tests.deploy.served import Caller, Served, code_of
@@ -599,6 +599,18 @@ def test_the_page_says_who_stands_out_and_who_cannot_be_told(
     many = [*describe_findings([findings[0]] * 12)]
     assert many[-1] == "and 2 more, which --page shows"
     assert "more" not in "".join(describe_findings([findings[0]] * 10))
+
+
+def test_a_block_has_no_line_for_the_schema_of_all(
+    tmp_path: Path, letters: dict[str, Letter]
+) -> None:
+    """A second category is everybody's, and an owner's file does not take it."""
+    finding = OneValue("sex", ("west",), value="f", rows=30)
+    assert finding.propose(Field(type="string"), "*") is not None
+    list(write_schema(letters, [finding], tmp_path, {"target": "outcome"}))
+    block = (tmp_path / "clients" / "west.toml").read_text()
+    assert "does nothing mean no?" not in block
+    assert "categories" not in block
 
 
 def test_the_draft_reads_every_hospital_by_its_block(
