@@ -925,6 +925,8 @@ def test_status_says_what_is_refused_and_awaited(
         os.utime(made / "state" / "lock", (5.0, 5.0))
         found = survey(capsys)
         said = captured(capsys, "deploy", "status").out
+        say_now(made, time.time(), **{**about, "versions": {"a": "2.0"}})
+        alike = captured(capsys, "deploy", "status").out
     began = "1970-01-01T00:00:05+00:00"
     assert [found[key] for key in ("started", "version", "refused")] == [
         began,
@@ -947,6 +949,7 @@ def test_status_says_what_is_refused_and_awaited(
         f"  last error of b, 1970-01-02: {reason}",
     } <= {*said.splitlines()}
     assert said.count("version 1.0") == 1  # only of clients that are online
+    assert alike.count("version 2.0") == 1  # only the server's, as the client has the same
     assert re.search(rf"revoked +│ {re.escape(found['clients']['c']['revoked'])} ", said)
     found = survey(capsys)  # the server was killed just now
     assert [found[key] for key in ("started", "version", "refused")] == [None, None, {}]
