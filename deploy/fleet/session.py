@@ -26,7 +26,7 @@ from .lineage import PROCESS_BYTES
 from .messages import BEAT_SECONDS, Start, node_id_of, seconds_left
 from .passing import ANSWER_FILE, Answer, PassedTask
 from .wire_pb2 import Head, Taken
-from .worker import CrashedError, DroppedError, Worker
+from .worker import CrashedError, DroppedError, OwnersLimitError, Worker
 
 # A client logs this with its name once the server has admitted it.
 CONNECTED = "connected as client"
@@ -256,9 +256,10 @@ class Session:
         try:
             answer = self._worker.answer(task, head.id)
         except DroppedError as error:
-            return Answer.failed(
-                ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"the client dropped this work: {error}"
-            )
+            code = ErrorCode.MESSAGE_UNAVAILABLE  # no answer in time, which is no refusal
+            if isinstance(error, OwnersLimitError):
+                code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+            return Answer.failed(code, f"the client dropped this work: {error}")
         except CrashedError as error:
             return Answer.failed(ErrorCode.CLIENT_APP_CRASHED, str(error))
         if answer.state is not None:
@@ -270,7 +271,7 @@ class Session:
         while not done.wait(BEAT_SECONDS):
             reason = self._calls.beat(head.id, head.run)
             if reason:
-                self._worker.drop(head.id, reason)
+                self._worker.drop(head.id, DroppedError(reason))
 
 
 def count_start(state_dir: str) -> Start:

@@ -25,7 +25,11 @@ MAX_ATTEMPTS = 3
 
 
 class DroppedError(Exception):
-    """The work on a message was stopped; the error has the reason."""
+    """The work on a message was stopped since the server no longer wants it; it has the reason."""
+
+
+class OwnersLimitError(DroppedError):
+    """The work on a message took longer than the device's owner allows."""
 
 
 class CrashedError(Exception):
@@ -45,7 +49,7 @@ class Worker:
         self._limit = float(client.limits.get("round-seconds", 0.0))
         # The id of the current message, or "".
         self.working = ""
-        self._reason = ""
+        self._dropped: DroppedError | None = None
         self._ready = False
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -65,7 +69,7 @@ class Worker:
         """
         with self._lock:
             self.working = id
-            self._reason = ""
+            self._dropped = None
         reason = ""
         try:
             for _ in range(MAX_ATTEMPTS):
@@ -75,8 +79,8 @@ class Worker:
                     process = self._process
                     self.end()
                     with self._lock:
-                        if self._reason:
-                            raise DroppedError(self._reason) from None
+                        if self._dropped is not None:
+                            raise self._dropped from None
                     reason = exit_reason(process.returncode if process is not None else 0)
         finally:
             with self._lock:
@@ -85,16 +89,18 @@ class Worker:
             f"the client app's process ended {MAX_ATTEMPTS} times without a reply: {reason}"
         )
 
-    def drop(self, id: str, reason: str) -> None:
+    def drop(self, id: str, error: DroppedError) -> None:
         """Stop the work on a message by ending the process; any thread may call this repeatedly.
+
+        The first error is raised by `answer`.
 
         A process that still loads its libraries is left to finish loading. Otherwise, a device that
         loads them for longer than a message may take would never answer one.
         """
         with self._lock:
-            if id != self.working or self._reason:
+            if id != self.working or self._dropped is not None:
                 return
-            self._reason = reason
+            self._dropped = error
             if self._ready:
                 self._kill()
 
@@ -126,17 +132,17 @@ class Worker:
             loaded = self._wait(self._pipe)
             with self._lock:
                 self._ready = loaded and self._pipe.recv()
-                if self._reason:
-                    raise DroppedError(self._reason)
+                if self._dropped is not None:
+                    raise self._dropped
         send(self._pipe, replace(task, content=Content()), [task.content])
         deadline = time.monotonic() + self._limit
         while not self._wait(self._pipe):
             if self._limit and time.monotonic() > deadline:
-                self.drop(
-                    self.working,
+                error = OwnersLimitError(
                     "it took longer than the owner of this device allows"
-                    f" ({self._limit:g} s, limits.round-seconds)",
+                    f" ({self._limit:g} s, limits.round-seconds)"
                 )
+                self.drop(self.working, error)
         received, (content,) = receive(self._pipe)
         answer: Answer = replace(received, content=content)
         return answer

@@ -46,7 +46,7 @@ from fairbloom.deploy.fleet.port import Port, PortDevice
 from fairbloom.deploy.fleet.runs import DRAIN, MAX_RESTARTS, Order, RunFiles, Runs, submit
 from fairbloom.deploy.fleet.session import KEPT_RUNS, Contexts, KeptReply, Session, count_start
 from fairbloom.deploy.fleet.wire_pb2 import Head, Taken
-from fairbloom.deploy.fleet.worker import DroppedError
+from fairbloom.deploy.fleet.worker import CrashedError, DroppedError, OwnersLimitError
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.recorddict import serialize
 from fairbloom.server import polling
@@ -535,11 +535,28 @@ def test_messages_of_a_run_folder_have_its_group() -> None:
     assert group_of(RecordDict({"config": ConfigRecord({"server-round": 3})}), 3) == ""
 
 
-def test_work_that_fails_is_answered_by_an_error(tmp_path: Path) -> None:
-    def drop(task: PassedTask) -> Answer:
-        raise DroppedError("the run is over")
+def failing(error: Exception) -> FakeWorker:
+    def fail(task: PassedTask) -> Answer:
+        raise error
 
-    assert serve(tmp_path, FakeWorker(drop), received("1")).replies == [("1", b"", 2)]
+    return FakeWorker(fail)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (DroppedError("the message's time is over"), 3),  # as Flower answers a message too late
+        (OwnersLimitError("it took longer than the owner of this device allows"), 2),
+        (CrashedError("the client app's process ended 3 times without a reply"), 8),
+    ],
+)
+def test_work_that_fails_is_answered_by_an_error(
+    tmp_path: Path, error: Exception, code: int
+) -> None:
+    assert serve(tmp_path, failing(error), received("1")).replies == [("1", b"", code)]
+
+
+def test_a_message_of_a_newer_protocol_is_not_worked_on(tmp_path: Path) -> None:
     newer = FakeWorker(lambda task: Answer([b"never"]))
     assert serve(tmp_path, newer, received("2", protocol=PROTOCOL + 1)).replies == [("2", b"", 2)]
     assert newer.asked == []

@@ -28,7 +28,7 @@ from fairbloom.deploy.fleet.mailbox import (
 )
 from fairbloom.deploy.fleet.messages import CHUNK_BYTES
 from fairbloom.deploy.fleet.wire_pb2 import Taken
-from fairbloom.deploy.fleet.worker import DroppedError, Worker
+from fairbloom.deploy.fleet.worker import DroppedError, OwnersLimitError, Worker
 from tests.rounds.test_waits import Day as Clock
 
 from .apps import content_of, task_of, write_app, write_version
@@ -331,7 +331,7 @@ def drop_later(worker: Worker, id: str, seconds: float = 0.0) -> None:
     def drop() -> None:
         wait_until(lambda: worker.working == id)
         time.sleep(seconds)
-        worker.drop(id, "its time is over")
+        worker.drop(id, DroppedError("its time is over"))
 
     threading.Thread(target=drop, daemon=True).start()
 
@@ -359,7 +359,9 @@ def test_a_loading_worker_is_not_ended_with_the_waiting_work(worker: Worker, hom
     loading = worker._process
     assert loading is not None
     assert worker.runs
-    threading.Timer(0.2, worker.drop, ("1/a", "the run is over")).start()  # other work continues
+    threading.Timer(
+        0.2, worker.drop, ("1/a", DroppedError("the run is over"))
+    ).start()  # other work continues
     assert content_of(worker.answer(task_of("reply"), "1/b"))["metrics"]["version"] == 1
     assert worker._process is loading
     worker.end()
@@ -373,6 +375,6 @@ def test_the_owners_limit_ends_work_with_the_setting(
 ) -> None:
     worker = Worker(replace(own_client, limits={"round-seconds": 0.5}))
     write_app(home, {"tried_app.py": ENDLESS})
-    with pytest.raises(DroppedError, match=r"0.5 s, limits\.round-seconds"):
+    with pytest.raises(OwnersLimitError, match=r"0.5 s, limits\.round-seconds"):
         worker.answer(task_of("endless"), "1/a")
     assert not worker.runs
