@@ -7,7 +7,7 @@ fewer rows than the floor, the difference would show them, and the earlier one g
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
@@ -45,6 +45,7 @@ from fairbloom.tables.reasons import DataError
 from fairbloom.tables.schema import EVERY_FILE, Schema, fold, parse_schema, with_files
 from fairbloom.tables.site_table import SiteTable, describe_rows
 from fairbloom.tasks.catalogue import TASKS
+from fairbloom.tasks.sides import keep_columns
 from fairbloom.text import text_if
 
 from ..errors import DeployError
@@ -236,6 +237,15 @@ def send_unknown(client: ClientSettings) -> None:
         {"run": NO_RUN, "asked": "answer", "sent": {"accepts": "unknown"}}, {}
     )
     tell(client, Told(unknown=True))
+
+
+def note_columns(client: ClientSettings, schema: str) -> None:
+    """Keep which columns the device's files have by a schema that is accepted now."""
+    if not client.data_dir or "classes" in counting_keys(schema):
+        return
+    with suppress(DataError):  # which is shown as a fault
+        file = encode_files(_paths_of(client), client.name, _schema_of(client, schema))
+        keep_columns(Path(client.state_dir), file.found)
 
 
 def find_faults(client: ClientSettings, schema: str) -> Sequence[str]:

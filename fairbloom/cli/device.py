@@ -178,7 +178,7 @@ def accept(
     print("\n".join(describe_acceptance(schemas, text, also=also)))
     settings = ClientSettings.of({}, place) if place.suffix == ".toml" else None
     if settings is not None:
-        from fairbloom.deploy.device.profile import find_faults, send_answer
+        from fairbloom.deploy.device.profile import find_faults, note_columns, send_answer
 
         _print_escaped(find_faults(settings, text))
     accepts = yes or typer.confirm(
@@ -186,6 +186,8 @@ def accept(
     )
     if accepts:
         schemas.accept(text, also=also)
+        if settings is not None:
+            note_columns(settings, text)
         print("accepted")
     if settings is not None:
         _tell_server(partial(send_answer, settings, accepts))

@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
+from fairbloom.logs import log
 from fairbloom.tables.encoding import is_missing, is_unknown, read_column, read_columns
 from fairbloom.tables.preprocessing import Preprocessing
 from fairbloom.tables.reading import CellError, ReadTable, columns_by_name
 from fairbloom.tables.schema import SchemaFile
-from fairbloom.text import plural
+from fairbloom.text import join_first, plural
 
 if TYPE_CHECKING:
     import pandas
@@ -58,6 +59,13 @@ def values_of(table: ReadTable, preprocessing: Preprocessing) -> dict[str, NDArr
     if of_columns:
         raise FairbloomError("; ".join(of_columns))
     problems = [(each.line, str(each)) for each in wrong if each.why != "missing"]
+    lacking = [name for name in schema.inputs if not table.own_names(name)]
+    if lacking:
+        log.warning(
+            "%s has no column %s: it is missing in all rows, as training fills it",
+            table.path,
+            join_first(lacking),
+        )
     for name, column in found.items():
         if schema.missing_of(name) == "fill":
             continue

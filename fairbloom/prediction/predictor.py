@@ -162,9 +162,9 @@ class Predictor:
             )
         check_frame("the table", frame)
         own = preprocessing.own
-        columns = {
-            fold(each) for name in preprocessing.dictionary.inputs for each in own.names_of(name)
-        }
+        columns: set[str] = set()
+        for name in preprocessing.dictionary.inputs:
+            columns.update(map(fold, (name, *own.names_of(name))))
         named = [str(name) for name in frame.index.names if name is not None]
         index = [name for name in named if fold(name) in columns]
         if index:

@@ -100,7 +100,7 @@ def describe(
         "clients": summarise_clients(clients),
         "faults": _shorten(faults, MAX_FAULTS, {"client": rest}),
         "columns": [
-            _summarise_column(schema, name, columns_of, about[name])
+            _summarise_column(schema, name, columns_of, about[name], _find_lacking(tables, name))
             for name, columns_of in columns.items()
         ],
         "remarks": [
@@ -276,10 +276,23 @@ def _describe_values(field: Field, values: ColumnValues) -> str:
     return f"{values.min():g} to {values.max():g}"
 
 
+def _find_lacking(tables: Tables, name: str) -> dict[str, int]:
+    """Return the rows of each client that lacks a column: it is missing in all of them."""
+    readable = _read_tables(tables).items()
+    return {client: len(table.rows) for client, table in readable if name not in table.file.found}
+
+
 def _summarise_column(
-    schema: Schema, name: str, columns_of: Mapping[str, ColumnValues], findings: Sequence[Finding]
+    schema: Schema,
+    name: str,
+    columns_of: Mapping[str, ColumnValues],
+    findings: Sequence[Finding],
+    lacking: Mapping[str, int],
 ) -> Row:
-    """Return the row of a column: its kind, and its values at all clients."""
+    """Return the row of a column: its kind, and its values at all clients.
+
+    `lacking` has the number of rows of each client without it.
+    """
     field = schema.fields[name]
     # no file may have the column, which the schema fills
     together = np.concatenate([*columns_of.values()]) if columns_of else np.array([], np.int32)
@@ -293,6 +306,10 @@ def _summarise_column(
         held = join_first([f"{field.categories[place]}: {counts[place]:,}" for place in places], 6)
     elif len(values):
         held += f", median {np.median(values):g}"
+    if not columns_of:
+        held = "no such column"
+    elif lacking:
+        held = f"{held}; not at {join_first([*lacking], SHOWN)}"
     if name == schema.target:
         kind = f"target, {kind}"
     elif name not in schema.inputs:
@@ -305,7 +322,7 @@ def _summarise_column(
         "column": name,
         "kind": kind,
         "values": held,
-        "missing": int(is_missing(together).sum()),
+        "missing": int(is_missing(together).sum()) + sum(lacking.values()),
         "stands out": text_if(standing_out, join_names(standing_out)),
         **({"too few rows": join_names(untold)} if untold else {}),
     }

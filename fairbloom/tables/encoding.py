@@ -113,7 +113,8 @@ def read_columns(
             )
         )
     own_names = chain(*map(table.file.names_of, (*schema.fields, schema.unit)))
-    known = {fold(name) for name in (*schema.ignore, *schema.fields, schema.client, *own_names)}
+    ignored = (*schema.ignore, *table.file.ignore)
+    known = {fold(name) for name in (*ignored, *schema.fields, schema.client, *own_names)}
     if names is not None:  # new data may have the target, by any client's name of it
         for file in schema.files.values():
             known.update(map(fold, file.names_of(schema.target)))
@@ -141,7 +142,10 @@ def _explain_strange(
     own = lacking[0] if len(lacking) == 1 else "NAME"
     this = f"{client_of(table.file.key)}/{table.path.name}"
     for name in strange[:MAX_FAULTS]:
-        remedy = f"{did_you_mean(name, schema.fields)}add it to fields, or to ignore"
+        remedy = (
+            f"{did_you_mean(name, schema.fields)}add it to fields, or to ignore, of all clients or"
+            f" under [files.{table.file.key!r}]"
+        )
         if lacking:
             remedy = (
                 f"if it is {join_first(lacking, 3)}, say fields.{own}.name ="

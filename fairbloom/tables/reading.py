@@ -134,8 +134,17 @@ class ReadTable:
         return self.columns.get(self.by_name.get(fold(name), ""))
 
     def own_names(self, name: str) -> list[str]:
-        """Return the client's names of a column of the schema that the table has, as it has."""
-        folded = dict.fromkeys(map(fold, self.file.names_of(name)))
+        """Return the client's names of a column of the schema that the table has, as it has.
+
+        A table with none of them may have the schema's own name, unless it means another column.
+        """
+        found = self._find_names(self.file.names_of(name))
+        if found or self.file.means_other(name):
+            return found
+        return self._find_names([name])
+
+    def _find_names(self, names: Sequence[str]) -> list[str]:
+        folded = dict.fromkeys(map(fold, names))
         return [self.by_name[each] for each in folded if each in self.by_name]
 
     def column_name(self, name: str) -> str:

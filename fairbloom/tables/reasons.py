@@ -63,7 +63,8 @@ REASONS = {
     "no-column": "it has no column {column}, which the schema names",
     "two-names": "it has two columns that the schema calls {column}: remove one",
     "strange-columns": (
-        "it has columns that the schema does not name ({columns}): add them to ignore"
+        "it has columns that the schema does not name ({columns}): add them to ignore, or its"
+        " owner does so under [files.'*'] in owner.toml"
     ),
     "no-number": (
         "{position}, column {column} is not a number, as the schema says: its own log says what"

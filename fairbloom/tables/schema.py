@@ -310,7 +310,8 @@ class SchemaFile(_Table):
 
     Keys that are missing are inferred from the file. `headerRows` has the line, or the row of a
     sheet, that names the columns: those above it are not read, nor are those that begin with
-    `commentChar`. `sheet` is the name of a workbook's sheet.
+    `commentChar`. `sheet` is the name of a workbook's sheet. The file may also have the columns to
+    `ignore`.
     """
 
     delimiter: Literal[",", ";", "\t", "|"] | None = None
@@ -322,6 +323,7 @@ class SchemaFile(_Table):
     ] = (1,)
     commentChar: str = ""  # noqa: N815
     sheet: str = ""
+    ignore: tuple[str, ...] = ()
     fields: Mapping[str, FileField] = {}
     _key: str = PrivateAttr("")
 
@@ -346,6 +348,11 @@ class SchemaFile(_Table):
     def names_of(self, name: str) -> tuple[str, ...]:
         """Return the client's names of a column of the schema, of which each file has one."""
         return self.field(name).name or (name,)
+
+    def means_other(self, name: str) -> bool:
+        """Return whether a column's name in the schema is the client's name of another one."""
+        others = [about for other, about in self.fields.items() if other != name]
+        return any(fold(name) in map(fold, about.name) for about in others)
 
 
 class Schema(_Table):
@@ -705,6 +712,7 @@ def _find_wrong_file(
         yield (
             f"groupChar = {about.groupChar!r}: it is the decimal mark, too: choose one of the two"
         )
+    yield from _find_wrong_ignored(schema, about)
     for name in about.fields.keys() - {*schema.fields, schema.unit}:
         yield f"fields.{name}: {did_you_mean(name, schema.fields)}it must be one of the fields"
     for name in about.fields.keys() & schema.fields:
@@ -714,6 +722,21 @@ def _find_wrong_file(
             yield f"fields.{name}.{fault}"
         if categories and (own.unit, own.factor, own.offset) != ("", 1.0, 0.0):
             yield f"fields.{name}: it has categories: leave unit, factor and offset out"
+
+
+def _find_wrong_ignored(schema: Schema, about: SchemaFile) -> Iterator[str]:
+    """Yield the columns that a file's table ignores, and that are read."""
+    if not about.ignore:
+        return
+    read = {*map(fold, (*schema.fields, schema.unit, schema.client))}
+    for own in about.fields.values():
+        read.update(map(fold, own.name))
+    for name in about.ignore:
+        if fold(name) in read:
+            yield (
+                f"ignore = {name!r}: it is read as one of the fields, the unit or the client: leave"
+                " it out"
+            )
 
 
 def _find_wrong_positive(positive: str, classes: Sequence[str]) -> str:

@@ -30,7 +30,7 @@ from fairbloom.tables.sizes import Row
 from fairbloom.text import join_first, plural, text_if
 
 from .partition import MIN_EXAMPLES, Parts, splits_of
-from .sides import count_missing, split_by_sides
+from .sides import count_missing, split_by_sides, warn_of_lost_columns
 from .targets import Target, as_targets
 from .task import Setup, Splits
 
@@ -164,6 +164,7 @@ class FileClients:
             count = len(np.unique(units[self.rows[client]]))
         # No unit is split, and shares count units.
         unit = self.encoded.schema.unit
+        warn_of_lost_columns(self.encoded.found, self.encoded.schema, self._setup)
         parts, version = split_by_sides(
             len(firsts), self._setup, client, lambda: self._contents(usable[firsts]), unit
         )

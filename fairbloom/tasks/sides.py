@@ -7,7 +7,7 @@ a digest under its own secret. With a schema's unit, the same holds of units in 
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
@@ -18,6 +18,9 @@ from blake3 import blake3
 from fairbloom.errors import ReportableError
 from fairbloom.logs import log
 from fairbloom.system.versions import FOLDER, read_kept, secret_of, write_kept
+from fairbloom.tables.schema import Schema
+from fairbloom.tables.toml import write_key
+from fairbloom.text import join_first
 
 from .partition import Parts, split
 from .task import Setup
@@ -31,6 +34,10 @@ LOSS = (
 )
 
 COUNT_LOSS = "it only has numbers of rows: delete it"
+
+# The file of the columns that a device's data have had, beside the sides.
+COLUMNS = "columns"
+COLUMNS_LOSS = "it only has names of columns: delete it"
 
 
 class DeviceSetup(Setup):
@@ -130,6 +137,41 @@ def count_missing(count: int, setup: Setup, client: str, unit: str = "") -> int:
                 now,
             )
     return max(0, now - count)
+
+
+def warn_of_lost_columns(found: Collection[str], schema: Schema, setup: Setup) -> None:
+    """Warn of columns that a device's data had, and do not have any more.
+
+    `found` are the schema's columns that they have. The device keeps which they had since a schema
+    was accepted.
+    """
+    if not isinstance(setup, DeviceSetup):
+        return
+    folder = Path(setup.state_dir)
+    had = read_columns(folder)
+    lost = [name for name in schema.fields if name in had and name not in found]
+    if lost:
+        log.warning(
+            "no file has the column %s any more, so that it is missing in all rows: if it has"
+            ' another name now, say fields.%s.name under [files."*"] in owner.toml. To go on'
+            " without it, accept the schema again",
+            join_first(lost),
+            write_key(lost[0]),
+        )
+    if setup.writes and not had.issuperset(found):
+        keep_columns(folder, had.union(found))
+
+
+def read_columns(folder: Path) -> set[str]:
+    """Return the columns that a device's data had, by its state folder."""
+    content = read_kept(folder / FOLDER / COLUMNS, secret_of(folder), COLUMNS_LOSS)
+    return {*json.loads(content or "[]")}
+
+
+def keep_columns(folder: Path, names: Collection[str]) -> None:
+    """Keep in a device's state folder the columns that its data have."""
+    content = json.dumps(sorted(names)).encode()
+    write_kept(folder / FOLDER / COLUMNS, content, secret_of(folder))
 
 
 def assign(

@@ -187,5 +187,8 @@ def test_a_node_with_a_bad_file_is_named_with_the_reason(there: Deployment, out:
     there.submit({**SETTINGS, "num-rounds": 2, "fraction": 1.0, "out": str(out)})
     rows = rounds(out)
     assert [row["replies_used"] for row in rows] == ["3", "3"]
-    reason = "it has columns that the schema does not name (1): add them to ignore"
+    reason = (
+        "it has columns that the schema does not name (1): add them to ignore, or its owner does so"
+        " under [files.'*'] in owner.toml"
+    )
     assert all(row["refused"].startswith("va: ") and reason in row["refused"] for row in rows), rows

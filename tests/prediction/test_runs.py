@@ -523,6 +523,17 @@ def test_numbers_far_beyond_training_are_marked(
     assert "far_beyond_training" not in together.predict(pandas.DataFrame(patients(1, 4)))
 
 
+def test_a_filled_column_that_new_data_lack_is_said(
+    together: fairbloom.Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = patients(1, 4)
+    predictor = load_predictor(together.folder)
+    predicted(predictor, rows, tmp_path)
+    assert "has no column" not in caplog.text
+    predicted(predictor, rows, tmp_path, tuple(name for name in COLUMNS if name != "dose"))
+    assert "has no column dose: it is missing in all rows" in caplog.text
+
+
 @pytest.mark.parametrize("name", [*(f"probability_{each}" for each in CLASSES)])
 def test_a_data_frame_is_predicted_as_its_file(
     run: fairbloom.Run, tmp_path: Path, name: str

@@ -26,7 +26,7 @@ from fairbloom.tasks.columns import ENDINGS
 from fairbloom.tasks.loading import digests
 from tests.tasks.made import everything
 
-from .helpers import SCHEMA, config, csv_of, inferred, load, schema_with
+from .helpers import SCHEMA, config, csv_of, inferred, load, refused_with, schema_with
 from .workbooks import write_workbook
 
 FILLED = schema_with(('target = "target"', 'target = "target"\nmissing = "fill"'))
@@ -261,6 +261,65 @@ def test_two_names_of_a_column_in_one_file_are_a_fault(tmp_path: Path) -> None:
     assert said
     mended = f'ignore = ["dose_mg"]{SCHEMA}{own}[files."{said[1]}"]\nfields.dose.name = "dose"\n'
     assert without_faults(there, mended)
+
+
+OWN_NAME = '\n[files."*"]\nfields.dose.name = "dose_mg"\n'
+
+
+def test_the_schemas_own_name_is_read_beside_a_stated_one(tmp_path: Path) -> None:
+    """Last year's file has the client's name of a column, this year's has the schema's."""
+    there = write(tmp_path, coban__1=RENAMED[1], coban__2=csv_of(20), lund=csv_of(20, 2))
+    one = write(tmp_path / "one", coban__1=csv_of(20, 1), coban__2=csv_of(20), lund=csv_of(20, 2))
+    assert without_faults(there, FILLED + OWN_NAME)
+    assert inputs_of(there, FILLED + OWN_NAME, "coban") == inputs_of(one, FILLED, "coban")
+
+
+def test_a_name_that_means_another_column_is_not_read(tmp_path: Path) -> None:
+    """A file without `dose_mg` has `dose`, which its client says is `age`."""
+    mixed = f'{OWN_NAME}fields.age.name = "dose"\n'
+    table = csv_of(20).replace("age,dose", "ignored,dose")
+    there = write(tmp_path, a=table, b=csv_of(20, 2).replace("age,dose", "dose,dose_mg"))
+    schema = parse_schema(f'ignore = ["ignored"]\n{FILLED}{mixed}')
+    file = encode_files(files_in(str(there), ENDINGS)["a"], "a", schema)
+    assert "dose" not in file.found
+    assert np.isnan(file.columns["dose"]).all()
+    doses = [float(line.split(",")[1]) for line in table.splitlines()[1:]]
+    np.testing.assert_array_equal(file.columns["age"], doses)
+
+
+def test_a_filled_column_that_no_file_has_is_said(tmp_path: Path) -> None:
+    there = write(tmp_path, a=csv_of(20, columns="age,ward,target"), b=csv_of(30, 2))
+
+    def row() -> dict[str, object]:
+        settings = RunSettings.of(config(there, FILLED))
+        rows = describe_data(settings, every=False)["columns"]
+        return next(each for each in rows if each["column"] == "dose")
+
+    assert row()["missing"] == 20
+    assert str(row()["values"]).endswith("; not at a")
+    write(there, a=csv_of(20))
+    assert row()["missing"] == 0
+    assert "not at" not in str(row()["values"])
+
+
+def test_a_client_ignores_a_column_of_its_own(tmp_path: Path) -> None:
+    names, *lines = csv_of(20).splitlines()
+    wider = "\n".join([f"{names},bmi", *(f"{line},27" for line in lines)])
+    there = write(tmp_path, a=wider, b=csv_of(20, 2))
+    (fault,) = faults_of(there, SCHEMA)
+    said = re.search(r"ignore, .* or under (\[files\.'.*'\])", str(fault["remedy"]))
+    assert said
+    assert without_faults(there, f'{SCHEMA}{said[1]}\nignore = ["bmi"]\n')
+    write(there, b=wider)  # which another client has to say for itself
+    assert faults_of(there, f'{SCHEMA}{said[1]}\nignore = ["bmi"]\n')
+
+
+@pytest.mark.parametrize("name", ["Age", "person", "dose_mg"])
+def test_what_is_read_is_not_ignored(name: str) -> None:
+    text = f'unit = "person"\n{SCHEMA}{OWN_NAME}'
+    assert parse_schema(f'{text}ignore = ["bmi"]\n').files["*"].ignore == ("bmi",)
+    with refused_with("files.*.ignore = ", "it is read as one of the fields"):
+        parse_schema(f'{text}ignore = ["{name}"]\n')
 
 
 def test_a_unit_may_be_that_of_one_file(tmp_path: Path) -> None:

@@ -16,9 +16,19 @@ from fairbloom.errors import FairbloomError
 from fairbloom.protocol.names import DEPLOYED, ONE_CLIENT, SIDES_IN
 from fairbloom.protocol.settings import RunSettings
 from fairbloom.system.versions import FOLDER, NAME
+from fairbloom.tables.schema import parse_schema
 from fairbloom.tasks import load_task
 from fairbloom.tasks.partition import Parts, split
-from fairbloom.tasks.sides import DeviceSetup, Sides, assign, count_missing, split_by_sides
+from fairbloom.tasks.sides import (
+    DeviceSetup,
+    Sides,
+    assign,
+    count_missing,
+    keep_columns,
+    split_by_sides,
+    warn_of_lost_columns,
+)
+from fairbloom.tasks.task import Setup
 
 SCHEMA = """
 target = "ill"
@@ -338,6 +348,31 @@ def test_fewer_rows_than_before_are_said_once(
     assert count(30, seed=5, writes=False) == 10
     assert [count(50), count(50, writes=False)] == [0, 0]
     assert len(caplog.records) == 1
+
+
+def test_a_column_that_is_gone_is_said_until_accepted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    schema = parse_schema(SCHEMA)
+
+    def count_said(*found: str, **changes: Any) -> int:
+        caplog.clear()
+        warn_of_lost_columns(found, schema, setup_in(tmp_path, **changes))
+        return len(caplog.records)
+
+    assert count_said("age") == 0
+    assert count_said("ward", writes=False) == 1
+    assert count_said("age") == 0  # a column that was never there
+    assert count_said("age", "ward") == 0
+    assert [count_said("age") for _ in range(2)] == [1, 1]
+    (said,) = caplog.messages
+    assert "no file has the column ward any more" in said
+    keep_columns(tmp_path, ["age"])  # as accepting the schema again does
+    assert count_said("age") == 0
+    keep_columns(tmp_path, ["age", "no field"])
+    assert count_said("age") == 0
+    warn_of_lost_columns((), schema, Setup())
+    assert not caplog.records
 
 
 def test_only_rows_that_a_file_lacks_are_missing(tmp_path: Path) -> None:
