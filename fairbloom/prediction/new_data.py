@@ -12,10 +12,12 @@ from torch import Tensor, from_numpy
 from fairbloom import tables
 from fairbloom.client.training import EVALUATION_BATCH
 from fairbloom.errors import FairbloomError
+from fairbloom.logs import log
 from fairbloom.tables.folders import count_endings, is_visible
-from fairbloom.tables.preprocessing import ARRAYS, TABLE, Preprocessing
+from fairbloom.tables.moved import find_moved
+from fairbloom.tables.preprocessing import ARRAYS, NUMBER, TABLE, Preprocessing
 from fairbloom.tables.reading import ReadTable
-from fairbloom.tables.schema import Decimal
+from fairbloom.tables.schema import EVERY_FILE, Decimal
 from fairbloom.tasks.images import PICTURES, find_unfit, image_inputs
 from fairbloom.text import join_first
 
@@ -54,6 +56,7 @@ def read_new_data(
 def data_of_table(table: ReadTable, preprocessing: Preprocessing) -> NewData:
     """Return the new data in the rows of a table."""
     values = values_of(table, preprocessing)
+    _warn_of_moved(table, values, preprocessing)
 
     def batch(start: int) -> Tensor:
         chosen = {name: each[start : start + EVALUATION_BATCH] for name, each in values.items()}
@@ -71,6 +74,20 @@ def data_of_table(table: ReadTable, preprocessing: Preprocessing) -> NewData:
         true_values_of(table, preprocessing),
         "utf-8" if is_plain and table.path.suffix.lower() != ".xlsx" else "utf-8-sig",
     )
+
+
+def _warn_of_moved(
+    table: ReadTable, values: Mapping[str, NDArray[Any]], preprocessing: Preprocessing
+) -> None:
+    """Log the columns that seem to be in another unit than in training."""
+    # no key under `files` means a data frame
+    key = f"{EVERY_FILE}/{table.path.name}" if table.path.suffix else ""
+    for column in preprocessing.columns:
+        if column.kind == NUMBER and column.name not in preprocessing.per_client:
+            training = (column.center, column.scale)
+            moved = find_moved(column.name, values[column.name], training)
+            if moved is not None:
+                log.warning("%s: %s", table.path, moved.say(table.file.field(column.name), key))
 
 
 def _read_arrays(path: Path, preprocessing: Preprocessing) -> NewData:

@@ -2,7 +2,6 @@
 
 import csv
 import sys
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from io import StringIO
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fairbloom.client.guard.evaluated_model import describe_kept, find_model
-from fairbloom.client.states import ClientStates, folder_of
+from fairbloom.client.states import ClientStates, folder_of, state_folder
 from fairbloom.client.training import EVALUATION_BATCH, outputs_of, seeded
 from fairbloom.errors import MAX_LISTED, FairbloomError, did_you_mean, join_names
 from fairbloom.imports import only_trusted_imports
@@ -46,9 +45,12 @@ from fairbloom.server.run_folder.files import (
 from fairbloom.server.run_folder.tables import escape_formula
 from fairbloom.system.files import write_whole
 from fairbloom.system.versions import Versions
+from fairbloom.tables.encoding import Moments
 from fairbloom.tables.frames import check_frame
+from fairbloom.tables.moved import join_moments
 from fairbloom.tables.preprocessing import (
     MAX_INPUT,
+    NUMBER,
     TABLE,
     Predictions,
     Preprocessing,
@@ -73,10 +75,6 @@ LAST, BEST_MODEL, PERSONAL_MODEL = MODELS = ("last", "best", "personal")
 
 # The column of predictions that names a row's numbers far beyond the training numbers.
 CLIPPED = "far_beyond_training"
-
-# Deviations from the mean of training, beyond which most of at least so many rows are named.
-FAR = 5.0
-FEWEST_FAR = 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,19 +253,15 @@ class Predictor:
         preprocessing = self._preprocessing()
         predictions: list[Predictions] = []
         clipped: list[NDArray[Any]] = []
-        far = Counter[str]()
         for batch in source.batches:
             predictions.append(preprocessing.decode(self.outputs(batch)))
             if preprocessing.form == TABLE:
                 clipped.append(_name_clipped(preprocessing, batch.numpy()))
-                beyond = find_beyond(preprocessing.columns, batch.numpy(), FAR)
-                far.update({name: len(rows) for name, rows in beyond.items()})
         target = preprocessing.target or "target"
         columns = {} if source.truth is None else {f"true_{target}": source.truth}
         columns[f"predicted_{target}"] = np.concatenate(
             [prediction.values for prediction in predictions]
         )
-        _warn_of_far(far, len(columns[f"predicted_{target}"]))
         if preprocessing.classes:
             names = [f"probability_{name}" for name in preprocessing.classes]
             probabilities = np.concatenate([prediction.probabilities for prediction in predictions])
@@ -289,23 +283,6 @@ class Predictor:
                 f"there is a column {clash[0]!r} already, as a prediction is called: rename it"
             )
         return columns
-
-
-def _warn_of_far(far: Mapping[str, int], count: int) -> None:
-    """Log the columns in which most of the rows, if there are enough, are unlike training rows.
-
-    `far` has the number of such rows by column, `count` is that of all rows.
-    """
-    for name, rows in far.items():
-        if count >= FEWEST_FAR and 2 * rows > count:
-            log.warning(
-                "column %r: %d of %d numbers are more than %g deviations away from the mean of"
-                " training: check its unit; the schema can say a client's factor, under [files]",
-                name,
-                rows,
-                count,
-                FAR,
-            )
 
 
 def _name_clipped(preprocessing: Preprocessing, inputs: NDArray[np.float32]) -> NDArray[Any]:
@@ -567,6 +544,34 @@ def _own_preprocessing(folder: Path, own: Path, client: str) -> Preprocessing:
         f"the means and deviations of client {client} are not in {folder}: predict on its own"
         " device, or restore the folder clients from a copy"
     )
+
+
+def find_training(folder: Path, client: str) -> dict[str, Moments]:
+    """Return mean and deviation of a table's columns of numbers in training, by name.
+
+    `folder` is a run folder, or a device's model. Where clients have their own, they are the
+    client's if it took part, else those of all clients, each counted once. A column of which only
+    devices know them is left out.
+    """
+    kept = read_kept(folder)
+    if kept:
+        states = folder.parent / str(kept["states"])
+    else:
+        settings = settings_in(folder)
+        place = settings.get("state-dir") or str(PERSONAL.path_in(folder))
+        states = state_folder(RunSettings.of({**settings, "state-dir": place})) or folder
+    preprocessing = PREPROCESSING.read(states) or PREPROCESSING.read(folder)
+    if preprocessing is None or preprocessing.form != TABLE:
+        return {}
+    found: dict[str, Moments] = {}
+    for column in preprocessing.columns:
+        if column.kind == NUMBER and column.name not in preprocessing.per_client:
+            found[column.name] = (column.center, column.scale)
+    moments = preprocessing.moments
+    clients = [moments[client]] if client in moments else [*moments.values()]
+    for place, name in enumerate(preprocessing.per_client if clients else ()):
+        found[name] = join_moments(np.array([each[place] for each in clients]))
+    return found
 
 
 def _personal_arrays(

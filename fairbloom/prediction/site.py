@@ -19,11 +19,29 @@ from fairbloom.protocol.settings import SETTINGS, RunSettings
 from fairbloom.protocol.terms import Terms
 from fairbloom.server.run_folder.files import is_finished
 from fairbloom.tables import DataError
-from fairbloom.tables.schema import client_of, parse_schema, with_files, without_client
+from fairbloom.tables.encoding import Moments, encode_files
+from fairbloom.tables.folders import files_in
+from fairbloom.tables.moved import find_moved
+from fairbloom.tables.schema import (
+    client_of,
+    key_of_client,
+    parse_schema,
+    with_files,
+    without_client,
+)
 from fairbloom.tasks import find_task, load_task
+from fairbloom.tasks.columns import ENDINGS
 from fairbloom.tasks.score import decide_score
+from fairbloom.text import text_if
 
-from .predictor import check_made_of, global_arrays, read_kept, schema_in, settings_in
+from .predictor import (
+    check_made_of,
+    find_training,
+    global_arrays,
+    read_kept,
+    schema_in,
+    settings_in,
+)
 
 MODELS = ("last", "best")
 
@@ -94,6 +112,7 @@ def evaluate_site(run: Path, data_dir: str, client: str, model: str) -> SiteScor
     except FairbloomError as error:
         raise FairbloomError(f"the data of {name} do not fit the run in {run}: {error}") from error
     check_made_of(run, local.task)
+    _warn_of_moved(local, data_dir, find_training(run, client))
     state = {each: torch.as_tensor(np.array(array)) for each, array in arrays.items()}
     found = evaluate_client(local, state, Terms(server_round=1))
     count = int(found[NUM_EXAMPLES])
@@ -109,6 +128,29 @@ def evaluate_site(run: Path, data_dir: str, client: str, model: str) -> SiteScor
         interval = ACCURACY.shown(float(wilson.low)), ACCURACY.shown(float(wilson.high))
     trained = len(local.splits.train)
     return SiteScores(name, trained, count, scores, values, interval, _find_only_class(local))
+
+
+def _warn_of_moved(local: LocalClient, data_dir: str, training: Mapping[str, Moments]) -> None:
+    """Log the columns of a site that seem to be in another unit than in training.
+
+    Without a `data_dir`, the data are the run's own.
+    """
+    if not data_dir or local.settings.task != "csv":
+        return
+    setup = local.settings
+    schema = parse_schema(setup.schema_)
+    files = files_in(setup.data_dir, ENDINGS)
+    paths = next(iter(files.values())) if schema.client else files[local.key]
+    file = encode_files(paths, paths[0].stem if schema.client else local.key, schema)
+    key = key_of_client(local.key, paths[0].name)
+    for name, moments in training.items():
+        values = file.columns[name]
+        if file.rows is not None:
+            values = values[file.rows[local.key]]
+        moved = find_moved(name, values, moments)
+        if moved is not None:
+            own = schema.file(paths[0].name, local.key).field(name)
+            log.warning("%s: %s", local.key, moved.say(own, text_if(file.rows is None, key)))
 
 
 def _find_only_class(local: LocalClient) -> str:

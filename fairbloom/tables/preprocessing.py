@@ -150,19 +150,16 @@ def encode_groups(schema: Schema, columns: Mapping[str, NDArray[Any]]) -> Tensor
 
 
 def find_beyond(
-    columns: Sequence[InputColumn], inputs: NDArray[np.float32], limit: float = MAX_INPUT
+    columns: Sequence[InputColumn], inputs: NDArray[np.float32]
 ) -> dict[str, NDArray[np.intp]]:
-    """Return the rows of `inputs` in which a column's number is at the limit or beyond, by name.
-
-    Numbers are cut off at MAX_INPUT.
-    """
+    """Return the rows of `inputs` in which a column's number is cut off at MAX_INPUT, by name."""
     starts = np.cumsum([0, *(column.width for column in columns)])
     numbers = {
         column.name: int(start)
         for column, start in zip(columns, starts, strict=False)
         if column.kind == NUMBER
     }
-    is_beyond = np.abs(inputs[:, [*numbers.values()]]) >= limit
+    is_beyond = np.abs(inputs[:, [*numbers.values()]]) >= MAX_INPUT
     return {
         name: np.flatnonzero(each)
         for name, each in zip(numbers, is_beyond.T, strict=True)

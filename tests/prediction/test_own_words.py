@@ -156,9 +156,16 @@ def test_without_a_client_such_data_are_refused(runs: list[fairbloom.Run]) -> No
     [
         # The mean of training is 50, its deviation 20.
         ([151.0] * 11 + [50.0] * 9, True),
-        ([151.0] * 10 + [149.0] * 10, False),
+        ([151.0] * 10 + [50.0] * 10, False),
+        ([151.0] * 20, True),
         ([151.0] * 19, False),
+        ([149.0] * 20, False),  # a property of the site
         ([50.0 - 101.0] * 20, True),
+        ([91.0] * 10 + [92.0] * 9 + [50.0], True),
+        ([91.0] * 9 + [92.0] * 9 + [50.0] * 2, False),
+        ([91.0] * 10 + [9.0] * 10, False),
+        ([9.0] * 10 + [8.0] * 10, True),
+        ([89.0] * 10 + [88.0] * 10, False),
     ],
 )
 def test_rows_unlike_the_training_rows_are_said(

@@ -66,6 +66,30 @@ def test_a_new_hospital_is_put_beside_the_runs_clients(there: Path) -> None:
     assert by_file.values == found.values
 
 
+def test_a_site_in_another_unit_is_named_with_its_line(
+    there: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its own means and deviations hide the unit from its scores, and not from the run's."""
+    settings = {**CONFIG.read(there / "run").settings, "schema": SCHEMA.read(there / "run")}
+    task = load_task({**settings, "data-dir": str(there / "hospitals")})
+    of_device = tmp_path / "kept"
+    arrays = MODEL.read(there / "run")
+    keep_model(of_device, RunSettings.of(settings), task, "h1", arrays, ROUNDS, "global")
+    header, *lines = (there / "new" / "newtown.csv").read_text().splitlines()
+    cells = [line.split(",") for line in lines]
+    changed = [",".join([age, f"{float(bp) / 7.5006:.2f}", *rest]) for age, bp, *rest in cells]
+    (tmp_path / "kpa").mkdir()
+    (tmp_path / "kpa" / "kpa.csv").write_text("\n".join([header, *changed]) + "\n")
+    for run in (there / "run", of_device):
+        fairbloom.evaluate(run, data_dir=there / "new")
+        assert "unit of training" not in caplog.text
+        fairbloom.evaluate(run, data_dir=tmp_path / "kpa")
+        (said,) = [each for each in caplog.messages if "unit of training" in each]
+        assert "'bp'" in said
+        assert 'fields.bp.factor = 7.501 under [files."kpa.csv"]' in said
+        caplog.clear()
+
+
 def test_a_client_not_in_training_is_measured_as_in_the_run(there: Path, tmp_path: Path) -> None:
     out = run_hospitals(there / "hospitals", tmp_path / "run", **{"held-out-clients": 0.5})
     held_out = fairbloom.load(out).held_out()
