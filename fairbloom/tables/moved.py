@@ -136,7 +136,7 @@ def find_moved(name: str, values: NDArray[np.float64], training: Moments) -> Mov
         ways = _explain(name, moments, training)
     if far < NEARLY_ALL * len(numbers) and 2 * beyond <= len(numbers) and not ways:
         return None
-    return Moved(name, max(far, beyond), len(numbers), ways)
+    return Moved(name, int(max(far, beyond)), len(numbers), ways)
 
 
 def _explain(name: str, moments: Moments, training: Moments) -> tuple[Conversion, ...]:
