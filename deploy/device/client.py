@@ -36,7 +36,7 @@ PATHS = ("ca", "key", "certificate", "data-dir", "state-dir")
 KINDS: Mapping[str, type] = {
     **dict.fromkeys((*NEEDED, "data-dir", "app", "unit"), str),
     "partition-id": int,
-    "allow": list,
+    **dict.fromkeys(("allow", "not-persons"), list),
     **dict.fromkeys(("limits", "files", "node-config"), dict),
 }
 
@@ -57,7 +57,8 @@ class ClientSettings:
 
     `name` is the name in the certificate. `data_dir` is "" without a folder of data; a run can set
     neither `data_dir` nor `state_dir`. `unit` is the column of each row's person, "row" if each row
-    is another one, "" if the owner has not said so. `limits`: see `client.guard.limits.Limits`.
+    is another one, "" if the owner has not said so. The columns `not_persons` repeat, and name no
+    person. `limits`: see `client.guard.limits.Limits`.
     `files` are the tables of a schema that describe the format of the device's files.
     """
 
@@ -71,6 +72,7 @@ class ClientSettings:
     data_dir: str = ""
     app: str = APP
     unit: str = ""
+    not_persons: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
     limits: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, Any] = field(default_factory=dict)
@@ -154,9 +156,11 @@ class ClientSettings:
             if merged.get(key):
                 place = expand_home(merged[key])
                 merged[key] = str(place.absolute())
-        if not all(isinstance(value, str) for value in merged.get("allow", [])):
-            raise DeployError(f"allow = {merged['allow']!r}: it must be a list of texts")
-        merged["allow"] = tuple(merged.get("allow", []))
+        for key in ("allow", "not-persons"):
+            texts = merged.get(key, [])
+            if not all(isinstance(value, str) for value in texts):
+                raise DeployError(f"{key} = {texts!r}: it must be a list of texts")
+            merged[key] = tuple(texts)
         client = cls(**{key.replace("-", "_"): value for key, value in merged.items()})
         client.check_files()
         return replace(client, name=read_name(client.certificate))

@@ -27,7 +27,7 @@ from fairbloom.system.versions import FOLDER, read_kept, secret_of, write_kept
 from fairbloom.tables.comparison import compare
 from fairbloom.tables.encoding import encode_files
 from fairbloom.tables.folders import files_in, place_of
-from fairbloom.tables.identifiers import NAMED, rows_of_units
+from fairbloom.tables.identifiers import may_name_persons
 from fairbloom.tables.inference import survey_files
 from fairbloom.tables.letters import (
     MIN_FLOOR,
@@ -36,14 +36,15 @@ from fairbloom.tables.letters import (
     SiteTables,
     count_changed,
     decode_letter,
-    describe,
+    describe_own,
     encode_letter,
     letter_of,
 )
 from fairbloom.tables.reading import ReadTable, read
 from fairbloom.tables.reasons import DataError
-from fairbloom.tables.schema import EVERY_FILE, Schema, fold, parse_schema, with_files
+from fairbloom.tables.schema import Schema, fold, parse_schema, with_files
 from fairbloom.tables.site_table import SiteTable, describe_rows
+from fairbloom.tables.toml import quote
 from fairbloom.tasks.catalogue import TASKS
 from fairbloom.tasks.sides import keep_columns
 from fairbloom.text import text_if
@@ -111,18 +112,23 @@ def show_site(client: ClientSettings, site: SiteTables) -> Iterator[str]:
     """Yield lines on what the tables hold and may have wrong, for their owner's eyes only."""
     profiles = site.profile()
     fields = {name: {client.name: each} for name, each in profiles.items()}
-    yield from describe(compare(fields), EVERY_FILE)
+    yield from describe_own(compare(fields))
     for name, column in profiles.items():
         if column.identifier:
             yield f"{name}: it seems to name persons, rows or dates"
     if client.unit in ("", ROW):
-        for name, cells in site.columns.items():
-            may_name = profiles[name].identifier or NAMED.fullmatch(name)
-            if may_name and rows_of_units(name, cells):
-                yield (
-                    f"{name}: several rows have the same value: if it names a person, write unit ="
-                    f' "{name}" at the top of owner.toml'
-                )
+        for name in _find_persons(client, site):
+            yield (
+                f"{name}: several rows have the same value: if it names a person, write unit ="
+                f" {quote(name)} at the top of owner.toml; if not, not-persons = {quote([name])}"
+            )
+
+
+def _find_persons(client: ClientSettings, site: SiteTables) -> list[str]:
+    """Return the columns that may name persons with several rows, except `not-persons`."""
+    known = {*map(fold, client.not_persons)}
+    found = [name for name, cells in site.columns.items() if may_name_persons(name, cells)]
+    return [name for name in found if fold(name) not in known]
 
 
 def choose_letter(client: ClientSettings, site: SiteTables, day: str) -> SentLetter:
@@ -131,7 +137,7 @@ def choose_letter(client: ClientSettings, site: SiteTables, day: str) -> SentLet
     Raise FairbloomError if none may leave.
     """
     _count_sent(client)
-    _check_unit(client)
+    _check_unit(client, site)
     floor = max(Limits.of(client.limits).min_rows, MIN_FLOOR)
     letter = letter_of(site, client.name, day, floor, client.unit)
     decode_letter(encode_letter(letter))  # what the server would refuse does not leave
@@ -283,12 +289,12 @@ def choose_table(client: ClientSettings, schema: str, day: str) -> tuple[SentTab
             'limits.describe is "off", so no table of the rows leaves: write describe = "counts" or'
             ' "all" under [limits] in owner.toml'
         )
-    _check_unit(client)
+    site = read_site(client)
+    _check_unit(client, site)
     if faults := find_faults(client, schema):
         raise DeployError(
             f"{len(faults)} faults, which client data shows: the first is {faults[0]}"
         )
-    site = read_site(client)
     secret = secret_of(Path(client.state_dir))
     rows = site.rows_of(client.unit)
     floor = max(limits.min_rows, MIN_FLOOR)
@@ -315,7 +321,15 @@ def choose_table(client: ClientSettings, schema: str, day: str) -> tuple[SentTab
     ), ""
 
 
-def _check_unit(client: ClientSettings) -> None:
+def _check_unit(client: ClientSettings, site: SiteTables) -> None:
+    """Raise DeployError unless the owner has said whom a row is about, and the rows agree."""
+    if client.unit == ROW:
+        for name in _find_persons(client, site):
+            raise DeployError(
+                f'owner.toml says unit = "{ROW}", and several rows have the same {name!r}: write'
+                f" unit = {quote(name)} at its top if it names a person. If it names none, write"
+                f" not-persons = {quote([name])}"
+            )
     if not client.unit:
         raise DeployError(
             'owner.toml does not say whom a row is about: write unit = "COLUMN" at its top, with'

@@ -134,7 +134,9 @@ def main() -> int:
         for number in STOPPING:
             signal.signal(number, _stop)
         release_signals(*STOPPING)
-        run_alone(ClientSettings(**settings | {"allow": tuple(settings["allow"])}))
+        # JSON has lists in place of tuples
+        lists = {key: tuple(settings[key]) for key in ("allow", "not_persons")}
+        run_alone(ClientSettings(**settings | lists))
     except FairbloomError as error:  # for example, a file was removed since the settings were read
         log.error("%s", error)
         return FAILED

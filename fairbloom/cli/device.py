@@ -314,7 +314,7 @@ def profile(
 
     settings = ClientSettings.of({}, config)
     site = profiles.read_site(settings)
-    print("Only this screen shows:")
+    print("For your eyes; what would leave comes after it:")
     _print_escaped([*profiles.show_site(settings, site)] or ["nothing stands out"])
     with profiles.lock_sent(settings):
         today = datetime.now(UTC).date()

@@ -564,6 +564,10 @@ class Spelling(Finding):
         """Return the spelling."""
         return {"spellings": write_table({self.usual: [self.text]})}
 
+    def change_own(self, about: Field) -> Mapping[str, str]:
+        """Return the spelling, if the usual one is a category."""
+        return self.change_field() if self.usual in about.categories else {}
+
 
 def find_spellings(name: str, columns: Profiles) -> Iterator[Spelling]:
     """Yield pairs of texts that may be two spellings of one."""
@@ -677,12 +681,24 @@ class OneValue(Finding):
         """Return what stands out."""
         return f"it is {self.value!r} or nothing, in {self.rows:,} rows: does nothing mean no?"
 
+    @property
+    def no(self) -> str:
+        """The second category, which nothing may mean."""
+        return "no" if parse_number(self.value) is None else "0"
+
     def change_field(self) -> Mapping[str, str]:
         """Return the second category, which nothing may mean."""
-        no = "no" if parse_number(self.value) is None else "0"
-        if self.value == no:
+        if self.value == self.no:
             return {}
-        return {"categories": quote([no, self.value]), "spellings": write_table({no: [""]})}
+        return {
+            "categories": quote([self.no, self.value]),
+            "spellings": write_table({self.no: [""]}),
+        }
+
+    def change_own(self, about: Field) -> Mapping[str, str]:
+        """Return what nothing means, if it is a category."""
+        is_second = self.no in about.categories and self.value != self.no
+        return {"spellings": write_table({self.no: [""]})} if is_second else {}
 
 
 def find_one_value(name: str, columns: Profiles) -> Iterator[OneValue]:
@@ -728,6 +744,10 @@ class Code(InRows):
     def change_field(self) -> Mapping[str, str]:
         """Return the marker of a missing value."""
         return {"missingValues": quote([format_number(self.number)])}
+
+    def change_own(self, about: Field) -> Mapping[str, str]:
+        """Return the marker, unless it is a category."""
+        return {} if format_number(self.number) in about.categories else self.change_field()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from .encoding import (
     is_missing,
     is_unknown,
 )
-from .findings import SHOWN, Finding, Quiet, say_and_propose
+from .findings import SHOWN, Finding, Quiet, say_and_propose, say_and_propose_own
 from .profiles import Cells, ColumnProfile, profile
 from .reading import CellError, ReadTable
 from .reasons import DataError
@@ -54,24 +54,27 @@ class Comparison(NamedTuple):
 
 
 def describe(
-    schema: Schema, tables: Tables, count_examples: CountExamples, every: bool
+    schema: Schema,
+    tables: Tables,
+    count_examples: CountExamples,
+    *,
+    every: bool,
+    on_device: bool = False,
 ) -> dict[str, list[Row]]:
     """Return tables with a row for each client, fault, column of a client, and remark.
 
     Unless `every`, in short: a row for each column, kind of fault in a column of a file, and
-    remark. Of many clients and remarks, a few have a row.
+    remark. Of many clients and remarks, a few have a row. Remarks propose lines of the schema, or
+    `on_device` of its owner.toml.
     """
     columns = _columns(schema, tables)
-    _, findings, sentences = compare_clients(schema, tables)
-    question = f"it determines {schema.target}: is it known only after it? if so, say determining"
-    remarks = [
-        *(
-            _remark(name, "", f"{question} = [{quote(name)}]")
-            for name in _find_determining(schema, columns)
-            if name not in schema.determining
-        ),
-        *_remark_on_files(schema, tables),
-    ]
+    _, findings, sentences = compare_clients(schema, tables, on_device=on_device)
+    remarks = [*_remark_on_files(schema, tables)]
+    question = f"it determines {schema.target}: is it known only after it?"
+    for name in _find_determining(schema, columns):
+        if name not in schema.determining:
+            line = text_if(not on_device, f" if so, say determining = [{quote(name)}]")
+            remarks.append(_remark(name, "", f"{question}{line}"))
     copies = [*_remark_on_copies(schema, tables)]
     advice = [
         _remark(each.field, join_first(each.sites, SHOWN), sentence)
@@ -226,8 +229,11 @@ def _remark_on_copies(schema: Schema, tables: Tables) -> Iterator[Row]:
         )
 
 
-def compare_clients(schema: Schema, tables: Tables) -> Comparison:
-    """Return what stands out in the clients' columns, by their profiles."""
+def compare_clients(schema: Schema, tables: Tables, *, on_device: bool = False) -> Comparison:
+    """Return what stands out in the clients' columns, by their profiles.
+
+    The lines to paste are of the schema, or `on_device` of its owner.toml.
+    """
     fields: dict[str, dict[str, ColumnProfile]] = {name: {} for name in schema.fields}
     for client, table in _read_tables(tables).items():
         found = profile(
@@ -241,11 +247,14 @@ def compare_clients(schema: Schema, tables: Tables) -> Comparison:
         if table.file.rows is None
     }
     findings = compare(fields)
-    return Comparison(
-        fields,
-        findings,
-        [say_and_propose(each, schema.fields[each.field], files) for each in findings],
-    )
+    advice: list[str] = []
+    for each in findings:
+        about = schema.fields[each.field]
+        if on_device:
+            advice.append(say_and_propose_own(each, about))
+        else:
+            advice.append(say_and_propose(each, about, files))
+    return Comparison(fields, findings, advice)
 
 
 def tabulate(schema: Schema, tables: Tables) -> list[SiteRow]:

@@ -9,7 +9,7 @@ from fairbloom.text import join_first, text_if
 
 from .cells import format_number, parse_number
 from .conversions import Conversion
-from .schema import Field
+from .schema import EVERY_FILE, Field
 from .toml import quote, write_key, write_table
 
 # Names of sites, and of categories, that a sentence lists.
@@ -100,6 +100,20 @@ class Finding(ABC):
         ways = self.change_site(about)
         return Change(self.field, file, ways) if file and ways else None
 
+    def change_own(self, about: Field) -> Mapping[str, str]:
+        """Return the keys that a device's owner may write of the field in owner.toml.
+
+        `about` is the field; without a schema, a number. A category that it lacks is for all sites,
+        and no line of an owner.
+        """
+        del about
+        return {}
+
+    def propose_own(self, about: Field) -> Change | None:
+        """Return what a device's owner may say of all its files in owner.toml."""
+        own = self.change_own(about)
+        return Change(self.field, EVERY_FILE, [own]) if own else None
+
 
 class Quiet(Finding):
     """A finding that is not ranked; `has` says what its sites are or have, before fields."""
@@ -148,7 +162,15 @@ def say_and_propose(finding: Finding, about: Field, files: Mapping[str, str]) ->
     `about` is the field, and `files` has each site's key under `files`; none if one file has the
     rows of all.
     """
-    change = finding.propose(about, files.get(finding.sites[-1], ""))
+    return _join(finding, finding.propose(about, files.get(finding.sites[-1], "")))
+
+
+def say_and_propose_own(finding: Finding, about: Field) -> str:
+    """Return what stands out, and the lines that a device's owner may paste into owner.toml."""
+    return _join(finding, finding.propose_own(about))
+
+
+def _join(finding: Finding, change: Change | None) -> str:
     return f"{finding.say()}; if so, say {change}" if change else finding.say()
 
 

@@ -219,6 +219,26 @@ def rows_of_units(name: str, column: Column) -> float:
     return float(counts.mean()) if are_enough and MIN_ROWS <= counts.mean() <= MAX_ROWS else 0.0
 
 
+def may_name_persons(name: str, column: Column) -> bool:
+    """Return whether a column may name persons, some of whom have several rows.
+
+    Its name or its texts say so; its values are neither dates nor few.
+    """
+    numbers = column.numbers[~np.isnan(column.numbers)]
+    is_fraction = bool((numbers != np.round(numbers)).any())
+    if is_fraction or NEVER.fullmatch(name) or are_dates(name, column.numbers[column.codes]):
+        return False
+    texts = column.text_counts
+    dates = sum(DATE.fullmatch(text) is not None for text in texts)
+    identifiers = sum(IDENTIFIER.fullmatch(text) is not None for text in texts)
+    if 2 * dates > len(texts) or not (2 * identifiers > len(texts) or NAMED.fullmatch(name)):
+        return False
+    units = find_units(column)
+    counts = np.bincount(units[units >= 0])
+    rows = int(counts.sum())
+    return FEWEST_UNITS <= len(counts) < rows <= MAX_ROWS * len(counts)
+
+
 def find_units(column: Column) -> NDArray[np.int64]:
     """Return the index of each row's value at its site; -1 for rows without one."""
     present = column.is_present

@@ -26,7 +26,7 @@ from fairbloom.text import join_first
 
 from .cells import MAX_NUMBER, MISSING, FileColumn, different_cells, parse_number
 from .comparison import IN_ROWS, Absent, Profiles, compare, match_names
-from .findings import Finding
+from .findings import Change, Finding
 from .identifiers import DATE, find_units, judge_numbers, judge_texts
 from .profiles import (
     MAX_LISTED,
@@ -386,12 +386,22 @@ def describe(findings: Sequence[Finding], file: str) -> Iterator[str]:
     """
     for each in findings:
         yield f"{join_first(each.sites, 3)}: {each.field}: {each.say()}"
-        change = each.propose(NUMBER, file)
-        if change is None:
-            continue
-        for way in change.lines:
-            for line in (change.heading, *way):
-                yield f"    {line}"
+        yield from _indent(each.propose(NUMBER, file))
+
+
+def describe_own(findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield a line for each finding of a device, and below it those for its owner.toml."""
+    for each in findings:
+        yield f"{each.field}: {each.say()}"
+        yield from _indent(each.propose_own(NUMBER))
+
+
+def _indent(change: Change | None) -> Iterator[str]:
+    if change is None:
+        return
+    for way in change.lines:
+        for line in (change.heading, *way):
+            yield f"    {line}"
 
 
 def stand_in(letter: Letter, unit: str) -> ReadTable:

@@ -291,14 +291,16 @@ def _find_codes(numbers: NDArray[np.float64]) -> Iterator[Found]:
             yield Found("negative", count, code)
     positive = others[others > 0.0]
     zeros = int((others == 0.0).sum())
-    if (
-        zeros > 1
-        and len(positive) + zeros == len(others)
-        and len(positive)
-        and positive.min() > positive.std()
-        and len(np.unique(positive[:SAMPLE])) >= FEWEST_KINDS
-    ):
+    if zeros > 1 and len(positive) + zeros == len(others) and _are_far_from_zero(positive):
         yield Found("zero", zeros)
+
+
+def _are_far_from_zero(positive: NDArray[np.float64]) -> bool:
+    """Return whether numbers above 0 are far from it: a count goes on from 0 to 1, 2, 3."""
+    kinds = np.unique(positive)
+    if len(np.unique(positive[:SAMPLE])) < FEWEST_KINDS:
+        return False
+    return bool(kinds[0] > positive.std() and kinds[0] > np.median(np.diff(kinds)))
 
 
 def _find_exclusive(columns: Mapping[str, Cells]) -> Iterator[tuple[str, str, int]]:

@@ -200,7 +200,8 @@ class CsvFiles:
             self._schema,
             self._tables(),
             lambda name: self.clients_with(name).describe(name),
-            every,
+            every=every,
+            on_device=self._setup.clients == 1,
         )
 
     def compared(self) -> tables.Comparison:

@@ -6,6 +6,7 @@ The tutorial that ends at a prediction on a device: its commands are read from t
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,11 @@ BY_COMMAND = [
     for block in blocks("docs/nodes-device.md")
     if block.section == TUTORIAL and block.language == "toml"
 )
+(NUMBERS,) = (
+    block.text
+    for block in blocks("docs/nodes-device.md")
+    if block.section == TUTORIAL and block.language == "python"
+)
 AT_EACH = ("tar", "mkdir", "cp", "fairbloom client")
 
 
@@ -95,6 +101,7 @@ def test_the_tutorial_ends_at_a_prediction_on_a_device(tmp_path: Path) -> None:
             ROOT / "tests" / "docs" / "given" / "nodes-device" / "hospitals",
             runtime.home / "hospitals",
         )
+        subprocess.run([sys.executable, "-c", NUMBERS], cwd=runtime.home, check=True)
         for line in BY_COMMAND:
             if line.startswith("fairbloom client profile"):
                 for name in HOSPITALS:

@@ -1,14 +1,16 @@
 """What an owner says of the device's files, and what the device says of them."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from fairbloom.tasks.sides import read_columns
-from tests.experiments.helpers import captured
-from tests.tables.test_letters import hospital, renamed
+from tests.experiments.helpers import captured, fairbloom
+from tests.tables.helpers import refused_with
+from tests.tables.test_letters import Rows, hospital, renamed, with_cells
 
-from .test_profiles import SCHEMA, write
+from .test_profiles import SCHEMA, Owner, owner as owner, write
 
 FILLED = f'missing = "fill"\n{SCHEMA}'.replace("person", "patient")
 
@@ -28,3 +30,103 @@ def test_an_accepted_schema_has_the_columns_of_that_day(
         write(bundle / "data", rows)
         captured(capsys, "client", "accept", toml, "--schema", schema, "--yes")
         assert read_columns(bundle / "state") == known
+
+
+# Whom a row is about ------------------------------------------------------------------------------
+
+
+def again(rows: Rows, count: int) -> Rows:
+    """Return rows with further ones of the first person."""
+    return rows + [row | {"patient": rows[0]["patient"]} for row in hospital(count, seed=1)]
+
+
+@pytest.mark.parametrize("name", ["patient", "PID", "case no"])
+@pytest.mark.parametrize("command", ["profile", "describe"])
+def test_a_row_is_no_person_if_one_has_several(
+    owner: Owner, capsys: pytest.CaptureFixture[str], command: str, name: str
+) -> None:
+    """Five rows of one person would count as five persons, who have the same rare words."""
+    write(owner.data, renamed(again(hospital(), 5), patient=name))
+    schema = owner.bundle / "schema.toml"
+    ignored = f'"remark", "{name}"'
+    schema.write_text(SCHEMA.replace('unit = "person"', "").replace('"remark"', ignored))
+    of_schema = ("--schema", schema) if command == "describe" else ("--out", owner.out)
+
+    def refusal() -> str:
+        capsys.readouterr()
+        fairbloom("client", command, owner.bundle / "client.toml", "--yes", *of_schema)
+        return str(capsys.readouterr().err)
+
+    limits = '[limits]\ndescribe = "counts"'
+    owner.say('unit = "row"', limits)
+    said = refusal()
+    assert f'several rows have the same {name!r}: write unit = "{name}"' in said
+    line = re.search(r"If it names none, write (.*)", said)
+    assert line
+    assert owner.left == []
+    owner.say('unit = "row"', line[1], limits)
+    assert "several rows" not in refusal()
+    owner.say(f'unit = "{name}"', limits)
+    assert "several rows" not in refusal()
+
+
+def test_one_row_a_person_is_no_question(owner: Owner) -> None:
+    owner.say('unit = "row"')
+    assert owner.send(hospital()).rows == 130
+    wards = [row | {"ward no": str(k % 30 // 8)} for k, row in enumerate(hospital(seed=1))]
+    assert owner.send(wards)
+    dated = [row | {"case": f"2025-01-{1 + k % 28:02}"} for k, row in enumerate(hospital(seed=2))]
+    assert owner.send(dated)
+    owner.say('unit = "row"', "not-persons = [1]")
+    with refused_with("not-persons = [1]: it must be a list of texts"):
+        owner.send(hospital(seed=3))
+
+
+# Lines to paste -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", ["999", "-9", "0"])
+def test_each_line_of_the_screen_is_one_of_owner_toml(
+    owner: Owner, capsys: pytest.CaptureFixture[str], code: str
+) -> None:
+    write(owner.data, with_cells(hospital(), "age", *[code] * 8))
+    toml = owner.bundle / "client.toml"
+    asked = ("client", "profile", toml, "--yes", "--out", owner.out)
+    shown = captured(capsys, *asked).out
+    lines = [line.strip() for line in shown.splitlines() if line.startswith("    ")]
+    assert lines == ['[files."*"]', f'fields.age.missingValues = ["{code}"]']
+    owner.say('unit = "patient"', *lines)
+    captured(capsys, *asked)
+
+
+@pytest.mark.parametrize(
+    ("field", "cells", "line"),
+    [
+        ("age", ["999"] * 8, 'fields.age.missingValues = ["999"]'),
+        ("age", ["-9"] * 8, 'fields.age.missingValues = ["-9"]'),
+        ("age", ["0"] * 8, 'fields.age.missingValues = ["0"]'),
+        ("sex", ["female"] * 60 + ["femalle"] * 3, 'fields.sex.spellings = {female = ["femalle"]}'),
+        ("sex", ["yes"] * 60 + [""] * 70, 'fields.sex.spellings = {no = [""]}'),
+    ],
+)
+def test_a_pasted_line_ends_what_a_device_finds(
+    owner: Owner,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    field: str,
+    cells: list[str],
+    line: str,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    write(owner.data, with_cells(hospital(), field, *cells))
+    schema = owner.bundle / "schema.toml"
+    words = '["f", "m", "female", "femalle", "no", "yes"]'
+    schema.write_text(FILLED.replace('["f", "m"]', words))
+    asked = ("client", "data", owner.bundle / "client.toml", "--schema", schema)
+
+    def shown() -> str:
+        return re.sub(r"[\s│]+", " ", str(captured(capsys, *asked).out))
+
+    assert f'{line} under [files."*"]' in shown()
+    owner.say('unit = "patient"', '[files."*"]', line)
+    assert "if so, say" not in shown()

@@ -763,7 +763,7 @@ def test_the_way_by_commands(
         shown = captured(
             capsys, "client", "profile", bundle / "client.toml", "--yes", "--out", files[-1]
         ).out
-        assert "Only this screen shows:" in shown
+        assert "For your eyes; what would leave comes after it:" in shown
         assert files[-1].read_text() in shown
     shown = captured(
         capsys, "deploy", "profiles", *files, "--write-schema", "out", "--target", "outcome"
