@@ -256,6 +256,10 @@ def describe_acceptance(schemas: Schemas, text: str, *, also: bool) -> Iterator[
                 " The difference of the two schemas' numbers shows the people between, and what"
                 " is known of them"
             )
+    ignored = read_toml_text(text).get("ignore")
+    if isinstance(ignored, list) and ignored:
+        names = [escape_unprintable(f"{name}") for name in ignored]
+        yield f"It ignores {len(ignored)} columns: {join_names(names)}"
     yield WARNING
 
 
@@ -274,11 +278,18 @@ def differing_keys(earlier: str, later: str) -> Iterator[str]:
             yield f"{key}: {_show(old)} there, {_show(new)} here"
 
 
+def read_toml_text(text: str) -> dict[str, Any]:
+    """Return the keys of a text in TOML; {} if it is none."""
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return {}
+
+
 def counting_keys(text: str) -> dict[str, Any]:
     """Return the values by which a schema counts rows, by their keys; {} if it is no TOML."""
-    try:
-        schema = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError):
+    schema = read_toml_text(text)
+    if not schema:
         return {}
     found = {key: value for key, value in schema.items() if key in COUNTING}
     fields = schema.get("fields")

@@ -10,8 +10,9 @@ from typing import Any
 from fairbloom.client.guard.accepted_schemas import digest_of
 from fairbloom.logs import escape_unprintable
 from fairbloom.system.files import read_small, write_whole
-from fairbloom.tables.comparison import Named
-from fairbloom.tables.findings import Finding, Quiet, spell
+from fairbloom.tables.cells import parse_number
+from fairbloom.tables.comparison import Alike, Named
+from fairbloom.tables.findings import Change, Finding, Quiet, spell
 from fairbloom.tables.inference import Draft, Wanted, draft
 from fairbloom.tables.letters import (
     NUMBER,
@@ -25,6 +26,7 @@ from fairbloom.tables.letters import (
 from fairbloom.tables.schema import (
     EVERY_FILE,
     SCHEMA_NAME,
+    Field,
     FileField,
     Schema,
     SchemaFile,
@@ -155,8 +157,12 @@ def write_schema(
     else:
         schema = drafted.schema
         check_schema(schema, drafted.text, str(file))
-        write_whole(file, drafted.text.encode())
+        asked = [*_ask_about_alike(letters, findings)]
+        write_whole(file, "\n".join([drafted.text, *asked]).encode())
         yield f"{file} is written: read it and correct it"
+        if drafted.left_out:
+            reasons = [f"{name} ({why.said})" for name, why in drafted.left_out.items()]
+            yield f"{len(reasons)} columns are left out: {join_first(reasons, MOST)}"
     for client, letter in letters.items():
         block = folder / "clients" / f"{client}.toml"
         if not block.exists():
@@ -166,6 +172,28 @@ def write_schema(
             lines = _block_of(letter, schema, own)
             write_whole(block, "\n".join(lines).encode())
             yield f"{block} is written: lines for the owner.toml of {client}"
+
+
+def _ask_about_alike(letters: Mapping[str, Letter], findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield a field in comments for columns of several names that the draft leaves out."""
+    for each in findings:
+        if not isinstance(each, Alike):
+            continue
+        named = zip(each.sites, each.columns, strict=True)
+        columns = [letters[site].columns[name] for site, name in named]
+        texts = [*dict.fromkeys(chain(*(column.values for column in columns)))]
+        are_numbers = any(column.quantiles for column in columns) or all(
+            parse_number(text) is not None for text in texts
+        )
+        field = NUMBER if are_numbers else Field(type="string", categories=tuple(texts))
+        yield escape_unprintable(f"# {each.say()}")
+        yield (
+            f"# If so, take {quote(each.field)} out of ignore, uncomment these lines, and the names"
+            " in each client's block."
+        )
+        for line in write_fields({each.field: field}, {}):
+            yield f"# {line}" if line else "#"
+        yield ""
 
 
 def _extend(text: str, drafted: Draft) -> str:
@@ -209,6 +237,8 @@ def _block_of(letter: Letter, schema: Schema, findings: Sequence[Finding]) -> It
                 yield f"# fields.{write_key(name)}.spellings = {spell(about.categories)}"
     for finding in findings:
         change = finding.propose(schema.fields.get(finding.field, NUMBER), EVERY_FILE)
+        if isinstance(finding, Alike):
+            change = Change(finding.field, EVERY_FILE, [finding.change_at(letter.client)])
         if change and change.file:
             yield f"# {escape_unprintable(f'{finding.field}: {finding.say()}')}"
             for line in chain(*change.lines):

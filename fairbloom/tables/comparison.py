@@ -15,13 +15,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain, combinations, islice
 from typing import ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbloom.text import three_digits
+from fairbloom.text import join_first, three_digits
 
 from .cells import format_number, parse_number
 from .conversions import CONVERSIONS, Conversion
@@ -74,6 +74,9 @@ MAX_OWN = 200
 
 # The largest distance of a column from the field that it may be.
 ALIKE = 0.25
+
+# Names of columns that a sentence lists.
+MAX_NAMED = 6
 
 # Points of a site's distribution in a mixture of sites.
 POINTS = 40
@@ -636,6 +639,64 @@ def match_names(fields: Mapping[str, Profiles], own: Mapping[str, Profiles]) -> 
                 yield Named(name, (site,), 1.0 - apart, column=own_name)
                 matched.add(name)
                 matched_own.add(own_name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alike(Finding):
+    """Columns of several names that may be one: none is at most sites; `columns` has each site's.
+
+    The field is the name at most of these sites.
+    """
+
+    kind = "alike"
+
+    columns: tuple[str, ...]
+
+    def say(self) -> str:
+        """Return what stands out."""
+        pairs = zip(self.columns, self.sites, strict=True)
+        held = [f"{column!r} at {site}" for column, site in pairs]
+        return f"{join_first(held, MAX_NAMED)} look alike: are they one column?"
+
+    def change_at(self, site: str) -> Mapping[str, str]:
+        """Return the keys that one of the sites may say of its column."""
+        column = dict(zip(self.sites, self.columns, strict=True))[site]
+        return {} if column == self.field else {"name": quote(column)}
+
+
+def match_rare(rare: Mapping[str, Profiles]) -> Iterator[Alike]:
+    """Yield the columns of several names that may be one field, each of other sites.
+
+    `rare` has the profiles of the columns that most sites lack, by name and site. Of too many,
+    none are compared.
+    """
+    known: dict[str, Profiles] = {}
+    for name, profiles in rare.items():
+        if all(each.values or each.quantiles for each in profiles.values()):
+            known[name] = profiles
+    if len(known) > MAX_OWN:
+        return
+    apart: list[tuple[float, str, str]] = []
+    for name, other in combinations(known, 2):
+        if known[name].keys().isdisjoint(known[other]):
+            first, *_ = known[name].values()
+            distance = _distance_from(first, [*known[other].values()][:FEW_SITES])
+            apart.append((distance, name, other))
+    groups = {name: [name] for name in known}
+    for distance, name, other in sorted(apart):
+        together = [*groups[name], *groups[other]]
+        sites = [*chain(*(known[each] for each in together))]
+        is_one = len({*sites}) == len(sites)
+        if distance <= ALIKE and is_one and groups[name] is not groups[other]:
+            for each in together:
+                groups[each] = together
+    for name, together in groups.items():
+        if len(together) > 1 and together[0] == name:
+            columns: dict[str, str] = {}
+            for each in together:
+                columns |= dict.fromkeys(known[each], each)
+            field = max(together, key=lambda each: len(known[each]))
+            yield Alike(field, tuple(columns), columns=tuple(columns.values()))
 
 
 def _find_alike(

@@ -25,7 +25,7 @@ from fairbloom.system.values import decode_as
 from fairbloom.text import join_first
 
 from .cells import MAX_NUMBER, MISSING, FileColumn, different_cells, parse_number
-from .comparison import IN_ROWS, Absent, Profiles, compare, match_names
+from .comparison import IN_ROWS, Absent, Profiles, compare, match_names, match_rare
 from .findings import Change, Finding
 from .identifiers import DATE, find_units, judge_numbers, judge_texts
 from .profiles import (
@@ -363,7 +363,8 @@ def join_columns(letters: Collection[Letter]) -> dict[str, dict[str, ColumnProfi
 def compare_letters(letters: Collection[Letter]) -> tuple[dict[str, Profiles], list[Finding]]:
     """Return the profiles of each field by site, and what stands out.
 
-    A column that most sites have, and one does not, is absent there.
+    A column that most sites have, and one does not, is absent there. Columns that most sites lack
+    may be one of several names.
     """
     fields: dict[str, Profiles] = {**join_columns(letters)}
     common = {name: sites for name, sites in fields.items() if 2 * len(sites) > len(letters)}
@@ -376,7 +377,13 @@ def compare_letters(letters: Collection[Letter]) -> tuple[dict[str, Profiles], l
     for name, sites in common.items():
         lacking = [each.client for each in letters if each.client not in sites]
         absent += [Absent(name, (client,), 0.0) for client in lacking]
-    return fields, [*match_names(common, own), *compare(fields), *absent]
+    named = [*match_names(common, own)]
+    taken = {(each.sites[0], each.column) for each in named}
+    rare: dict[str, Profiles] = {}
+    for name, sites in fields.items():
+        if name not in common and not any((site, name) in taken for site in sites):
+            rare[name] = sites
+    return fields, [*named, *match_rare(rare), *compare(fields), *absent]
 
 
 def describe(findings: Sequence[Finding], file: str) -> Iterator[str]:

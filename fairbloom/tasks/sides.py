@@ -35,7 +35,7 @@ LOSS = (
 
 COUNT_LOSS = "it only has numbers of rows: delete it"
 
-# The file of the columns that a device's data have had, beside the sides.
+# The file of the columns that a device's data have had.
 COLUMNS = "columns"
 COLUMNS_LOSS = "it only has names of columns: delete it"
 

@@ -1,16 +1,21 @@
 """What an owner says of the device's files, and what the device says of them."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from fairbloom.deploy.operator.profiles import write_schema
+from fairbloom.tables.encoding import encode_files
+from fairbloom.tables.letters import Letter, compare_letters, decode_letter
+from fairbloom.tables.schema import parse_schema, with_files
 from fairbloom.tasks.sides import read_columns
 from tests.experiments.helpers import captured, fairbloom
 from tests.tables.helpers import refused_with
 from tests.tables.test_letters import Rows, hospital, renamed, with_cells
 
-from .test_profiles import SCHEMA, Owner, owner as owner, write
+from .test_profiles import SCHEMA, Owner, letter, owner as owner, write
 
 FILLED = f'missing = "fill"\n{SCHEMA}'.replace("person", "patient")
 
@@ -130,3 +135,43 @@ def test_a_pasted_line_ends_what_a_device_finds(
     assert f'{line} under [files."*"]' in shown()
     owner.say('unit = "patient"', '[files."*"]', line)
     assert "if so, say" not in shown()
+
+
+# Columns that no two sites share ------------------------------------------------------------------
+
+
+def uncommented(text: str) -> str:
+    """Return a text with its lines of TOML in comments, from the first question on."""
+    lines = text.splitlines()
+    start = next(k for k, line in enumerate(lines) if "look alike" in line)
+    own = [line.removeprefix("#").strip() for line in lines[start:]]
+    used = [line for line in own if re.match(r"\[fields|type =|categories =|fields\.", line)]
+    return "\n".join([*lines[:start], *used, ""])
+
+
+def test_a_column_of_three_names_is_left_out_by_a_question(
+    tmp_path: Path, bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = {"leeds": "sbp", "oslo": "systolic_bp", "sevilla": "presión"}
+    letters: dict[str, Letter] = {}
+    for seed, (site, name) in enumerate(names.items()):
+        rows = [row | {name: f"{120 + k % 40}"} for k, row in enumerate(hospital(160, seed=seed))]
+        letters[site] = decode_letter(letter(tmp_path / site, site, rows, unit="patient"))
+    _, findings = compare_letters(letters.values())
+    said = "\n".join(write_schema(letters, findings, tmp_path / "out", {"target": "outcome"}))
+    assert "4 columns are left out: remark" in said
+    assert "sbp (only at leeds)" in said
+    schema = tmp_path / "out" / "schema.toml"
+    draft = schema.read_text()
+    assert {*names.values()} <= {*parse_schema(draft).ignore}
+    schema.write_text(uncommented(draft).replace('    "sbp",  # only at leeds\n', ""))
+    for site, name in names.items():
+        block = uncommented((tmp_path / "out" / "clients" / f"{site}.toml").read_text())
+        read = parse_schema(with_files(schema.read_text(), tomllib.loads(block)["files"], site))
+        found = encode_files([tmp_path / site / "0.csv"], site, read)
+        assert "sbp" in found.found, name
+        assert not found.faults
+    write(bundle / "data", hospital())
+    asked = ("client", "accept", bundle / "client.toml", "--schema", schema, "--yes")
+    shown = captured(capsys, *asked).out
+    assert "It ignores 3 columns: remark, systolic_bp" in shown

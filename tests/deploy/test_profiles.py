@@ -618,7 +618,7 @@ def test_the_draft_reads_every_hospital_by_its_block(
 ) -> None:
     findings = compare(join_columns(letters.values()))
     said = list(write_schema(letters, findings, tmp_path / "out", {"target": "outcome"}))
-    assert len(said) == 4
+    assert len(said) == 5
     text = (tmp_path / "out" / "schema.toml").read_text()
     schema = parse_schema(text)
     assert (schema.unit, schema.target) == ("patient", "outcome")

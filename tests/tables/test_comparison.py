@@ -1,6 +1,7 @@
 """Who stands out is measured by the sites' own spread, and named with what explains it."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from fairbloom.tables.comparison import (
     Untold,
     compare,
     match_names,
+    match_rare,
 )
 from fairbloom.tables.conversions import CONVERSIONS, KNOWN, Conversion
 from fairbloom.tables.findings import Change, Explained, Finding
@@ -233,6 +235,36 @@ def test_a_small_site_does_not_hide_that_names_match() -> None:
     for used, matched in (("ab", ["age"]), ("b", [])):
         fields = {"age": profiles({site: sites[site] for site in used})}
         assert [each.field for each in match_names(fields, {"d": column})] == matched
+
+
+def test_columns_that_no_two_sites_share_are_asked_once() -> None:
+    """Of several names, at other sites, near each other; the nearest goes together first."""
+    pressures = {site: normal(130, 17) for site in "abc"}
+    rare = {
+        "sbp": profiles({"a": numbers_of(pressures["a"])}),
+        "systolic": profiles({"b": numbers_of(pressures["b"])}),
+        "rr": profiles({"c": numbers_of(pressures["c"])}),
+        "weight": profiles({"a": numbers_of(normal(60, 9))}),
+        "ward": profiles({"a": HALVES}),
+        "sala": profiles({"c": HALVES}),
+        "far": profiles({"b": numbers_of(normal(900, 9))}),
+    }
+    found_of = {each.field: each for each in match_rare(rare)}
+    assert {*found_of} == {"sbp", "ward"}
+    asked = found_of["sbp"]
+    assert dict(zip(asked.sites, asked.columns, strict=True)) == {
+        "a": "sbp",
+        "b": "systolic",
+        "c": "rr",
+    }
+    assert [asked.change_at(site) for site in "ab"] == [{}, {"name": '"systolic"'}]
+    here = {"sbp": rare["sbp"], "again": profiles({"a": numbers_of(pressures["b"])})}
+    assert not [*match_rare(here)]  # two columns of one site are two
+    several = {"sbp": profiles(dict.fromkeys("ab", numbers_of(pressures["a"]))), "rr": rare["rr"]}
+    (together,) = match_rare(several)
+    assert (together.field, together.sites) == ("sbp", ("a", "b", "c"))
+    hidden = {"sbp": rare["sbp"], "x": {"b": replace(rare["sbp"]["a"], quantiles=())}}
+    assert not [*match_rare(hidden)]
 
 
 # What rows show -----------------------------------------------------------------------------------
