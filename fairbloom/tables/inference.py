@@ -14,7 +14,7 @@ from fairbloom.text import join_first, plural, text_if
 
 from .cells import MISSING, FileColumn
 from .column_laws import Drafted, draft_column
-from .comparison import compare, match_names
+from .comparison import Named, Profiles, compare, match_names, match_rare
 from .determining import determines
 from .encoding import is_missing, rows_of_clients
 from .findings import SHOWN, Quiet, say_and_propose
@@ -44,7 +44,7 @@ from .schema import (
     validate,
 )
 from .survey import Column, Sites
-from .toml import Note, Notes, Place, quote, write_schema
+from .toml import Note, Notes, Place, quote, write_key, write_schema
 
 # How a file may be written that is not read as it is, by the reason: a note may be above the names
 # of the columns.
@@ -656,12 +656,37 @@ def say_who_stands_out(unfinished: Unfinished) -> Unfinished:
             unfinished.clients[path]: table.file.key for path, table in unfinished.tables.items()
         }
     remarks: list[tuple[str, str]] = []
-    for finding in [*match_names(fields, own), *compare(fields)]:
+    named = [*match_names(fields, own)]
+    for finding in [*named, *compare(fields)]:
         if not isinstance(finding, Quiet):
             about = unfinished.fields[finding.field].field
             advice = say_and_propose(finding, about, keys)
             remarks.append((finding.field, f"{join_first(finding.sites, SHOWN)}: {advice}"))
-    return unfinished.say(remarks)
+    asked = _ask_about_ignored(unfinished.ignored, own, named)
+    return replace(unfinished, ignored={**unfinished.ignored, **asked}).say(remarks)
+
+
+def _ask_about_ignored(
+    ignored: Mapping[str, Reason],
+    own: Mapping[str, Mapping[str, ColumnProfile]],
+    named: Sequence[Named],
+) -> dict[str, Reason]:
+    """Return the reasons of columns that one site has, and that look like another site's.
+
+    `own` has each site's, and `named` those that may be a field.
+    """
+    taken = {(each.sites[0], each.column) for each in named}
+    rare: dict[str, Profiles] = {}
+    for site, columns in own.items():
+        for name, column in columns.items():
+            if (site, name) not in taken:
+                rare[name] = {site: column}
+    asked: dict[str, Reason] = {}
+    for each in match_rare(rare):
+        remedy = f"if so, add [fields.{write_key(each.field)}], and each other's name under files"
+        for name in each.columns:
+            asked[name] = Reason(f"{ignored[name].said}; {each.say()} {remedy}", of_it=False)
+    return asked
 
 
 def _profile_sites(

@@ -427,6 +427,29 @@ def test_any_file_may_have_the_target(folder: Folder) -> None:
         load(there, target="ziel").splits("a")
 
 
+def test_columns_that_no_two_files_share_are_asked(folder: Folder) -> None:
+    """Blood pressure has another name at each of three hospitals."""
+    random = np.random.default_rng(0)
+    files = {}
+    for name in ("sbp", "systolic_bp", "tension"):
+        rows = [f"{k},{random.normal(130, 17):.0f},{k % 2}" for k in random.integers(20, 90, 80)]
+        files[name[:2]] = "\n".join([f"age,{name},target", *rows, ""])
+    files["te"] = files["te"].replace("target", "other,target").replace(",0\n", ",w,0\n")
+    files["te"] = files["te"].replace(",1\n", ",e,1\n")
+    text = inferred(folder(**files))
+    asked = [line for line in text.splitlines() if "look alike" in line]
+    assert [line.split('"')[1] for line in asked] == ["sbp", "systolic_bp", "tension"]
+    assert "if so, add [fields.sbp], and each other's name under files" in asked[1]
+    assert '"other",  # only at te\n' in text
+    mended = text.replace(asked[0] + "\n", "") + (
+        '[fields.sbp]\ntype = "number"\n[files."sy.csv"]\nfields.sbp.name = "systolic_bp"\n'
+        '[files."te.csv"]\nfields.sbp.name = "tension"\n'
+    )
+    task = load(folder(**files), mended)
+    assert task.preprocessing is not None
+    assert "sbp" in [column.name for column in task.preprocessing("te").columns]
+
+
 def test_a_draft_names_ten_of_its_files_and_counts_the_others(folder: Folder) -> None:
     there = folder(**{f"s{k:02}": csv_of(30) for k in range(47)})
     assert inferred(there).startswith("# Inferred from s00.csv, ")
