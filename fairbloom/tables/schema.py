@@ -714,6 +714,10 @@ def _find_wrong_file(
         )
     yield from _find_wrong_ignored(schema, about)
     for name in about.fields.keys() - {*schema.fields, schema.unit}:
+        called = [field for field, own in about.fields.items() if name in own.name]
+        if called:
+            yield f"fields.{name}: the schema calls this column {called[0]!r}: say it there"
+            continue
         yield f"fields.{name}: {did_you_mean(name, schema.fields)}it must be one of the fields"
     for name in about.fields.keys() & schema.fields:
         own = about.fields[name]

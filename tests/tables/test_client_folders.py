@@ -274,6 +274,16 @@ def test_the_schemas_own_name_is_read_beside_a_stated_one(tmp_path: Path) -> Non
     assert inputs_of(there, FILLED + OWN_NAME, "coban") == inputs_of(one, FILLED, "coban")
 
 
+def test_a_line_for_the_own_name_is_sent_to_the_schemas() -> None:
+    """An owner has pasted it before there was a schema."""
+    own = 'fields.dose_mg.missingValues = ["999"]\n'
+    with refused_with("fields.dose_mg: the schema calls this column 'dose': say it there"):
+        parse_schema(f"{SCHEMA}{OWN_NAME}{own}")
+    assert parse_schema(f"{SCHEMA}{OWN_NAME}{own.replace('dose_mg', 'dose')}")
+    with refused_with("fields.dose_mg: did you mean dose? it must be one of the fields"):
+        parse_schema(f'{SCHEMA}[files."*"]\n{own}')
+
+
 def test_a_name_that_means_another_column_is_not_read(tmp_path: Path) -> None:
     """A file without `dose_mg` has `dose`, which its client says is `age`."""
     mixed = f'{OWN_NAME}fields.age.name = "dose"\n'
