@@ -138,14 +138,19 @@ class ReadTable:
 
         A table with none of them may have the schema's own name, unless it means another column.
         """
-        found = self._find_names(self.file.names_of(name))
-        if found or self.file.means_other(name):
-            return found
-        return self._find_names([name])
+        folded = dict.fromkeys(map(fold, self.file.names_of(name)))
+        found = [self.by_name[each] for each in folded if each in self.by_name]
+        if not found and fold(name) in self.by_name and fold(name) not in self._stated_names:
+            return [self.by_name[fold(name)]]
+        return found
 
-    def _find_names(self, names: Sequence[str]) -> list[str]:
-        folded = dict.fromkeys(map(fold, names))
-        return [self.by_name[each] for each in folded if each in self.by_name]
+    @cached_property
+    def _stated_names(self) -> set[str]:
+        """The client's own names of all columns, in folded form."""
+        stated: set[str] = set()
+        for about in self.file.fields.values():
+            stated.update(map(fold, about.name))
+        return stated
 
     def column_name(self, name: str) -> str:
         """Return the table's name of a column of the schema, or its client's first one."""

@@ -349,11 +349,6 @@ class SchemaFile(_Table):
         """Return the client's names of a column of the schema, of which each file has one."""
         return self.field(name).name or (name,)
 
-    def means_other(self, name: str) -> bool:
-        """Return whether a column's name in the schema is the client's name of another one."""
-        others = [about for other, about in self.fields.items() if other != name]
-        return any(fold(name) in map(fold, about.name) for about in others)
-
 
 class Schema(_Table):
     """The tables of all sites: their columns by name, in the order of the model's inputs.
