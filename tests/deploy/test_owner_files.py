@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fairbloom.deploy.device.profile import read_site, show_site
 from fairbloom.deploy.operator.profiles import write_schema
 from fairbloom.tables.encoding import encode_files
 from fairbloom.tables.letters import Letter, compare_letters, decode_letter
@@ -78,7 +79,7 @@ def test_a_row_is_no_person_if_one_has_several(
 def test_one_row_a_person_is_no_question(owner: Owner) -> None:
     owner.say('unit = "row"')
     assert owner.send(hospital()).rows == 130
-    wards = [row | {"ward no": str(k % 30 // 8)} for k, row in enumerate(hospital(seed=1))]
+    wards = [row | {"ward no": str(k % 10)} for k, row in enumerate(hospital(seed=1))]
     assert owner.send(wards)
     dated = [row | {"case": f"2025-01-{1 + k % 28:02}"} for k, row in enumerate(hospital(seed=2))]
     assert owner.send(dated)
@@ -102,6 +103,16 @@ def test_each_line_of_the_screen_is_one_of_owner_toml(
     assert lines == ['[files."*"]', f'fields.age.missingValues = ["{code}"]']
     owner.say('unit = "patient"', *lines)
     captured(capsys, *asked)
+
+
+def test_none_of_a_count_is_no_code(owner: Owner) -> None:
+    """0 goes on to 1, 2, 3; of ages, it is far from the others."""
+    counts = ["0"] * 71 + ["1"] * 52 + ["2"] * 3 + ["3", "4", "5", "6"]
+    write(owner.data, with_cells(hospital(), "age", *counts))
+    assert not [each for each in show_site(owner.client, read_site(owner.client)) if "age" in each]
+    write(owner.data, with_cells(hospital(), "age", *["0"] * 8))
+    shown = "".join(show_site(owner.client, read_site(owner.client)))
+    assert "age: 0 in 8 rows" in shown
 
 
 @pytest.mark.parametrize(

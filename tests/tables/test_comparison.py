@@ -260,6 +260,9 @@ def test_columns_that_no_two_sites_share_are_asked_once() -> None:
     assert [asked.change_at(site) for site in "ab"] == [{}, {"name": '"systolic"'}]
     here = {"sbp": rare["sbp"], "again": profiles({"a": numbers_of(pressures["b"])})}
     assert not [*match_rare(here)]  # two columns of one site are two
+    farther = profiles({"a": numbers_of(pressures["a"] + 4.0)})
+    (nearest,) = match_rare({"sbp": rare["sbp"], "rr": rare["rr"], "again": farther})
+    assert "again" not in nearest.columns
     several = {"sbp": profiles(dict.fromkeys("ab", numbers_of(pressures["a"]))), "rr": rare["rr"]}
     (together,) = match_rare(several)
     assert (together.field, together.sites) == ("sbp", ("a", "b", "c"))
