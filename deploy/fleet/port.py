@@ -19,7 +19,7 @@ from fairbloom.logs import log
 from fairbloom.protocol.version import PROTOCOL
 from fairbloom.text import text_if
 
-from .admission import IDLE_SECONDS, Admission, CallRefusedError
+from .admission import IDLE_SECONDS, PAUSE_SECONDS, Admission, CallRefusedError
 from .connections import FULL, count_sockets
 from .content import StoredContent
 from .faults import SAY_SECONDS, Faults
@@ -28,7 +28,7 @@ from .lineage import PROCESS_BYTES, Lineage, Verdict
 from .mailbox import Mailbox, QueuedMessage, Reply, describe_fault
 from .members import Members
 from .messages import CHUNK_BYTES, HELD_SECONDS, LARGEST_CHUNK, SERVICE, in_chunks, node_id_of
-from .profiles import keep
+from .profiles import Hourly, keep
 from .wire_pb2 import Chunk, Drop, Head, Kept, Taken, Told, Working
 
 # Seconds that a device counts as online after its last sign of life.
@@ -120,6 +120,8 @@ class Port:
         self._max_connections = max_connections
         self._own_sockets = 0
         self._faults = Faults()
+        self._told = Hourly()
+        self._keeping = asyncio.Lock()
         self.devices: dict[str, PortDevice] = {}
         # The digest and the JSON of the settings of each open run, by its number.
         self.settings: dict[int, tuple[str, str]] = {}
@@ -353,13 +355,19 @@ class Port:
         return bytes(drop.SerializeToString())
 
     async def tell(self, sent: AsyncIterator[bytes], context: Any) -> bytes:
-        """Keep a device's profile, or its owner's answer on a schema; refuse another one."""
+        """Keep what a device's owner tells the operator, unread, and one message at a time."""
         async with self.admission.admit(context) as call:
             await receive(sent, Told, FIRST_CHUNK_SECONDS)  # empty: a profile may come slowly
+            try:
+                self._told.count(call.name)  # before its content, which a flood would send in vain
+            except ValueError as error:
+                await asyncio.sleep(PAUSE_SECONDS)
+                raise CallRefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from None
             message = await receive(sent, Told, CHUNK_SECONDS)
             folder = self._members.folder.parent
             try:
-                await asyncio.to_thread(keep, folder, call.name, message)  # it blocks
+                async with self._keeping:
+                    await asyncio.to_thread(keep, folder, call.name, message)  # it blocks
             except ValueError as error:
                 raise CallRefusedError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
         return bytes(Kept().SerializeToString())

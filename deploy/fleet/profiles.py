@@ -1,14 +1,19 @@
 """What owners of devices tell the operator, in the federation's folder `profiles`, by client.
 
-Each client has a folder: its letters by the day on which they came, `table`, the last one of its
-rows, and `accepts`, its last answer on a schema. A file is there whole or not at all.
+Each client has a folder: its last letter, named by the day on which it came, `table`, the last one
+of its rows, and `accepts`, its last answer on a schema. A file is there whole or not at all.
+Letters and tables lie there unread: to check one takes longer than to send it.
 """
 
+import math
+from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from fairbloom.logs import log
-from fairbloom.system.files import make_folder, write_private
+from fairbloom.system.files import SMALL_BYTES, make_folder, write_private
+from fairbloom.text import plural
 
 from .members import timestamp
 from .wire_pb2 import Told
@@ -23,38 +28,59 @@ ANSWER = "accepts"
 ANSWERS = {True: "yes", False: "no"}
 UNKNOWN = "unknown"
 
+# What a client may tell the server in an hour. An owner accepts a schema, or sends a profile, a few
+# times a year.
+MOST_TOLD = 10
+HOUR = 3600.0
+
 
 def keep(folder: Path, name: str, message: Told) -> None:
-    """Keep a client's message in a federation's folder.
+    """Keep a client's message in a federation's folder, a letter or table as the bytes that came.
 
-    Raise ValueError if no device of this name sends it.
+    Who reads it checks it. The newest letter takes the place of earlier ones. Raise ValueError for
+    an empty message, and for more bytes than a reader takes.
     """
-    # late: a server needs no tables before
-    from fairbloom.tables.letters import decode_letter
-    from fairbloom.tables.site_table import SiteTable
-
     kind = message.WhichOneof("content")
+    if kind is None:
+        raise ValueError("the call has neither a profile nor an answer nor a table")
     place = folder / FOLDER / name
     file = place / ANSWER
     content = UNKNOWN.encode() if kind == "unknown" else ANSWERS[message.accepts].encode()
     if kind == "profile":
-        letter = decode_letter(message.profile)
-        if letter.client != name:
-            raise ValueError(
-                f"the profile is of client {letter.client!r}, and client {name!r} sent it"
-            )
         file = place / f"{timestamp()[:10]}.json"
         content = message.profile
     elif kind == "table":
         file = place / TABLE
         content = message.table
-        if any(each.client != name for each in SiteTable.decode(content).letters.values()):
-            raise ValueError(f"the table is of another client than {name!r}, which sent it")
-    elif kind is None:
-        raise ValueError("the call has neither a profile nor an answer nor a table")
+    if len(content) > SMALL_BYTES:
+        raise ValueError(f"it has {len(content):,} bytes, and {SMALL_BYTES:,} are the most")
     make_folder(place)
     write_private(file, content)
+    for earlier in place.glob(LETTER):
+        if kind == "profile" and earlier != file:
+            earlier.unlink()
     log.info("client %s: %s is kept", name, file.name)
+
+
+class Hourly:
+    """How often each client has told the server something in the last hour."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        # The moments of the last hour, the oldest first, by client.
+        self._moments: dict[str, list[float]] = {}
+
+    def count(self, name: str) -> None:
+        """Count a message of a client; raise ValueError beyond MOST_TOLD in an hour."""
+        now = self._clock()
+        moments = [each for each in self._moments.get(name, ()) if now - each < HOUR]
+        if len(moments) >= MOST_TOLD:
+            wait = math.ceil((HOUR - (now - moments[0])) / 60.0)
+            raise ValueError(
+                f"client {name!r} has told the server {MOST_TOLD} things in an hour, and that is"
+                f" the most: repeat the command in {wait} {plural(wait, 'minute', 'minutes')}"
+            )
+        self._moments[name] = [*moments, now]
 
 
 def find_letter(folder: Path, name: str) -> Path | None:

@@ -1,11 +1,12 @@
 """Compare the profiles of clients, and draft the schema of all: no data meet."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from fairbloom.client.guard.accepted_schemas import digest_of
 from fairbloom.logs import escape_unprintable
@@ -23,8 +24,11 @@ from fairbloom.tables.letters import (
     describe,
     stand_in,
 )
+from fairbloom.tables.reading import ReadTable
+from fairbloom.tables.reasons import DataError
 from fairbloom.tables.schema import (
     EVERY_FILE,
+    MAX_TEXT,
     SCHEMA_NAME,
     Field,
     FileField,
@@ -35,7 +39,7 @@ from fairbloom.tables.schema import (
     parse_schema,
     squash,
 )
-from fairbloom.tables.site_table import SiteTable
+from fairbloom.tables.site_table import ALL, SiteTable
 from fairbloom.tables.toml import quote, write_fields, write_key, write_keys, write_own
 from fairbloom.tasks.targets import POSITIVE_WORDS
 from fairbloom.text import join_first, text_if
@@ -50,49 +54,122 @@ FILES = f'[files."{EVERY_FILE}"]'
 # Findings that are printed.
 MOST = 10
 
+# Characters of the fault of a letter or table that are printed.
+LONGEST_FAULT = 300
 
-def read_letters(federation: Federation, files: Sequence[Path]) -> dict[str, Letter]:
-    """Return the newest letter of each enrolled client, or the one in `files`, by client.
+T = TypeVar("T")
 
-    Raise DeployError if no letter has rows, or one cannot be used.
+
+@dataclass
+class Received(Generic[T]):
+    """What clients have sent of one kind, by client, and a sentence on each that is left out."""
+
+    usable: dict[str, T] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+
+
+def read_letters(federation: Federation, files: Sequence[Path]) -> Received[Letter]:
+    """Return the newest letter of each enrolled client, or the one in `files`.
+
+    Raise DeployError if no letter has rows, or one of `files` cannot be opened.
     """
-    newest = [find_letter(federation.path, each.name) for each in federation.enrolled()]
-    letters = dict[str, Letter]()
-    for path in [*filter(None, newest), *files]:
+    received = Received[Letter]()
+    for member in federation.enrolled():
+        path = find_letter(federation.path, member.name)
+        if path is not None:
+            _read(received, path, member.name, _decode_letter)
+    for path in files:
         try:
-            letter = decode_letter(read_small(path).encode())
-        except (OSError, ValueError) as error:
-            raise DeployError(
-                f"{path} cannot be used: {error}. Delete it, and ask its client's owner for another"
-            ) from error
-        letters[letter.client] = letter
-    if not any(letter.rows for letter in letters.values()):
+            path.open().close()
+        except OSError as error:
+            raise DeployError(f"{path} cannot be opened: {error.strerror}") from error
+        _read(received, path, "", _decode_letter)
+    if not any(letter.rows for letter in received.usable.values()):
         raise DeployError(
             "no client has sent a profile of at least limits.rows rows: its owner sends one by"
             " fairbloom client profile client.toml, or writes it by --out FILE, for you to name"
+            + "".join(f". {each}" for each in received.left_out)
         )
-    return letters
+    return received
 
 
-def read_tables(federation: Federation, schema: str) -> tuple[dict[str, SiteTable], list[str]]:
+def read_tables(federation: Federation, schema: str) -> tuple[Received[SiteTable], Sequence[str]]:
     """Return the tables that clients have sent by a schema, and the clients that have sent none."""
-    tables = dict[str, SiteTable]()
-    waits = list[str]()
+    received = Received[SiteTable]()
+    decode = partial(_decode_table, digest_of(schema), parse_schema(schema))
     for member in federation.enrolled():
         path = federation.path / FOLDER / member.name / TABLE
-        try:
-            table = SiteTable.decode(read_small(path).encode())
-        except FileNotFoundError:
-            table = SiteTable("", {})
-        except (OSError, ValueError) as error:
-            raise DeployError(
-                f"{path} cannot be used: {error}. Delete it, and ask its client's owner for another"
-            ) from error
-        if table.schema == digest_of(schema):
-            tables[member.name] = table
-        else:
-            waits.append(member.name)
-    return tables, waits
+        if path.exists():
+            _read(received, path, member.name, decode)
+    of_another = [name for name, table in received.usable.items() if not table.letters]
+    for name in of_another:
+        del received.usable[name]
+    waits = [each.name for each in federation.enrolled() if each.name not in received.usable]
+    return received, waits
+
+
+def _read(
+    received: Received[T],
+    path: Path,
+    sender: str,
+    decode: Callable[[str, str], tuple[str, T]],
+) -> None:
+    """Add what lies in a file, or the sentence that it cannot be used.
+
+    `decode` takes the file's text and the client that sent it, "" if that is unknown, and returns
+    the client that it is of.
+    """
+    try:
+        client, content = decode(read_small(path), sender)
+    except (OSError, ValueError) as error:
+        received.left_out.append(
+            f"{path} cannot be used and is left out: {str(error)[:LONGEST_FAULT]}. Ask"
+            f" {sender or 'its client'}'s owner for another"
+        )
+    else:
+        received.usable[client] = content
+
+
+def _decode_letter(text: str, sender: str) -> tuple[str, Letter]:
+    letter = decode_letter(text.encode())
+    _check_sender(letter, sender)
+    if letter.unit != ROW and fold(letter.unit) not in map(fold, letter.columns):
+        raise ValueError(f"its unit, {letter.unit!r}, is none of its columns")
+    return letter.client, letter
+
+
+def _decode_table(digest: str, schema: Schema, text: str, sender: str) -> tuple[str, SiteTable]:
+    """Return a client's table, without letters if it is by another schema than that of a digest.
+
+    Raise ValueError if it has what the schema has not.
+    """
+    table = SiteTable.decode(text.encode())
+    if table.schema != digest:
+        return sender, replace(table, letters={})
+    for name, letter in table.letters.items():
+        _check_sender(letter, sender)
+        if name not in (ALL, *schema.predicted.categories):
+            raise ValueError(f"the schema's target has no class {name[:MAX_TEXT]!r}")
+        for column, about in letter.columns.items():
+            _check_column(schema, column, about.values)
+    return sender, table
+
+
+def _check_column(schema: Schema, name: str, values: Collection[str]) -> None:
+    """Raise ValueError unless a schema has a column, and it may have these values."""
+    if name not in schema.fields:
+        raise ValueError(f"the schema has no column {name!r}")
+    categories = schema.fields[name].categories
+    for value in values:
+        is_known = value in categories if categories else parse_number(value) is not None
+        if not is_known:
+            raise ValueError(f"column {name!r} has no value {value!r} by the schema")
+
+
+def _check_sender(letter: Letter, sender: str) -> None:
+    """Raise ValueError if a letter is of another client than the one that sent it."""
+    if sender and letter.client != sender:
+        raise ValueError(f"it is of client {letter.client!r}, and client {sender!r} sent it")
 
 
 def write_markdown(rows: Sequence[Mapping[str, str]]) -> str:
@@ -137,9 +214,9 @@ def write_schema(
     units = Counter(letter.unit for letter in letters.values())
     unit = "" if ROW in units else units.most_common(1)[0][0]
     stand_ins = [stand_in(letter, unit) for letter in letters.values() if letter.rows]
-    tables = {table.path: table for table in stand_ins}
-    clients = {path: path.stem for path in tables}
-    drafted = draft(tables, clients, Wanted(positive_words=POSITIVE_WORDS, unit=unit, **wanted))
+    wishes = Wanted(positive_words=POSITIVE_WORDS, unit=unit, **wanted)
+    drafted, left_out = _draft({each.path: each for each in stand_ins}, wishes)
+    yield from left_out
     # how the tables that stand for letters are written is not how the clients' files are
     drafted = replace(drafted, schema=drafted.schema.model_copy(update={"files": {}}))
     (folder / "clients").mkdir(parents=True, exist_ok=True)
@@ -194,6 +271,33 @@ def _ask_about_alike(letters: Mapping[str, Letter], findings: Sequence[Finding])
         for line in write_fields({each.field: field}, {}):
             yield f"# {line}" if line else "#"
         yield ""
+
+
+def _draft(tables: Mapping[Path, ReadTable], wanted: Wanted) -> tuple[Draft, Sequence[str]]:
+    """Return the draft of tables, and a sentence on each that is left out as it prevents one.
+
+    Many values of the target are no classes, for all. So the table with most of them is left out,
+    and so on: one, or a fifth of all. Raise DataError if that does not help.
+    """
+    kept = dict(tables)
+    left_out = list[str]()
+    first: DataError | None = None
+    while True:
+        try:
+            return draft(kept, {path: path.stem for path in kept}, wanted), left_out
+        except DataError as error:
+            first = first or error
+            if len(kept) < 3 or len(left_out) >= max(1, len(tables) // 5):
+                raise first from None
+            odd = max(kept, key=lambda path: _count_values(tables[path], wanted.target))
+            del kept[odd]
+            left_out.append(f"{odd.stem} is left out of the schema: with it, {error}")
+
+
+def _count_values(table: ReadTable, name: str) -> int:
+    """Return how many different values a table has in a column, 0 without such a column."""
+    values = table.find(name)
+    return 0 if values is None else len(values.unique())
 
 
 def _extend(text: str, drafted: Draft) -> str:

@@ -249,6 +249,7 @@ def profiles(
     No data meet: each device's owner sends a profile by fairbloom client profile.
     """
     from fairbloom.deploy.operator import profiles as of_clients
+    from fairbloom.deploy.operator.submit import say
     from fairbloom.imports import imported
     from fairbloom.protocol.settings import parse_assignments
     from fairbloom.server.settings import Settings
@@ -263,7 +264,10 @@ def profiles(
     if other:
         raise DeployError(f"--set {other[0]}: write csv.target, csv.missing or csv.kind")
     Settings.of({"task": "csv", **given})  # raises an error for an impossible value
-    found = of_clients.read_letters(federation, letters)
+    received = of_clients.read_letters(federation, letters)
+    for each in received.left_out:
+        say(each)
+    found = received.usable
     fields, findings = compare_letters(found.values())
     print("\n".join(of_clients.describe_findings(findings)) or "no client stands out")
     if page is not None:
@@ -340,14 +344,17 @@ def describe(
     Each device's owner sends one by fairbloom client describe, where owner.toml allows it.
     """
     from fairbloom.deploy.operator import profiles as of_clients
+    from fairbloom.deploy.operator.submit import say
     from fairbloom.server.run_folder.tables import format_csv
     from fairbloom.system.files import write_whole
     from fairbloom.tables.schema import parse_schema, read_schema
     from fairbloom.tables.site_table import join_tables
 
     text = read_schema(str(schema))
-    tables, waits = of_clients.read_tables(federation, text)
-    rows = [*join_tables(parse_schema(text), tables, by_class=by_class)]
+    received, waits = of_clients.read_tables(federation, text)
+    for each in received.left_out:
+        say(each)
+    rows = [*join_tables(parse_schema(text), received.usable, by_class=by_class)]
     shown = of_clients.write_markdown(rows)
     if out is not None:
         heads = tuple(dict.fromkeys(head for row in rows for head in row))

@@ -30,19 +30,21 @@ from fairbloom.deploy.device.profile import (
     show_site,
 )
 from fairbloom.deploy.errors import DeployError
+from fairbloom.deploy.fleet import profiles as profiles_of_fleet
+from fairbloom.deploy.fleet.client import tell
 from fairbloom.deploy.fleet.enrolment import enroll, revoke
 from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.deploy.fleet.messages import LARGEST_CHUNK
-from fairbloom.deploy.fleet.profiles import describe_told, keep
+from fairbloom.deploy.fleet.profiles import HOUR, MOST_TOLD, Hourly, describe_told, keep
 from fairbloom.deploy.fleet.wire_pb2 import Told
 from fairbloom.deploy.operator.profiles import describe_findings, read_letters, write_schema
 from fairbloom.deploy.operator.status import survey
 from fairbloom.protocol.settings import RunSettings
+from fairbloom.system.files import SMALL_BYTES
 from fairbloom.system.lock import exclusive_lock
 from fairbloom.system.versions import NAME as SECRET
 from fairbloom.tables.comparison import OneValue, compare
 from fairbloom.tables.letters import (
-    MAX_BYTES,
     ROW,
     Letter,
     decode_letter,
@@ -476,7 +478,8 @@ def test_the_server_keeps_letters_and_answers(served: Served, tmp_path: Path) ->
     assert (profiles / "a" / f"{day}.json").read_bytes() == second
     assert sorted(path.name for path in (profiles / "a").iterdir()) == [f"{day}.json", "accepts"]
     assert not (profiles / "b").exists()
-    assert read_letters(Federation.read(served.place), []) == {"a": decode_letter(second)}
+    received = read_letters(Federation.read(served.place), [])
+    assert (received.usable, received.left_out) == ({"a": decode_letter(second)}, [])
     clients = survey(Federation.read(served.place))["clients"]
     assert (clients["a"]["profile"], clients["a"]["accepts"]) == (day, "no")
     assert (clients["b"]["profile"], clients["b"]["accepts"]) == (None, None)
@@ -495,26 +498,66 @@ def test_a_stranger_tells_the_server_nothing(served: Served, tmp_path: Path) -> 
     ("content", "words"),
     [
         (Told(), "neither a profile nor an answer"),
-        (Told(profile=b""), "it is no profile"),
-        (Told(profile=b"{" * 100_000), "it is no profile"),
-        (Told(profile=b" " * (MAX_BYTES + 1)), "1,048,577 bytes, and 1,048,576 are the most"),
+        (Told(profile=b" " * (SMALL_BYTES + 1)), "1,048,577 bytes, and 1,048,576 are the most"),
+        (Told(table=b" " * (SMALL_BYTES + 1)), "1,048,577 bytes, and 1,048,576 are the most"),
         (Told(profile=b" " * (2 * LARGEST_CHUNK)), "larger than max"),
     ],
 )
-def test_a_hostile_profile_is_refused_in_words(served: Served, content: Told, words: str) -> None:
+def test_too_large_or_empty_a_message_is_refused(served: Served, content: Told, words: str) -> None:
     code, said = told(served, content)
     assert code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
     assert words in said
     assert not (served.place / "profiles").exists()
 
 
-def test_a_profile_of_another_client_is_refused(served: Served, tmp_path: Path) -> None:
-    content = letter(tmp_path / "data", "b", hospital())
-    code, words = told(served, Told(profile=content))
-    assert code == grpc.StatusCode.INVALID_ARGUMENT
-    assert words == "the profile is of client 'b', and client 'a' sent it"
-    assert told(served, Told(profile=content), "b")[0] == grpc.StatusCode.OK
-    assert [path.name for path in (served.place / "profiles").iterdir()] == ["b"]
+@pytest.mark.parametrize("content", [b"", b"{" * 100_000, b"\xff\xfe{", b" " * SMALL_BYTES])
+def test_bytes_are_kept_as_they_came(served: Served, content: bytes) -> None:
+    for message, name in ((Told(profile=content), "*.json"), (Told(table=content), "table")):
+        assert told(served, message)[0] == grpc.StatusCode.OK
+        (file,) = (served.place / "profiles" / "a").glob(name)
+        assert file.read_bytes() == content
+
+
+def test_an_hour_has_ten_messages_of_each_client() -> None:
+    now = [0.0]
+    hourly = Hourly(lambda: now[0])
+    for _ in range(MOST_TOLD):
+        hourly.count("a")
+        now[0] += 60.0
+    hourly.count("b")
+    with pytest.raises(ValueError, match=r"^client 'a' has told .* repeat the command in 50 min"):
+        hourly.count("a")
+    now[0] = HOUR - 1.0
+    with pytest.raises(ValueError, match=r"in 1 minute$"):
+        hourly.count("a")
+    now[0] = HOUR  # the remedy
+    hourly.count("a")
+    with pytest.raises(ValueError, match=r"in 1 minute$"):
+        hourly.count("a")
+
+
+def test_the_eleventh_message_is_refused_unread(served: Served, tmp_path: Path) -> None:
+    folder = served.place / "bundles" / "a"
+    (folder / "owner.toml").write_text("")
+    client = ClientSettings.of({"server": served.address}, folder / "client.toml")
+    for number in range(MOST_TOLD):
+        assert told(served, Told(accepts=bool(number % 2)))[0] == grpc.StatusCode.OK
+    with refused_with(f"{served.address} refuses it", "repeat the command in 60 minutes"):
+        tell(client, Told(profile=b"{}"))
+    assert describe_told(served.place, "a") == {"profile": None, "accepts": "yes"}
+    assert told(served, Told(accepts=False), "b")[0] == grpc.StatusCode.OK
+
+
+def test_a_newer_letter_takes_the_place_of_earlier_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for day in ("2025-01-31", "2025-02-28"):
+        monkeypatch.setattr(profiles_of_fleet, "timestamp", lambda day=day: f"{day}T00:00:00")
+        for name in "ab":
+            keep(tmp_path, name, Told(profile=day.encode()))
+    keep(tmp_path, "a", Told(table=b"t"))
+    kept = [path.name for path in sorted((tmp_path / "profiles").rglob("*")) if path.is_file()]
+    assert kept == ["2025-02-28.json", "table", "2025-02-28.json"]
 
 
 def test_a_device_sends_by_its_certificate(served: Served, tmp_path: Path) -> None:
@@ -733,20 +776,93 @@ def test_letters_are_of_enrolled_clients_or_named(tmp_path: Path) -> None:
         enroll(federation, name)
         keep(federation.path, name, Told(profile=letter(tmp_path / "d", name, hospital())))
     revoke(federation, "south")
-    assert [*read_letters(federation, [])] == ["north"]
+    assert [*read_letters(federation, []).usable] == ["north"]
     named = tmp_path / "named.json"
     named.write_bytes(letter(tmp_path / "d", "north", hospital(160)))
-    assert read_letters(federation, [named])["north"].rows == 160
+    assert read_letters(federation, [named]).usable["north"].rows == 160
     named.write_bytes(letter(tmp_path / "d", "north", hospital(4)))
     with refused_with("no client has sent a profile of at least limits.rows rows"):
         read_letters(Federation.init(tmp_path / "other", ["localhost"], 1), [named])
     named.write_bytes(b"{}")
-    with refused_with(str(named), "Delete it, and ask its client's owner for another"):
-        read_letters(federation, [named])
+    received = read_letters(federation, [named])
+    assert received.usable["north"].rows == 130
+    (sentence,) = received.left_out
+    assert sentence.startswith(f"{named} cannot be used and is left out: it is no profile as a")
+    assert sentence.endswith("Ask its client's owner for another")
     named.unlink()
-    assert read_letters(federation, [])["north"].rows == 130
     with refused_with(str(named)):
         read_letters(federation, [named])
+
+
+def changed_letter(content: bytes, **changes: Any) -> bytes:
+    return json.dumps({**json.loads(content), **changes}).encode()
+
+
+HOSTILE = {
+    "utf-16": lambda made: made.decode().encode("utf-16"),
+    "nothing": lambda made: b"",
+    "deep": lambda made: b"[" * 500_000,
+    "a long number": lambda made: b'{"client": ' + b"9" * 900_000 + b"}",
+    "a surrogate": lambda made: made.replace(b'"stage"', b'"\\ud800"'),
+    "of another client": lambda made: changed_letter(made, client="a"),
+    "a unit of no column": lambda made: changed_letter(made, unit="nobody"),
+    "a number of 1e300": lambda made: made.replace(b'"quantiles": [', b'"quantiles": [-1e300, ', 1),
+    "no rows": lambda made: changed_letter(made, rows=-5),
+    "a list": lambda made: b"[1]",
+    "many columns": lambda made: changed_letter(
+        made, columns={f"{n}": None for n in range(20_000)}
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_letter_that_cannot_be_used_stops_no_others(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    assert fairbloom("deploy", "enroll", "a", "b", "evil") == 0
+    for place, name in enumerate(("a", "b", "evil")):
+        content = letter(tmp_path / "d", name, hospital(160, seed=place), unit="patient")
+        keep(made, name, Told(profile=HOSTILE[kind](content) if name == "evil" else content))
+    capsys.readouterr()
+    words = ("deploy", "profiles", "--target", "outcome", "--write-schema", tmp_path / "out")
+    said = captured(capsys, *words, "--page", tmp_path / "page.html")
+    (line,) = said.err.splitlines()
+    assert re.fullmatch(
+        r"fairbloom deploy: \S+profiles/evil/\S+\.json cannot be used and is left out: .+\. Ask"
+        r" evil's owner for another",
+        line,
+    )
+    assert len(line) < 600
+    assert sorted(path.stem for path in (tmp_path / "out/clients").iterdir()) == ["a", "b"]
+    (made / "profiles/evil" / Path(line.split()[2]).name).unlink()
+    content = letter(tmp_path / "d", "evil", hospital(160, seed=3), unit="patient")
+    keep(made, "evil", Told(profile=content))  # the remedy
+    assert captured(capsys, *words).err == ""
+    assert (tmp_path / "out/clients/evil.toml").exists()
+
+
+def test_many_values_of_one_target_stop_no_draft(
+    tmp_path: Path, letters: dict[str, Letter]
+) -> None:
+    many = {f"k{n}": 5 for n in range(100)}
+    odd = dict[str, Letter]()
+    for client, each in letters.items():
+        values = many if client == "west" else {"well": 100, "ill": 50}
+        rows = sum(values.values())
+        columns = {name: replace(one, rows=rows) for name, one in each.columns.items()}
+        columns["outcome"] = replace(columns["outcome"], values=values)
+        odd[client] = replace(each, rows=rows, columns=columns)
+    said = list(write_schema(odd, [], tmp_path / "out", {"target": "outcome"}))
+    assert said[0].startswith("west is left out of the schema: with it, the target, column")
+    assert parse_schema((tmp_path / "out/schema.toml").read_text()).predicted.categories == (
+        "ill",
+        "well",
+    )
+    two = {name: odd[name] for name in ("north", "west")}
+    with refused_with("different values", "csv.target"):  # nobody can say which of two is wrong
+        list(write_schema(two, [], tmp_path / "other", {"target": "outcome"}))
+    with refused_with("csv.target"):  # nor does it help to leave one out
+        list(write_schema(letters, [], tmp_path / "more", {"target": "absent"}))
 
 
 def test_the_way_by_commands(

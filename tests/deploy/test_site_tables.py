@@ -3,6 +3,7 @@ operator makes of it."""
 
 import json
 import re
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from hypothesis import given, strategies as st
 from fairbloom.client.guard.log_files import read_entries
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.device.profile import choose_table, send_table
-from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.deploy.fleet.profiles import keep
 from fairbloom.deploy.fleet.wire_pb2 import Told
@@ -230,37 +230,61 @@ def edited(table: SiteTable, **changes: object) -> bytes:
     return json.dumps({**made, **changes}).encode()
 
 
-def test_a_server_refuses_a_table_that_no_device_makes(site: Site, tmp_path: Path) -> None:
-    table = site.send()
+def forged(table: SiteTable, column: str, name: str = "", **changes: object) -> bytes:
+    """Return a table in which a column of the class `name` says something else."""
     letters = json.loads(table.encode())["letters"]
-    forged = json.loads(json.dumps(letters))
-    forged["1"]["columns"]["sex"]["values"] = {"f": 3}
-    for content in (
-        b"{}",
-        b"nonsense",
-        edited(table, letters={}),
-        edited(table, letters={"1": letters["1"]}),
-        edited(table, letters=forged),
-        edited(table, letters=[1]),
-    ):
-        with pytest.raises(ValueError, match="it is no "):
-            keep(tmp_path, "a", Told(table=content))
-    with pytest.raises(ValueError, match="of another client than 'b'"):
-        keep(tmp_path, "b", Told(table=table.encode()))
-    keep(tmp_path, "a", Told(table=table.encode()))
-    assert (tmp_path / "profiles" / "a" / "table").read_bytes() == table.encode()
+    letters[name]["columns"][column] |= changes
+    return edited(table, letters=letters)
 
 
-def test_a_damaged_table_is_named(site: Site) -> None:
+def forgeries(table: SiteTable) -> Iterator[tuple[bytes, str]]:
+    """Yield what no device makes, and why it is left out."""
+    letters = json.loads(table.encode())["letters"]
+    many = {f"k{n}": letters["1"] for n in range(1001)}
+    yield b"{}", "it is no table"
+    yield b"nonsense", "it is no table"
+    yield b"[" * 500_000, "it is no table"
+    yield table.encode().decode().encode("utf-16"), "codec can't decode"
+    yield table.encode()[:-9], "it is no table"
+    yield edited(table, letters={}), "it is no table"
+    yield edited(table, letters={"1": letters["1"]}), "it is no table"
+    yield edited(table, letters=[1]), "it is no table"
+    yield forged(table, "sex", "1", values={"f": 3}), "it is no table"
+    yield edited(table, letters={**letters, "=cmd": letters["1"]}), "no class '=cmd'"
+    yield edited(table, letters={"": letters[""], **many}), "no class 'k0'"
+    yield forged(table, "sex", values={"<b>": 10}), "column 'sex' has no value '<b>'"
+    yield forged(table, "age", values={"=1": 10}, quantiles=[]), "column 'age' has no value '=1'"
+    own = {**letters[""], "columns": {"q": letters[""]["columns"]["sex"]}}
+    yield edited(table, letters={"": own}), "the schema has no column 'q'"
+    yield edited(table, letters={"": {**letters[""], "client": "b"}}), "it is of client 'b'"
+
+
+def test_a_table_that_cannot_be_used_is_left_out(
+    site: Site, subtests: pytest.Subtests, capsys: pytest.CaptureFixture[str]
+) -> None:
     table = site.send()
     federation = Federation.read(site.served.place)
-    assert read_tables(federation, SCHEMA)[0] == {"a": table}
-    path = federation.path / "profiles" / "a" / "table"
-    path.write_bytes(table.encode()[:-9])
-    with pytest.raises(DeployError, match=r"table cannot be used: .* Delete it"):
-        read_tables(federation, SCHEMA)
-    path.unlink()  # the remedy
-    assert read_tables(federation, SCHEMA) == ({}, ["a", "b"])
+    received, waits = read_tables(federation, SCHEMA)
+    assert (received.usable, received.left_out, waits) == ({"a": table}, [], ["b"])
+    keep(
+        federation.path, "b", Told(table=table.encode().replace(b'"client": "a"', b'"client": "b"'))
+    )
+    schema = site.folder / "schema.toml"
+    schema.write_text(SCHEMA)
+    words = ("deploy", "describe", "--dir", federation.path, "--schema", schema)
+    for content, why in forgeries(table):
+        with subtests.test(why=why, content=content[:40]):
+            keep(federation.path, "a", Told(table=content))
+            received, waits = read_tables(federation, SCHEMA)
+            assert ([*received.usable], waits) == (["b"], ["a"])
+            (sentence,) = received.left_out
+            assert why in sentence
+            assert sentence.endswith("Ask a's owner for another")
+            said = captured(capsys, *words)
+            assert said.err.startswith("fairbloom deploy: ")
+            assert "| b |" in said.out
+    keep(federation.path, "a", Told(table=table.encode()))  # the remedy
+    assert [*read_tables(federation, SCHEMA)[0].usable] == ["a", "b"]
 
 
 def test_sites_and_classes_have_columns_of_their_own(site: Site) -> None:
