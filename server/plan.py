@@ -323,12 +323,21 @@ def compare_budgets(
     """Log for which clients' accounts the run is too long, and who will have no score.
 
     With `refuses`, raise SettingsError for a run that is too long, unless its settings accept that.
+    Accounts that do not pay for one round are named only.
     """
     price = price_of_round(settings, method)
     asked = math.ceil(settings.num_rounds * settings.fraction_train)
     training = method.training_clients or accounts
     rounds = {name: int(accounts[name].units) // price for name in accounts if name in training}
-    if short := sorted(name for name in rounds if rounds[name] < asked):
+    empty = sorted(name for name in rounds if not rounds[name])
+    if empty:  # no number of rounds suits them, and whoever claims so must not end the run of all
+        log.warning(
+            "%s cannot train: the privacy account has too few units left for one round, of at"
+            " least %d units",
+            join_first(empty, 5),
+            price,
+        )
+    if short := sorted(name for name in rounds if 0 < rounds[name] < asked):
         words = (
             f"the run has about {asked} rounds for each client, of at least {price} units of a"
             f" privacy account, and these accounts do not last: {join_first(short, 5)}; that of"

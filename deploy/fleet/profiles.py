@@ -63,7 +63,7 @@ def keep(folder: Path, name: str, message: Told) -> None:
 
 
 class Hourly:
-    """How often each client has told the server something in the last hour."""
+    """How many messages each client has sent the server in the last hour."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -77,7 +77,7 @@ class Hourly:
         if len(moments) >= MOST_TOLD:
             wait = math.ceil((HOUR - (now - moments[0])) / 60.0)
             raise ValueError(
-                f"client {name!r} has told the server {MOST_TOLD} things in an hour, and that is"
+                f"client {name!r} has sent the server {MOST_TOLD} messages in an hour, and that is"
                 f" the most: repeat the command in {wait} {plural(wait, 'minute', 'minutes')}"
             )
         self._moments[name] = [*moments, now]

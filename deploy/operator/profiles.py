@@ -134,7 +134,7 @@ def _decode_letter(text: str, sender: str) -> tuple[str, Letter]:
     letter = decode_letter(text.encode())
     _check_sender(letter, sender)
     if letter.unit != ROW and fold(letter.unit) not in map(fold, letter.columns):
-        raise ValueError(f"its unit, {letter.unit!r}, is none of its columns")
+        raise ValueError(f"it has no column {letter.unit!r}, its unit")
     return letter.client, letter
 
 

@@ -68,9 +68,23 @@ class AccountStatus(NamedTuple):
 
     @classmethod
     def of(cls, values: object) -> Self | None:
-        """Return the status in a reply, None if there is none or it is malformed."""
+        """Return the status in a reply, None without one or with numbers that none has."""
         if not isinstance(values, list) or len(values) != len(cls._fields):
             return None
         if not all(isinstance(value, int | float) and 0.0 <= value <= LARGEST for value in values):
             return None
-        return cls(*map(float, values))
+        status = cls(*map(float, values))
+        return status if status.is_possible else None
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether an account may have been opened for these numbers, and have so much left."""
+        return (
+            self.epsilon in EPSILONS
+            and self.delta in DELTAS
+            and self.steps in COUNTS
+            and self.tests in COUNTS
+            and self.rows >= 1.0
+            and self.units <= (STEP_UNITS + LOSS_UNITS) * self.steps
+            and self.reports <= self.tests
+        )

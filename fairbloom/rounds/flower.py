@@ -44,6 +44,7 @@ from .quorum import Quorum, note_nothing
 from .records import (
     check_rounded,
     check_supported,
+    claims_impossible_account,
     has_no_query,
     has_zero_rate,
     holds_frozen,
@@ -80,6 +81,12 @@ OTHER_APPS = {"secaggplus_configs": SECURE_AGGREGATION, "fitins.parameters": OLD
 UNNAMED = (
     "clients are named by their node ids, so a seed does not determine which are drawn; for names,"
     f" {ADVICE}"
+)
+
+# A warning: the client's name, or its node id.
+IMPOSSIBLE_ACCOUNT = (
+    "client %s says of its privacy account what none has, so it counts as a client without one: if"
+    " it is yours, look at its owner's log; else revoke it"
 )
 
 # A warning: how many nodes, one of them, and its reason.
@@ -291,6 +298,8 @@ class FlowerClients:
         for node_id, reply in replies.items():
             node = replace(self._roster.nodes[node_id], examples=0, refusal="", fault="")
             if reply.has_content():
+                if claims_impossible_account(reply.content):
+                    log.warning(IMPOSSIBLE_ACCOUNT, read_name(reply) or node_id)
                 node = replace(
                     node,
                     terms=read_supported(reply.content),

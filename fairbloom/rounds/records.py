@@ -104,6 +104,12 @@ def read_account(content: RecordDict) -> AccountStatus | None:
     return AccountStatus.of(of_client.get(PRIVACY))
 
 
+def claims_impossible_account(content: RecordDict) -> bool:
+    """Return whether a client says of a privacy account what none has."""
+    says = PRIVACY in content.config_records.get(CLIENT, ConfigRecord())
+    return says and read_account(content) is None
+
+
 def read_context_state(content: RecordDict) -> bool | None:
     """Return whether a client has a state that its node keeps for one run only, None if unsaid."""
     stated = content.config_records.get(CLIENT, ConfigRecord()).get(CONTEXT_STATE)

@@ -525,7 +525,7 @@ def test_an_hour_has_ten_messages_of_each_client() -> None:
         hourly.count("a")
         now[0] += 60.0
     hourly.count("b")
-    with pytest.raises(ValueError, match=r"^client 'a' has told .* repeat the command in 50 min"):
+    with pytest.raises(ValueError, match=r"^client 'a' has sent .* repeat the command in 50 min"):
         hourly.count("a")
     now[0] = HOUR - 1.0
     with pytest.raises(ValueError, match=r"in 1 minute$"):

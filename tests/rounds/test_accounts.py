@@ -367,6 +367,51 @@ def test_a_status_out_of_range_is_none() -> None:
     assert AccountStatus.of(fine[:-1]) is None
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epsilon": 0.0},
+        {"epsilon": 101.0},
+        {"delta": 0.0},
+        {"delta": 1.0},
+        {"steps": 0.0},
+        {"steps": 1e7},
+        {"tests": 0.0},
+        {"rows": 0.0},
+        {"units": 451.0},
+        {"reports": 2.0},
+    ],
+    ids=str,
+)
+def test_impossible_numbers_are_no_account_and_said(
+    changes: dict[str, float], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run goes on for all, with that client as one without an account."""
+
+    class Liar(Device):
+        def said(self, content: RecordDict, message: Message, spent: float) -> Message:
+            made = super().said(content, message, spent)
+            made.content["client"]["privacy"] = [*map(float, status(**changes))]
+            return made
+
+    method = fedavg()
+    done = play(method, {"a": Liar("a"), "b": Device("b")}, 2)
+    assert [each.participants for each in done] == [("a", "b")] * 2
+    assert method.run_state.accounts.keys() == {"b"}
+    (warning,) = [each for each in caplog.messages if "privacy account" in each]
+    assert warning.startswith("client a says of its privacy account what none has")
+    assert "revoke it" in warning
+
+
+def test_a_claim_of_nothing_left_stops_no_others(caplog: pytest.LogCaptureFixture) -> None:
+    devices = {"a": Device("a", 0.0), "b": Device("b"), "c": Device("c")}
+    method = fedavg()
+    done = play(method, devices, 3)
+    assert [each.number for each in done] == [1, 2, 3]
+    assert method.run_state.spent == {"a"}
+    assert [devices[name].units for name in "abc"] == [0.0, UNITS - 12, UNITS - 12]
+
+
 def test_a_hostile_status_ends_no_run() -> None:
     """The largest numbers that are accepted are sent and weighed."""
     largest = status(units=2.0**53, sigma=2.0**53, rows=0.0)

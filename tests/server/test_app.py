@@ -464,13 +464,24 @@ def test_a_run_that_accounts_do_not_outlast_is_refused(
     compare(settings, fine)
     assert not caplog.records
     with pytest.raises(SettingsError, match=r"last: a, c; that of a .*--spend lowest"):
-        compare(settings, {**fine, "a": (units - 1.0, 1.0), "c": (0.0, 1.0)})
+        compare(settings, {**fine, "a": (units - 1.0, 1.0), "c": (units - 1.0, 1.0)})
     for spend in ("lowest", "all", "12"):
         compare({**settings, "privacy.spend": spend}, {**fine, "a": (units - 1.0, 1.0)})
         assert "do not last: a; that of a" in caplog.text
         caplog.clear()
     compare({**settings, "training-clients": "b"}, {**fine, "a": (0.0, 1.0)})
     assert not caplog.records
+
+
+def test_an_account_without_a_rounds_units_refuses_no_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Lowering num-rounds would not help it, and any client may claim so."""
+    compare({}, {"a": (0.0, 1.0), "b": (40.0, 1.0), "c": (3.0, 1.0)})
+    (said,) = [each.getMessage() for each in caplog.records]
+    assert said.startswith("a, c cannot train: the privacy account has too few units left")
+    with pytest.raises(SettingsError, match=r"do not last: d; that of d lasts for 1\."):
+        compare({}, {"a": (0.0, 1.0), "d": (4.0, 1.0)})
 
 
 def test_who_will_have_no_score_is_said_before(caplog: pytest.LogCaptureFixture) -> None:
