@@ -111,8 +111,9 @@ def count_exact(state_dir: Path) -> int:
         entries = []
     count = 0
     for entry in entries:
-        has_left = entry["asked"] in ("train", "evaluate") and "refused" not in entry
-        if has_left and PRIVACY not in entry["sent"].get(CLIENT, ()):
+        # a handler may have a name: train.mine
+        has_model = entry["asked"].partition(".")[0] in ("train", "evaluate")
+        if has_model and "refused" not in entry and PRIVACY not in entry["sent"].get(CLIENT, ()):
             count += entry.get("times", 1)
     return count
 

@@ -43,11 +43,11 @@ from fairbloom.tables.letters import (
 from fairbloom.tables.reading import ReadTable, read
 from fairbloom.tables.reasons import DataError
 from fairbloom.tables.schema import Schema, fold, parse_schema, with_files
-from fairbloom.tables.site_table import SiteTable, describe_rows
+from fairbloom.tables.site_table import ALL, SiteTable, describe_rows
 from fairbloom.tables.toml import quote
 from fairbloom.tasks.catalogue import TASKS
 from fairbloom.tasks.sides import keep_columns
-from fairbloom.text import text_if
+from fairbloom.text import plural, text_if
 
 from ..errors import DeployError
 from ..fleet.client import tell
@@ -362,15 +362,21 @@ def _read_tables(client: ClientSettings, secret: bytes) -> Iterator[SentTable]:
         yield SentTable(SiteTable.decode(content), names, numbers)
 
 
-def describe_sent(client: ClientSettings) -> str:
-    """Return whether profiles of the device's tables have left, and when the last one did."""
-    sent = [*_read_sent(client, secret_of(Path(client.state_dir)))]
+def describe_sent(client: ClientSettings) -> Iterator[str]:
+    """Yield a line on each profile and table that has left the device, and on the answers."""
+    secret = secret_of(Path(client.state_dir))
+    sent = [("profile", each.letter) for each in _read_sent(client, secret)]
+    sent += [("table", each.table.letters[ALL]) for each in _read_tables(client, secret)]
+    for kind, letter in sent:
+        yield (
+            f"a {kind} of {len(letter.columns)} columns, of {letter.date}, has left: an account"
+            " does not count what it says"
+        )
     if not sent:
-        return "no profile of the tables has left this device"
-    return (
-        f"{len(sent)} profiles of the tables have left before, the last of {sent[-1].letter.date}:"
-        " the account does not count what they say"
-    )
+        yield "no profile and no table of the rows has left this device"
+    answers = len([*_folder_of(client).glob("*.answer")])
+    if answers:
+        yield f"{answers} {plural(answers, 'answer', 'answers')} on schemas left"
 
 
 def _count_sent(client: ClientSettings, *, by_wire: bool = False) -> int:

@@ -445,16 +445,19 @@ def open_account(
         seed=seed,
     )
     print("\n".join(describe_account(made)))
-    print(describe_sent(settings))
+    print("\n".join(describe_sent(settings)))
 
 
 @account.command("show", epilog="Example: fairbloom client account show client.toml")
 def show_account(config: ClientToml) -> None:
-    """Show what the account allows, and what is left."""
+    """Show what the account allows, what is left, and what had left before without noise."""
     from fairbloom.client.private.opening import describe_account, known_account
+    from fairbloom.deploy.device.profile import describe_sent
 
-    known = known_account(ClientSettings.of({}, config).node())
+    settings = ClientSettings.of({}, config)
+    known = known_account(settings.node())
     print("\n".join(describe_account(known)))
+    print("\n".join(describe_sent(settings)))
 
 
 @account.command("resume", epilog="Example: fairbloom client account resume client.toml")

@@ -140,7 +140,9 @@ def test_each_profile_that_left_is_in_the_owners_log(owner: Owner) -> None:
     (entry,) = read_entries(Path(owner.client.state_dir))
     assert entry["asked"] == "profile"
     assert entry["sent"] == {"profile": f"6 columns, {owner.out}"}
-    assert describe_sent(owner.client).startswith("1 profiles of the tables have left before, the")
+    assert [*describe_sent(owner.client)] == [
+        f"a profile of 6 columns, of {DAY}, has left: an account does not count what it says"
+    ]
     assert owner.left == ["0000.letter"]
 
 
@@ -307,13 +309,17 @@ def test_with_an_open_account_nothing_leaves(
         'type = "number"\ncenter = 60\nscale = 12\n'
         '[fields.outcome]\ntype = "integer"\ncategories = [0, 1]\n'
     )
-    assert describe_sent(owner.client) == "no profile of the tables has left this device"
+    nothing = "no profile and no table of the rows has left this device"
+    assert [*describe_sent(owner.client)] == [nothing]
     (owner.bundle / "schema.toml").write_text(schema)
     toml = owner.bundle / "client.toml"
     command = ("client", "account")
     opened = captured(capsys, *command, "open", toml, "--schema", owner.bundle / "schema.toml").out
     number = opened.split()[1]
-    assert "left: 450 of 450 units" in captured(capsys, *command, "show", toml).out
+    shown = captured(capsys, *command, "show", toml).out
+    assert "left: 450 of 450 units" in shown
+    assert opened.endswith(f"\n{nothing}\n")
+    assert shown.endswith(f"\n{nothing}\n")
     assert show_site(owner.client, read_site(owner.client))
     for attempt in (
         lambda: owner.send(hospital()),

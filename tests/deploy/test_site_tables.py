@@ -12,7 +12,14 @@ from hypothesis import given, strategies as st
 
 from fairbloom.client.guard.log_files import read_entries
 from fairbloom.deploy.device.client import ClientSettings
-from fairbloom.deploy.device.profile import choose_table, send_table
+from fairbloom.deploy.device.profile import (
+    choose_letter,
+    choose_table,
+    read_site,
+    send,
+    send_answer,
+    send_table,
+)
 from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.deploy.fleet.profiles import keep
 from fairbloom.deploy.fleet.wire_pb2 import Told
@@ -228,6 +235,30 @@ def test_the_owner_sees_and_confirms_what_leaves(
 def edited(table: SiteTable, **changes: object) -> bytes:
     made = json.loads(table.encode())
     return json.dumps({**made, **changes}).encode()
+
+
+def test_an_accounts_owner_reads_what_has_left(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.send()
+    client = site.client
+    send(client, choose_letter(client, read_site(client), DAY), None)
+    for accepts in (True, False):
+        send_answer(client, accepts)
+    site.say("[limits.privacy]", f'ledger = "{site.folder / "accounts"}"', "epsilon = 3.0")
+    schema = site.folder / "rows.toml"
+    schema.write_text(
+        'target = "outcome"\nignore = ["patient", "remark", "sex", "stage"]\n'
+        '[fields.age]\ntype = "number"\ncenter = 60\nscale = 12\n'
+        '[fields.outcome]\ntype = "integer"\ncategories = [0, 1]\n'
+    )
+    opened = captured(capsys, "client", "account", "open", site.config, "--schema", schema).out
+    shown = captured(capsys, "client", "account", "show", site.config).out
+    for said in (opened, shown):
+        *_, letter, table, answers = said.splitlines()
+        assert letter.startswith(f"a profile of 6 columns, of {DAY}, has left: an account does not")
+        assert table.startswith(f"a table of 3 columns, of {DAY}, has left: an account does not")
+        assert answers == "2 answers on schemas left"
 
 
 def forged(table: SiteTable, column: str, name: str = "", **changes: object) -> bytes:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fairbloom.client.guard.log_files import open_log
 from fairbloom.client.private import opening
 from fairbloom.client.private.account import Account, Known
 from fairbloom.client.private.opening import close_account, describe_account
@@ -257,6 +258,27 @@ def test_exact_replies_before_leave_no_epsilon(tmp_path: Path) -> None:
         device.ask()
         device.ask("evaluate", {"server-round": 2})
     assert opening.count_exact(device.state) == 2
+
+
+@pytest.mark.parametrize(
+    ("entry", "count"),
+    [
+        ({"asked": "train"}, 1),
+        ({"asked": "train.mine"}, 1),
+        ({"asked": "evaluate.x", "times": 3}, 3),
+        ({"asked": "train.mine", "refused": "why"}, 0),
+        ({"asked": "train.mine", "sent": {"client": {"privacy": [1.0]}}}, 0),
+        ({"asked": "query"}, 0),
+        ({"asked": "query.train"}, 0),
+        ({"asked": "table"}, 0),
+    ],
+    ids=str,
+)
+def test_exact_replies_of_named_handlers_count(
+    tmp_path: Path, entry: dict[str, Any], count: int
+) -> None:
+    open_log(tmp_path).note({"run": 1, "sent": {"metrics": {"loss": 0.1}}, **entry}, {})
+    assert opening.count_exact(tmp_path) == count
 
 
 def test_a_cut_short_opening_changes_nothing(tmp_path: Path, monkeypatch: Any) -> None:
