@@ -33,7 +33,7 @@ KEYS = {
     "questions-a-run": "questions_a_run",
     "round-seconds": "round_seconds",
     "memory": "memory",
-    "profiles": "profiles",
+    "snapshots": "snapshots",
     "describe": "describe",
     "release": "release",
     "privacy": "privacy",
@@ -83,8 +83,8 @@ class Limits:
         Seconds after which the device drops its work on a message of a round; 0: never.
     memory
         Gigabytes that one message of a run may have; 0: half of the machine's memory.
-    profiles
-        Most profiles and tables of the rows, and answers on schemas, that leave in all.
+    snapshots
+        Of how many snapshots of the rows a profile, or tables, may leave in twelve months.
     describe
         "off": no table of the rows leaves by `fairbloom client describe`; "counts": one without
         quartiles of numbers; "all": with them.
@@ -107,7 +107,7 @@ class Limits:
     questions_a_run: Annotated[int, Ge(1)] | None = None
     round_seconds: Annotated[float, Interval(ge=0.0, lt=TIMEOUT_MAX)] = 0.0
     memory: Annotated[float, Interval(ge=0.0, lt=math.inf)] = 0.0
-    profiles: Annotated[int, Ge(0)] = 12
+    snapshots: Annotated[int, Ge(0)] = 4
     describe: Literal["off", "counts", "all"] = "off"
     release: Literal["take", "ask", "off"] = "take"
     privacy: dict[str, Any] = field(default_factory=dict)

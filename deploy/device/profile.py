@@ -1,31 +1,31 @@
-"""The profile of a device's tables: what its owner sees, and what leaves once the owner agrees.
+"""Profiles of a device's tables, and tables of its rows: what its owner sees, and what leaves.
 
-In the state folder, `profiles` has a file for each letter and each answer on a schema that has
-left. A letter lies there with the digests of its cells: where a new one would differ from it by
-fewer rows than the floor, the difference would show them, and the earlier one goes again.
+What has left is in the device's book (`book`), and `tables.releases` has the law of what may follow
+it. The answers on schemas that have left are files in the same folder.
 """
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from datetime import date
 from itertools import chain
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbloom.client.guard.accepted_schemas import SHOWN, counting_keys, digest_of
+from fairbloom.client.guard.accepted_schemas import counting_keys, digest_of
 from fairbloom.client.guard.limits import Limits
 from fairbloom.client.guard.log_entries import NO_RUN
 from fairbloom.client.guard.log_files import open_log
 from fairbloom.client.private.account import Known
 from fairbloom.system.files import make_folder, write_private
 from fairbloom.system.lock import exclusive_lock
-from fairbloom.system.versions import FOLDER, read_kept, secret_of, write_kept
+from fairbloom.system.versions import FOLDER, secret_of
+from fairbloom.tables.audit import Coded, Printed
 from fairbloom.tables.comparison import compare
-from fairbloom.tables.encoding import encode_files
+from fairbloom.tables.encoding import EncodedFile, encode_files, is_missing
 from fairbloom.tables.folders import files_in, place_of
 from fairbloom.tables.identifiers import may_name_persons
 from fairbloom.tables.inference import survey_files
@@ -34,49 +34,72 @@ from fairbloom.tables.letters import (
     ROW,
     Letter,
     SiteTables,
-    count_changed,
     decode_letter,
     describe_own,
+    digest_values,
     encode_letter,
     letter_of,
+    read_value,
 )
+from fairbloom.tables.profiles import ColumnProfile
 from fairbloom.tables.reading import ReadTable, read
 from fairbloom.tables.reasons import DataError
+from fairbloom.tables.releases import (
+    ALL,
+    LETTER,
+    MAX_TABLES,
+    TABLE,
+    YEAR,
+    Release,
+    Snapshot,
+    choose_snapshot,
+    find_free,
+    find_parted,
+)
 from fairbloom.tables.schema import Schema, fold, parse_schema, with_files
-from fairbloom.tables.site_table import ALL, SiteTable, describe_rows
+from fairbloom.tables.site_table import (
+    SiteTable,
+    describe_rows,
+    find_lone,
+    keep_fields,
+    name_classes,
+)
 from fairbloom.tables.toml import quote
 from fairbloom.tasks.catalogue import TASKS
 from fairbloom.tasks.sides import keep_columns
-from fairbloom.text import plural, text_if
+from fairbloom.text import join_first, plural, text_if
 
 from ..errors import DeployError
 from ..fleet.client import tell
 from ..fleet.wire_pb2 import Told
+from .book import enter, read_book
 from .client import ClientSettings
 from .connectivity import connection_fault
 
-# The letters and tables in the folder of what is kept of rows; other files with a number are
-# answers.
-LETTER = "*.letter"
-TABLE = "*.table"
+# Answers on schemas that have left, in the same folder as the book.
+ANSWER = "*.answer"
+
+# Answers that leave in twelve months: a schema's ranges would bisect a largest cell.
+MAX_ANSWERS = 12
 
 
 @dataclass(frozen=True, eq=False)
-class SentLetter:
-    """A letter that may leave or has left, the digests of its cells, and why it is this one."""
+class Chosen:
+    """A release that may leave, of which snapshot, and why it is an earlier one again."""
 
-    letter: Letter
-    digests: NDArray[np.uint32]
+    snapshot: Snapshot
+    release: Release
     note: str = ""
 
+    @property
+    def letter(self) -> Letter:
+        """The letter that it is."""
+        return decode_letter(self.release.content.encode())
 
-@dataclass(frozen=True, eq=False)
-class SentTable:
-    """A table that may leave or has left, and the digests of the cells of these columns."""
-
-    table: SiteTable
-    columns: Sequence[str]
-    digests: NDArray[np.uint32]
+    @property
+    def table(self) -> SiteTable:
+        """The table that it is."""
+        return SiteTable.decode(self.release.content.encode())
 
 
 def read_site(client: ClientSettings) -> SiteTables:
@@ -131,42 +154,159 @@ def _find_persons(client: ClientSettings, site: SiteTables) -> list[str]:
     return [name for name in found if fold(name) not in known]
 
 
-def choose_letter(client: ClientSettings, site: SiteTables, day: str) -> SentLetter:
+@dataclass(frozen=True, eq=False)
+class Today:
+    """A site's tables today, and what may leave of them by the device's book.
+
+    `rows` are the rows of the snapshot's units, in its order.
+    """
+
+    site: SiteTables
+    book: Sequence[Snapshot]
+    snapshot: Snapshot
+    rows: NDArray[np.intp]
+    held: str
+
+    @classmethod
+    def of(cls, client: ClientSettings, site: SiteTables, day: str) -> Self:
+        """Return what may leave today; raise FairbloomError if nothing may."""
+        _check_may_leave(client, by_wire=False)
+        _check_unit(client, site)
+        state = Path(client.state_dir)
+        limits = Limits.of(client.limits)
+        rows = site.rows_of(client.unit)
+        written, read = site.digest(rows, secret_of(state))
+        book = read_book(state)
+        names = sorted(map(fold, site.columns))
+        now = Snapshot(
+            number=len(book) + 1,
+            day=day,
+            floor=max(limits.min_rows, MIN_FLOOR),
+            unit=client.unit,
+            names=tuple(names),
+            written=written,
+            read=read,
+        )
+        try:
+            chosen = choose_snapshot(book, now, limits.snapshots)
+        except ValueError as error:
+            raise DeployError(str(error)) from None
+        units = rows if chosen.units is None else rows[chosen.units]
+        return cls(site, book, chosen.snapshot, units, chosen.held)
+
+    def again(self, release: Release) -> Chosen:
+        """Return a release of the snapshot that goes again, with the reason, if rows changed."""
+        note = f"{self.held} What left on {self.snapshot.day} goes again."
+        return Chosen(self.snapshot, release, text_if(self.held, note))
+
+    def check_new(self) -> None:
+        """Raise DeployError if nothing that has not left before may leave."""
+        if self.held:
+            kinds = [release.kind for release in self.snapshot.releases]
+            left = f" Of {self.snapshot.day} has left: {join_first(kinds)}."
+            raise DeployError(self.held + text_if(kinds, left))
+
+
+def _check_unit(client: ClientSettings, site: SiteTables) -> None:
+    """Raise DeployError unless the owner has said whom a row is about, and the rows agree."""
+    if client.unit == ROW:
+        for name in _find_persons(client, site):
+            raise DeployError(
+                f'owner.toml says unit = "{ROW}", and several rows have the same {name!r}: write'
+                f" unit = {quote(name)} at its top if it names a person. If it names none, write"
+                f" not-persons = {quote([name])}"
+            )
+    if not client.unit:
+        raise DeployError(
+            'owner.toml does not say whom a row is about: write unit = "COLUMN" at its top, with'
+            " the column that names each row's person, or unit ="
+            f' "{ROW}" if each row is another person'
+        )
+
+
+def choose_letter(client: ClientSettings, site: SiteTables, day: str) -> Chosen:
     """Return the letter that may leave, of this `day`, as 2025-01-31, or an earlier one again.
 
     Raise FairbloomError if none may leave.
     """
-    _count_sent(client)
-    _check_unit(client, site)
-    floor = max(Limits.of(client.limits).min_rows, MIN_FLOOR)
-    letter = letter_of(site, client.name, day, floor, client.unit)
-    decode_letter(encode_letter(letter))  # what the server would refuse does not leave
-    secret = secret_of(Path(client.state_dir))
-    rows = site.rows_of(client.unit)
-    # most letters have the same columns, and digests of large tables take seconds
-    digest = cache(lambda names: site.digest(rows, secret, names))
-    for earlier in reversed([*_read_sent(client, secret)]):
-        before = earlier.letter
-        is_other = (before.floor, before.unit) != (floor, client.unit)
-        # in the earlier columns: a new one would make all rows new
-        counts = count_changed(earlier.digests, digest(tuple(before.columns)))
-        used = counts if is_other else [each for each in counts if each]
-        changed = min(used, default=floor)
-        if changed >= max(floor, before.floor):
-            continue
-        if is_other:
-            raise DeployError(
-                f"a profile of {before.date}, with limits.rows = {before.floor} and unit ="
-                f" {before.unit!r}, has left, and {changed} rows changed since: two floors of the"
-                f" same rows show exact counts. Set both back, or wait until {floor} have changed"
-            )
-        return replace(
-            earlier,
-            letter=replace(before, client=client.name),
-            note=f"Only {changed} rows changed since the profile of {before.date}, and the"
-            " difference would show them: that one goes again.",
-        )
-    return SentLetter(letter, digest(tuple(letter.columns)))
+    today = Today.of(client, site, day)
+    for release in today.snapshot.releases:
+        if release.kind == LETTER:
+            return today.again(release)
+    today.check_new()
+    letter = letter_of(site, client.name, day, today.snapshot.floor, client.unit)
+    named = [name for name, each in letter.columns.items() if not each.identifier]
+    sources = [(fold(name),) for name in named]
+    cells = [today.snapshot.read_of(source) for source in sources]
+    release = Release(
+        kind=LETTER,
+        content="",
+        columns=tuple(named),
+        sources=tuple(sources),
+        cells=_stack(cells),
+    )
+    every, _ = find_free(today.book, today.snapshot, release)
+    showing = _find_showing(client, today, letter, every)
+    held = [name for name in named if name not in every or name in showing]
+    columns = dict(letter.columns)
+    for name in held:
+        del columns[name]
+    if not columns:
+        raise DeployError("of each column, few cells changed since a profile or a table left")
+    content = encode_letter(replace(letter, columns=columns))
+    decode_letter(content)  # what the server would refuse does not leave
+    kept = replace(release.keep(columns, ()), content=content.decode())
+    return Chosen(today.snapshot, kept, describe_held(held))
+
+
+def _find_showing(
+    client: ClientSettings, today: Today, letter: Letter, names: Sequence[str]
+) -> set[str]:
+    """Return the columns of a letter that would show few units, with the tables that left."""
+    cells = today.site.take(today.rows)
+    by_source = {fold(name): name for name in names}
+    coded = dict[str, tuple[ColumnProfile, Coded]]()
+    for name in names:
+        column = letter.columns[name]
+        coded[name] = column, Coded.of_letter(cells[name], column)
+    no_classes = np.full(len(today.rows), ALL)
+    showing = set[str]()
+    for name in names:
+        if Printed(letter.floor, coded[name], None, no_classes).tells:
+            showing.add(name)
+    for table in today.snapshot.releases:
+        letters = SiteTable.decode(table.content.encode()).letters
+        file = encode_files(_paths_of(client), client.name, _schema_of(client, table.schema))
+        for field, sources in zip(table.columns, table.sources, strict=True):
+            name = by_source.get(sources[0], "")
+            if name:
+                printed = _print_table(file, today.rows, letters, field)
+                if Printed(letter.floor, coded[name], printed, table.classes).tells:
+                    showing.add(name)
+    return showing
+
+
+def _print_table(
+    file: EncodedFile, rows: NDArray[np.intp], letters: Mapping[str, Letter], field: str
+) -> tuple[Mapping[str, ColumnProfile], Coded]:
+    """Return what a table prints of a field, of all rows and by class, and the field's values."""
+    printed = {
+        name: letter.columns[field] for name, letter in letters.items() if field in letter.columns
+    }
+    values = file.columns[field][rows]
+    return printed, Coded.of_table(file.schema.fields[field], values, printed[ALL])
+
+
+def _stack(cells: Sequence[NDArray[np.uint32]]) -> NDArray[np.uint32]:
+    return np.stack(cells) if cells else np.empty((0, 0), np.uint32)
+
+
+def describe_held(names: Sequence[str]) -> str:
+    """Return a sentence on the columns that are not in a release, "" for none."""
+    return text_if(
+        names,
+        f"Not in this one, as a difference would show few rows, or persons: {join_first(names)}.",
+    )
 
 
 def describe_letter(letter: Letter) -> Iterator[str]:
@@ -185,52 +325,46 @@ def describe_letter(letter: Letter) -> Iterator[str]:
         yield f"{name}: {'; '.join(filter(None, parts)) or 'nothing, for too few rows'}"
 
 
-def send(client: ClientSettings, chosen: SentLetter, out: Path | None) -> None:
-    """Write a letter into a file, or send it to the server; raise FairbloomError if it cannot.
+def send(client: ClientSettings, chosen: Chosen, out: Path | None = None) -> None:
+    """Send a letter or a table to the server, or write a letter into a file.
 
-    It counts as one that has left before it leaves.
+    It is in the book before it leaves. Raise FairbloomError if it cannot leave.
     """
-    number = _count_sent(client, by_wire=out is None)
-    content = encode_letter(chosen.letter)
-    write_kept(
-        _folder_of(client) / f"{number:04}.letter",
-        b"\n".join([content, chosen.digests.tobytes()]),
-        secret_of(Path(client.state_dir)),
-    )
-    open_log(Path(client.state_dir)).note(
-        {
-            "run": NO_RUN,
-            "asked": "profile",
-            "sent": {"profile": f"{len(chosen.letter.columns)} columns, {out or client.server}"},
-        },
-        {},
-    )
-    if out is None:
-        tell(client, Told(profile=content))
-    else:
+    _check_may_leave(client, by_wire=out is None)
+    state = Path(client.state_dir)
+    release = chosen.release
+    if release not in chosen.snapshot.releases:
+        enter(state, chosen.snapshot, release)
+    content = release.content.encode()
+    asked = "profile" if release.kind == LETTER else "table"
+    sent = {asked: f"{len(release.columns)} columns, {out or client.server}"}
+    open_log(state).note({"run": NO_RUN, "asked": asked, "sent": sent}, {})
+    if out is not None:
         write_private(out, content)
+    else:
+        tell(client, Told(profile=content) if release.kind == LETTER else Told(table=content))
 
 
-class NoMoreError(DeployError):
-    """So many profiles and answers have left that no further one may."""
-
-
-def send_answer(client: ClientSettings, accepts: bool) -> None:
-    """Tell the server whether the owner has accepted a schema, and nothing more.
+def send_yes(client: ClientSettings, day: str) -> None:
+    """Tell the server that the owner has accepted a schema; of another answer nothing leaves.
 
     Raise FairbloomError if nothing may leave, or the server does not take it. Where no further
-    answer may leave, the server learns that it cannot tell.
+    answer may leave, the server learns that it cannot know.
     """
-    try:
-        number = _count_sent(client, by_wire=True)
-    except NoMoreError:
+    _check_may_leave(client, by_wire=True)
+    folder = Path(client.state_dir, FOLDER)
+    make_folder(folder)
+    since = str(date.fromisoformat(day) - YEAR)
+    left = [path for path in sorted(folder.glob(ANSWER)) if path.read_text() > since]
+    if len(left) >= MAX_ANSWERS:
         send_unknown(client)
-        raise
-    write_private(_folder_of(client) / f"{number:04}.answer", b"")
+        raise DeployError(f"{MAX_ANSWERS} answers on schemas have left in twelve months, the most")
+    number = len([*folder.glob(ANSWER)])
+    write_private(folder / f"{number:04}.answer", day.encode())
     open_log(Path(client.state_dir)).note(
-        {"run": NO_RUN, "asked": "answer", "sent": {"accepts": str(accepts)}}, {}
+        {"run": NO_RUN, "asked": "answer", "sent": {"accepts": "True"}}, {}
     )
-    tell(client, Told(accepts=accepts))
+    tell(client, Told(accepts=True))
 
 
 def send_unknown(client: ClientSettings) -> None:
@@ -277,150 +411,143 @@ def find_faults(client: ClientSettings, schema: str) -> Sequence[str]:
         return [str(error)]
 
 
-def choose_table(client: ClientSettings, schema: str, day: str) -> tuple[SentTable, str]:
-    """Return the table of the rows by a schema that may leave, and a note on why it is this one.
+def choose_table(client: ClientSettings, schema: str, day: str) -> Chosen:
+    """Return the table of the rows by a schema that may leave, or an earlier one again.
 
     Raise FairbloomError if none may leave.
     """
-    _count_sent(client)
     limits = Limits.of(client.limits)
     if limits.describe == "off":
         raise DeployError(
             'limits.describe is "off", so no table of the rows leaves: write describe = "counts" or'
             ' "all" under [limits] in owner.toml'
         )
-    site = read_site(client)
-    _check_unit(client, site)
-    if faults := find_faults(client, schema):
+    today = Today.of(client, read_site(client), day)
+    snapshot = today.snapshot
+    tables = [each for each in snapshot.releases if each.kind == TABLE]
+    for release in tables:
+        if release.schema == schema:
+            return today.again(release)
+    today.check_new()
+    faults = find_faults(client, schema)
+    if faults:
         raise DeployError(
             f"{len(faults)} faults, which client data shows: the first is {faults[0]}"
         )
-    secret = secret_of(Path(client.state_dir))
-    rows = site.rows_of(client.unit)
-    floor = max(limits.min_rows, MIN_FLOOR)
-    names = tuple(site.columns)
-    for earlier in reversed([*_read_tables(client, secret)]):
-        counts = count_changed(earlier.digests, site.digest(rows, secret, earlier.columns))
-        # as of letters: a column that was written anew hides no change of the others
-        changed = min(filter(None, counts), default=0)
-        if changed >= floor:
-            break
-        if earlier.table.schema != digest_of(schema):
-            raise DeployError(
-                f"a table by another schema has left, and {changed} rows changed since: the"
-                " difference of two schemas would show the people between their categories"
-            )
-        return earlier, f"Only {changed} rows changed since: the earlier table goes again.\n"
-    about = Letter(
-        client=client.name, date=day, floor=floor, unit=client.unit, formats=(), rows=0, columns={}
-    )
     file = encode_files(_paths_of(client), client.name, _schema_of(client, schema))
-    letters = describe_rows(file, about, with_numbers=limits.describe == "all")
-    return SentTable(
-        SiteTable(digest_of(schema), letters), names, site.digest(rows, secret, names)
-    ), ""
-
-
-def _check_unit(client: ClientSettings, site: SiteTables) -> None:
-    """Raise DeployError unless the owner has said whom a row is about, and the rows agree."""
-    if client.unit == ROW:
-        for name in _find_persons(client, site):
-            raise DeployError(
-                f'owner.toml says unit = "{ROW}", and several rows have the same {name!r}: write'
-                f" unit = {quote(name)} at its top if it names a person. If it names none, write"
-                f" not-persons = {quote([name])}"
-            )
-    if not client.unit:
+    if len(tables) >= MAX_TABLES or any(each.target != file.schema.target for each in tables):
         raise DeployError(
-            'owner.toml does not say whom a row is about: write unit = "COLUMN" at its top, with'
-            " the column that names each row's person, or unit ="
-            f' "{ROW}" if each row is another person'
+            f"{len(tables)} tables of the same rows have left, of the target"
+            f" {tables[0].target!r}: {MAX_TABLES} of one target are the most"
         )
-
-
-def send_table(client: ClientSettings, chosen: SentTable) -> None:
-    """Send a table to the server; it counts as one that has left before it leaves."""
-    number = _count_sent(client, by_wire=True)
-    content = chosen.table.encode()
-    parts = [content, json.dumps(chosen.columns).encode(), chosen.digests.tobytes()]
-    write_kept(
-        _folder_of(client) / f"{number:04}.table",
-        b"\n".join(parts),
-        secret_of(Path(client.state_dir)),
+    release = _release_of(client, today, file, schema)
+    about = Letter(
+        client=client.name,
+        date=day,
+        floor=snapshot.floor,
+        unit=client.unit,
+        formats=(),
+        rows=0,
+        columns={},
     )
-    open_log(Path(client.state_dir)).note(
-        {"run": NO_RUN, "asked": "table", "sent": {"table": chosen.table.schema[:SHOWN]}}, {}
+    letters = describe_rows(file, today.rows, about, with_numbers=limits.describe == "all")
+    every, by_class = find_free(today.book, snapshot, release)
+    free = release.keep({*every} - find_parted(snapshot, release), by_class)
+    lone = {*find_lone(file, today.rows, release.classes, snapshot.floor)}
+    free = free.keep(free.columns, {*free.by_class} - lone)
+    free = _keep_untold(today, file, letters, free)
+    if not free.columns:
+        raise DeployError("of each column, few cells changed since a profile or a table left")
+    table = SiteTable(digest_of(schema), keep_fields(letters, free.columns, free.by_class))
+    held = [name for name in release.columns if name not in free.columns]
+    release = replace(free, content=table.encode().decode())
+    return Chosen(snapshot, release, describe_held(held))
+
+
+def _release_of(client: ClientSettings, today: Today, file: EncodedFile, schema: str) -> Release:
+    """Return the release of a table with all columns, without its content."""
+    secret = secret_of(Path(client.state_dir))
+    sources = list[tuple[str, ...]]()
+    cells = list[NDArray[np.uint32]]()
+    for name in file.found:
+        about = file.schema.fields[name]
+        files = [file.schema.file(path.name, client.name) for path in file.paths]
+        own = dict.fromkeys(fold(each) for one in files for each in (*one.names_of(name), name))
+        sources.append(tuple(each for each in own if each in today.snapshot.names))
+        values = file.columns[name][today.rows]
+        read = today.snapshot.read_of(sources[-1])
+        if about.categories:
+            read = digest_values(map(read_value, about.categories), secret)[np.maximum(values, 0)]
+        given = np.where(is_missing(values), 0, read)
+        cells.append(given.astype(np.uint32))
+    return Release(
+        kind=TABLE,
+        content="",
+        columns=tuple(file.found),
+        sources=tuple(sources),
+        cells=np.stack(cells),
+        by_class=tuple(file.found),
+        schema=schema,
+        target=file.schema.target,
+        classes=name_classes(file, today.rows),
     )
-    tell(client, Told(table=content))
 
 
-def _read_tables(client: ClientSettings, secret: bytes) -> Iterator[SentTable]:
-    """Yield the tables that have left, in order; raise DeployError for a damaged one."""
-    for content, columns, digests in _read_parts(client, TABLE, secret, 2):
-        names = json.loads(columns)
-        numbers = np.frombuffer(digests, np.uint32).reshape(-1, len(names))
-        yield SentTable(SiteTable.decode(content), names, numbers)
+def _keep_untold(
+    today: Today, file: EncodedFile, letters: Mapping[str, Letter], release: Release
+) -> Release:
+    """Return a table without what would show few units, together with a letter that left.
+
+    Some columns stay for all units, and leave each class.
+    """
+    floor = today.snapshot.floor
+    cells = today.site.take(today.rows)
+    left = dict[str, tuple[ColumnProfile, Coded]]()
+    for sent in today.snapshot.releases:
+        if sent.kind == LETTER:
+            columns = decode_letter(sent.content.encode()).columns
+            for name, (source,) in zip(sent.columns, sent.sources, strict=True):
+                coded = Coded.of_letter(cells[name], columns[name])
+                left[source] = columns[name], coded
+    every = list[str]()
+    by_class = list[str]()
+    for name, sources in zip(release.columns, release.sources, strict=True):
+        printed, coded = _print_table(file, today.rows, letters, name)
+        letter = left.get(sources[0])
+        if (
+            name in release.by_class
+            and not Printed(floor, letter, (printed, coded), release.classes).tells
+        ):
+            by_class.append(name)
+            every.append(name)
+        elif not Printed(floor, letter, ({ALL: printed[ALL]}, coded), release.classes).tells:
+            every.append(name)
+    return release.keep(every, by_class)
 
 
 def describe_sent(client: ClientSettings) -> Iterator[str]:
-    """Yield a line on each profile and table that has left the device, and on the answers."""
-    secret = secret_of(Path(client.state_dir))
-    sent = [("profile", each.letter) for each in _read_sent(client, secret)]
-    sent += [("table", each.table.letters[ALL]) for each in _read_tables(client, secret)]
-    for kind, letter in sent:
-        yield (
-            f"a {kind} of {len(letter.columns)} columns, of {letter.date}, has left: an account"
-            " does not count what it says"
-        )
-    if not sent:
-        yield "no profile and no table of the rows has left this device"
-    answers = len([*_folder_of(client).glob("*.answer")])
+    """Yield a line on each profile and table that has left, and on the answers."""
+    book = read_book(Path(client.state_dir))
+    if not book:
+        yield "no profile and no table of the rows has left this device, by its book"
+    for snapshot in book:
+        for release in snapshot.releases:
+            kind = "a profile" if release.kind == LETTER else "a table"
+            yield (
+                f"{kind} of {len(release.columns)} columns, of {snapshot.read.shape[1]} rows or"
+                f" persons on {snapshot.day}, has left: an account does not count it"
+            )
+    answers = len([*Path(client.state_dir, FOLDER).glob(ANSWER)])
     if answers:
         yield f"{answers} {plural(answers, 'answer', 'answers')} on schemas left"
 
 
-def _count_sent(client: ClientSettings, *, by_wire: bool = False) -> int:
-    """Return how many letters and answers have left.
-
-    Raise DeployError if no more may, or can; NoMoreError at the owner's limit.
-    """
-    _check_may_leave(client, by_wire=by_wire)
-    folder = _folder_of(client)
-    make_folder(folder)
-    number = len([*folder.glob("[0-9]*")])
-    if number >= (most := Limits.of(client.limits).profiles):
-        raise NoMoreError(
-            f"{number} profiles and answers have left this device, and limits.profiles = {most} is"
-            " the most: use an earlier one, or raise the limit in owner.toml"
-        )
-    return number
-
-
 def _check_may_leave(client: ClientSettings, *, by_wire: bool) -> None:
-    if by_wire and (fault := connection_fault(client)):
+    fault = connection_fault(client) if by_wire else ""
+    if fault:
         raise DeployError(fault)
     if client.data_dir and Known.of(client.node(), client.data_dir).has_account:
         raise DeployError(
             "a privacy account is open for these data, and it counts all that leaves: no profile"
             " and no answer leaves any more; send the operator what a schema needs from a codebook"
         )
-
-
-def _folder_of(client: ClientSettings) -> Path:
-    return Path(client.state_dir, FOLDER)
-
-
-def _read_sent(client: ClientSettings, secret: bytes) -> Iterator[SentLetter]:
-    """Yield the letters that have left, in order; raise ReportableError for a damaged one."""
-    for content, digests in _read_parts(client, LETTER, secret, 1):
-        letter = decode_letter(content)
-        yield SentLetter(letter, np.frombuffer(digests, np.uint32).reshape(-1, len(letter.columns)))
-
-
-def _read_parts(
-    client: ClientSettings, files: str, secret: bytes, lines: int
-) -> Iterator[list[bytes]]:
-    """Yield the parts of what has left, in order: this many lines, and the rest."""
-    loss = "without it a new profile may show single rows. Bring the state-dir back from a copy"
-    for path in sorted(_folder_of(client).glob(files)):
-        yield read_kept(path, secret, loss).split(b"\n", lines)

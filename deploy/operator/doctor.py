@@ -77,6 +77,7 @@ def examine_device(client: ClientSettings) -> Iterator[CheckResult]:
     yield check_private("state-dir", [Path(client.state_dir)], warning)
     yield check_log(Path(client.state_dir))
     yield check_account(client)
+    yield check_book(client)
     yield check_clock()
     yield check_disk(Path(client.state_dir))
 
@@ -96,6 +97,16 @@ def check_account(client: ClientSettings) -> CheckResult:
     if account.warnings:
         return warning(subject, " ".join(account.warnings))
     return ok(subject, f"{account.left()[UNITS]} of {account.limits[UNITS]} units are left")
+
+
+def check_book(client: ClientSettings) -> CheckResult:
+    """Check that the book of what has left of a device's rows can be read, and name its entries."""
+    from ..device.profile import describe_sent  # imported late: it loads NumPy
+
+    try:
+        return ok("book of profiles", "; ".join(describe_sent(client)))
+    except FairbloomError as error:
+        return fault("book of profiles", str(error))
 
 
 def check_expiry(subject: str, certificate: Path) -> CheckResult:

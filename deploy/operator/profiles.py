@@ -26,6 +26,7 @@ from fairbloom.tables.letters import (
 )
 from fairbloom.tables.reading import ReadTable
 from fairbloom.tables.reasons import DataError
+from fairbloom.tables.releases import ALL
 from fairbloom.tables.schema import (
     EVERY_FILE,
     MAX_TEXT,
@@ -39,7 +40,7 @@ from fairbloom.tables.schema import (
     parse_schema,
     squash,
 )
-from fairbloom.tables.site_table import ALL, SiteTable
+from fairbloom.tables.site_table import SiteTable
 from fairbloom.tables.toml import quote, write_fields, write_key, write_keys, write_own
 from fairbloom.tasks.targets import POSITIVE_WORDS
 from fairbloom.text import join_first, text_if

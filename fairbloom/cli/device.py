@@ -178,7 +178,7 @@ def accept(
     print("\n".join(describe_acceptance(schemas, text, also=also)))
     settings = ClientSettings.of({}, place) if place.suffix == ".toml" else None
     if settings is not None:
-        from fairbloom.deploy.device.profile import find_faults, note_columns, send_answer
+        from fairbloom.deploy.device.profile import find_faults, note_columns, send_yes
 
         _print_escaped(find_faults(settings, text))
     accepts = yes or typer.confirm(
@@ -189,8 +189,9 @@ def accept(
         if settings is not None:
             note_columns(settings, text)
         print("accepted")
-    if settings is not None:
-        _tell_server(partial(send_answer, settings, accepts))
+        if settings is not None:
+            day = str(datetime.now(UTC).date())
+            _tell_server(partial(send_yes, settings, day))
 
 
 @client.command("schemas", epilog="Example: fairbloom client schemas client.toml")
@@ -310,7 +311,6 @@ def profile(
     compares the profiles of all sites and writes the common schema.
     """
     from fairbloom.deploy.device import profile as profiles
-    from fairbloom.tables.letters import encode_letter
 
     settings = ClientSettings.of({}, config)
     site = profiles.read_site(settings)
@@ -319,9 +319,9 @@ def profile(
     with profiles.lock_sent(settings):
         today = datetime.now(UTC).date()
         chosen = profiles.choose_letter(settings, site, str(today))
-        print(f"\n{chosen.note}This would leave:")
+        print(f"\n{chosen.note}\nThis would leave:" if chosen.note else "\nThis would leave:")
         _print_escaped(profiles.describe_letter(chosen.letter))
-        print(encode_letter(chosen.letter).decode())
+        print(chosen.release.content)
         if yes or typer.confirm(f"May it leave, to {out or settings.server}?"):
             profiles.send(settings, chosen, out)
             print(f"it has left, to {out or settings.server}")
@@ -348,13 +348,13 @@ def describe(
     text = read_own_schema(settings, schema)
     with profiles.lock_sent(settings):
         today = datetime.now(UTC).date()
-        chosen, note = profiles.choose_table(settings, text, str(today))
-        print(f"{note}This would leave:")
+        chosen = profiles.choose_table(settings, text, str(today))
+        print(f"{chosen.note}\nThis would leave:".lstrip())
         for name, letter in chosen.table.letters.items():
             print(f"{name or 'all rows'}:")
             _print_escaped(profiles.describe_letter(letter))
         if yes or typer.confirm(f"May it leave, to {settings.server}?"):
-            profiles.send_table(settings, chosen)
+            profiles.send(settings, chosen)
             print(f"it has left, to {settings.server}")
 
 

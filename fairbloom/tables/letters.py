@@ -9,8 +9,9 @@ import itertools
 import json
 import math
 import re
+import struct
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from functools import cached_property
@@ -265,17 +266,21 @@ class SiteTables:
         return dict.fromkeys(columns, hidden) | profile(cells, floor)
 
     def digest(
-        self, rows: NDArray[np.intp], secret: bytes, names: Collection[str]
-    ) -> NDArray[np.uint32]:
-        """Return the digests of these rows' cells under a secret of 32 bytes.
+        self, rows: NDArray[np.intp], secret: bytes
+    ) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+        """Return the digests of these rows' cells as written and as read, of shape (columns, rows).
 
-        They have shape (rows, columns); 0 where a table has no such column.
+        The columns are in the order of their folded names, and the secret has 32 bytes. They are 0
+        where a table has no such column; as read, also where a value is missing.
         """
-        digests: list[NDArray[np.uint32]] = []
-        for name in names:
+        written = list[NDArray[np.uint32]]()
+        read = list[NDArray[np.uint32]]()
+        for name in sorted(self.columns, key=fold):
             parts = [_digest_cells(table, name, secret) for table in self.tables]
-            digests.append(np.concatenate(parts)[rows])
-        return np.stack(digests, axis=1)
+            written.append(np.concatenate(parts)[rows])
+            column = self.columns[name]
+            read.append(_digest_entries(column, secret)[column.codes[rows]])
+        return np.stack(written), np.stack(read)
 
 
 def _digest_cells(table: ReadTable, name: str, secret: bytes) -> NDArray[np.uint32]:
@@ -284,36 +289,34 @@ def _digest_cells(table: ReadTable, name: str, secret: bytes) -> NDArray[np.uint
     if values is None:
         return np.zeros(len(table), np.uint32)
     texts, codes = different_cells(values)
-    digests = [blake3(text.encode(), key=secret).digest(DIGEST_BYTES) for text in texts]
-    return np.frombuffer(b"".join(digests), np.uint32)[codes]
+    return digest_values(texts, secret)[codes]
 
 
-def count_changed(before: NDArray[np.uint32], after: NDArray[np.uint32]) -> list[int]:
-    """Return how many rows, by their cells' digests, were added, or taken away if those are more.
-
-    The first number is of all columns that are still there. The next ones each leave out one column
-    more, in which most cells changed, as long as the others tell rows apart: a column that was
-    written anew would make each row new, and hide that few rows changed in the others.
-    """
-    is_there = before.any(axis=0) & after.any(axis=0)
-    there = sorted(
-        np.flatnonzero(is_there).tolist(),
-        key=lambda place: _count_other(before[:, [place]], after[:, [place]]),
-    )
-    counts = [_count_other(before[:, there], after[:, there])]
-    while there:
-        told_apart = {row.tobytes() for row in before[:, there[:-1]]}
-        if 2 * len(told_apart) <= len(before):
-            break
-        there.pop()
-        counts.append(_count_other(before[:, there], after[:, there]))
-    return counts
+def _digest_entries(column: Column, secret: bytes) -> NDArray[np.uint32]:
+    """Return a digest of each different cell of a column as it is read; 0 for a missing one."""
+    numbers = column.numbers.tolist()
+    values = [
+        column.texts.get(entry, "") if np.isnan(number) else number
+        for entry, number in enumerate(numbers)
+    ]
+    digests = digest_values(values, secret)
+    digests[column.is_missing] = 0
+    return digests
 
 
-def _count_other(before: NDArray[np.uint32], after: NDArray[np.uint32]) -> int:
-    earlier = Counter(row.tobytes() for row in before)
-    later = Counter(row.tobytes() for row in after)
-    return max((later - earlier).total(), (earlier - later).total())
+def digest_values(values: Iterable[str | float], secret: bytes) -> NDArray[np.uint32]:
+    """Return a digest of each value: numbers by what they are, texts folded."""
+    digests = list[bytes]()
+    for value in values:
+        content = fold(value).encode() if isinstance(value, str) else struct.pack("d", value + 0.0)
+        digests.append(blake3(content, key=secret).digest(DIGEST_BYTES))
+    return np.frombuffer(b"".join(digests), np.uint32) | np.uint32(1)  # 0 stands for a missing one
+
+
+def read_value(category: str) -> str | float:
+    """Return the name of a category as a cell is read: a number if it is one."""
+    number = parse_number(category)
+    return category if number is None else number
 
 
 def letter_of(site: SiteTables, client: str, day: str, floor: int, unit: str) -> Letter:

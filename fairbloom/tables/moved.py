@@ -115,11 +115,11 @@ def join_moments(moments: NDArray[np.float64]) -> Moments:
 
 
 def find_moved(name: str, values: NDArray[np.float64], training: Moments) -> Moved | None:
-    """Return that a column is far from training; None if it is not, or if it cannot be told.
+    """Return that a column is far from training; None if it is not, or if that is unclear.
 
     `values` are its numbers in the schema's unit, NaN if missing. `training` is their mean and
-    deviation there. Fewer numbers than FEWEST cannot be told. A single value may be a property of
-    the site, unless it is beyond FAR.
+    deviation there. Of fewer numbers than FEWEST, that is unclear. A single value may be a property
+    of the site, unless it is beyond FAR.
     """
     numbers = values[np.isfinite(values)]
     moments = measure_moments(numbers)

@@ -1,27 +1,26 @@
 """Table 1 of sites whose data never meet: what each site lets leave of its rows, by a schema.
 
 A site's table is its letter by the schema's fields, of all rows and of each class of the target. It
-follows the law of profiles.py, and in no row or column of counts exactly one cell is hidden: the
-others would show it. The tables of all sites become one, as in table_one.py.
+follows the law of profiles.py, and that of releases.py on what has left before. The tables of all
+sites become one, as in table_one.py.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
 from fairbloom.text import text_if, three_digits
 
-from .encoding import EncodedFile
+from .encoding import EncodedFile, is_missing
 from .letters import Letter, decode_letter
-from .profiles import PROBABILITIES, Cells, ColumnProfile, profile
+from .profiles import PROBABILITIES, Cells, ColumnProfile, measure_quantiles, profile
+from .releases import ALL
 from .schema import Field, Schema
-
-# The key of all rows; the other keys are classes.
-ALL = ""
 
 # The places of the quartiles among the quantiles.
 LOW, MIDDLE, HIGH = (int(np.flatnonzero(p == PROBABILITIES)[0]) for p in (0.25, 0.5, 0.75))
@@ -52,51 +51,92 @@ class SiteTable:
             raise FairbloomError("it is no table as a device makes it") from error
 
 
-def describe_rows(file: EncodedFile, letter: Letter, *, with_numbers: bool) -> Mapping[str, Letter]:
-    """Return the letters of all rows of a file, or the first one of each unit, and of each class.
+def describe_rows(
+    file: EncodedFile, rows: NDArray[np.intp], letter: Letter, *, with_numbers: bool
+) -> dict[str, Letter]:
+    """Return the letters of all of these rows, one of each unit, and of each class.
 
-    `letter` has the site's name, date, floor and unit. Without numbers there are no quartiles.
+    `letter` has the site's name, date, floor and unit. Without numbers there are no quartiles. Of a
+    class there are three quantiles, and those if each class has enough values for all of them: four
+    times the floor, and two.
     """
-    rows = np.arange(len(file))
-    if file.units is not None:
-        rows = np.unique(file.units, return_index=True)[1]
     schema = file.schema
-    classes = {
-        name: rows[file.columns[schema.target][rows] == place]
-        for place, name in enumerate(schema.predicted.categories)
-    }
+    classes = name_classes(file, rows)
+    groups = {ALL: rows}
+    for name in schema.predicted.categories:
+        groups[name] = rows[classes == name]
     letters = dict[str, Letter]()
-    for name, own in {ALL: rows, **classes}.items():
+    listed = set[str]()
+    for group, own in groups.items():
         cells = {
             each: Cells.of(schema.fields[each], file.columns[each][own]) for each in file.found
         }
         columns = profile(cells, letter.floor)
+        if group == ALL:
+            listed = {each for each, column in columns.items() if not column.quantiles}
         for each, column in columns.items():
-            quantiles = column.quantiles if with_numbers else ()
-            columns[each] = replace(column, found=(), patterns={}, others=0, quantiles=quantiles)
-        letters[name] = replace(
-            letter, rows=len(own) // letter.floor * letter.floor, columns=columns
-        )
-    for each in file.found:
-        if categories := schema.fields[each].categories:
-            counts = [letters[name].columns[each].values for name in letters]
-            hide_more(cast(list[dict[str, int]], counts), categories)
+            quantiles = column.quantiles
+            if group != ALL:
+                quantiles = _quartiles_of(cells[each].known, letter.floor)
+            if each in listed or not with_numbers:
+                quantiles = ()
+            # a class lists numbers only where all rows do
+            values = column.values if each in listed else {}
+            columns[each] = replace(
+                column, found=(), patterns={}, others=0, values=values, quantiles=quantiles
+            )
+        count = len(own) // letter.floor * letter.floor
+        letters[group] = replace(letter, rows=count, columns=columns)
     return letters
 
 
-def hide_more(counts: Sequence[dict[str, int]], categories: Sequence[str]) -> None:
-    """Hide the smallest other count wherever exactly one cell of a row or column is hidden."""
-    by_row = [[(row, category) for category in categories] for row in counts]
-    by_column = [[(row, category) for row in counts] for category in categories]
-    is_done = False
-    while not is_done:
-        is_done = True
-        for line in (*by_row, *by_column):
-            shown = [(row[category], row, category) for row, category in line if category in row]
-            if shown and len(shown) == len(line) - 1:
-                _, row, category = min(shown, key=lambda cell: cell[0])
-                del row[category]
-                is_done = False
+def _quartiles_of(numbers: NDArray[np.float64], floor: int) -> tuple[float | None, ...]:
+    """Return the quantiles of a class: the quartiles, if it has enough values."""
+    if len(numbers) < 4 * floor + 2:
+        return ()
+    given = measure_quantiles(numbers, floor)
+    quartiles: list[float | None] = [None] * len(given)
+    for place in (LOW, MIDDLE, HIGH):
+        quartiles[place] = given[place]
+    return tuple(quartiles)
+
+
+def name_classes(file: EncodedFile, rows: NDArray[np.intp]) -> NDArray[np.str_]:
+    """Return the class of each of these rows, "" for one without, or of a quantity."""
+    names = np.array([*file.schema.predicted.categories, ""])
+    if len(names) == 1:
+        return np.full(len(rows), "")
+    return names[np.maximum(file.columns[file.schema.target][rows], -1)]
+
+
+def find_lone(
+    file: EncodedFile, rows: NDArray[np.intp], classes: NDArray[np.str_], floor: int
+) -> Iterator[str]:
+    """Yield the columns with quantiles by class of which few values are in none that has any.
+
+    These are 1 to `floor` - 1 numbers of rows without a class, or of classes of fewer units: all
+    rows less the classes would show them.
+    """
+    sizes = Counter(classes.tolist())
+    lone = np.array([name == "" or sizes[name] < floor for name in classes.tolist()], bool)
+    for name in file.found:
+        if not file.schema.fields[name].categories:
+            given = ~is_missing(file.columns[name][rows])
+            if 0 < (given & lone).sum() < floor:
+                yield name
+
+
+def keep_fields(
+    letters: Mapping[str, Letter], every: Collection[str], by_class: Collection[str]
+) -> dict[str, Letter]:
+    """Return the letters with these columns only, of all rows and of classes."""
+    kept = dict[str, Letter]()
+    for name, letter in letters.items():
+        allowed = every if name == ALL else by_class
+        columns = {each: column for each, column in letter.columns.items() if each in allowed}
+        if columns or name == ALL:
+            kept[name] = replace(letter, columns=columns)
+    return kept
 
 
 # All sites ----------------------------------------------------------------------------------------

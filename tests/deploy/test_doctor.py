@@ -87,6 +87,11 @@ def test_a_device_learns_what_its_server_would_answer(bundle: Path) -> None:
     checks = {check.subject: check for check in examine_device(client)}
     assert checks["server"].words.startswith("localhost:1 cannot be reached: Connection refused")
     assert checks["private key"].verdict == checks["log"].verdict == "ok"
+    assert checks["book of profiles"].words.startswith("no profile and no table of the rows")
+    (bundle / "state" / "profiles").mkdir(parents=True)
+    (bundle / "state" / "profiles" / "0001.snapshot").write_bytes(b"?")
+    checks = {check.subject: check for check in examine_device(client)}
+    assert checks["book of profiles"].verdict == "fault"
     (bundle / "key").chmod(0o644)
     checks = {check.subject: check for check in examine_device(client)}
     assert f"chmod go-rwx {bundle / 'key'}" in checks["private key"].words

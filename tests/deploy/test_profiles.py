@@ -11,22 +11,26 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 from fairbloom.client.guard.accepted_schemas import digest_of
 from fairbloom.client.guard.evaluated_model import keep_model
 from fairbloom.client.guard.log_files import read_entries
 from fairbloom.deploy.device import profile as device
+from fairbloom.deploy.device.book import enter
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.device.profile import (
+    Chosen,
     choose_letter,
+    choose_table,
     describe_letter,
     describe_sent,
     find_faults,
     read_site,
     send,
-    send_answer,
     send_unknown,
+    send_yes,
     show_site,
 )
 from fairbloom.deploy.errors import DeployError
@@ -139,11 +143,18 @@ def test_each_profile_that_left_is_in_the_owners_log(owner: Owner) -> None:
     owner.send(hospital())
     (entry,) = read_entries(Path(owner.client.state_dir))
     assert entry["asked"] == "profile"
-    assert entry["sent"] == {"profile": f"6 columns, {owner.out}"}
+    assert entry["sent"] == {"profile": f"4 columns, {owner.out}"}
     assert [*describe_sent(owner.client)] == [
-        f"a profile of 6 columns, of {DAY}, has left: an account does not count what it says"
+        "a profile of 4 columns, of 130 rows or persons on 2025-01-31, has left: an account does"
+        " not count it"
     ]
-    assert owner.left == ["0000.letter"]
+    assert owner.left == ["0001.snapshot"]
+
+
+def choose(owner: Owner, rows: Rows) -> Chosen:
+    """Return what would leave of these rows, and let nothing leave."""
+    write(owner.data, rows)
+    return choose_letter(owner.client, read_site(owner.client), DAY)
 
 
 @pytest.mark.parametrize("floor", [5, 20])
@@ -161,16 +172,12 @@ def test_profiles_of_nearly_the_same_rows_are_one(
         return {"more": more, "fewer": rows[count:], "a cell": cells}[what]
 
     first = owner.send(rows)
-    for count in (1, floor - 1):
+    for count in (1, 2 * floor - 1):
         assert owner.send(changed(count)) == first
-        assert (
-            f"Only {count} rows changed"
-            in choose_letter(owner.client, read_site(owner.client), DAY).note
-        )
+        assert choose(owner, changed(count)).note.startswith(f"Only {count} rows changed")
     wider = [row | {"more": str(k % 2)} for k, row in enumerate(changed(1))]
     assert owner.send(wider) == first  # a new column makes no row new
-    assert owner.send(changed(floor)) != first
-    assert choose_letter(owner.client, read_site(owner.client), DAY).note == ""
+    assert owner.send(changed(2 * floor)) != first
 
 
 @pytest.mark.parametrize("name", ["age", "years"])
@@ -183,36 +190,102 @@ def test_a_column_written_anew_does_not_hide_a_row(owner: Owner, name: str) -> N
         return renamed(more, age=name)
 
     assert owner.send(anew(1)) == first
-    assert owner.send(anew(5)).rows == 205
-    assert owner.send(rows[20:] + hospital(20, seed=2)) != first  # other persons in their place
+    assert owner.send(anew(10)).rows == 210
 
 
 def test_corrected_cells_do_not_hide_another_cell(owner: Owner) -> None:
     rows = hospital(200)
-    first = owner.send(rows)
+    owner.send(rows)
     ages = with_cells(rows, "age", *["50.5"] * 10)
-    assert owner.send(with_cells(ages, "sex", "x")) == first
-    assert owner.send(with_cells(ages, "sex", *["x"] * 5)) != first
+    chosen = choose(owner, with_cells(ages, "sex", "x"))
+    assert "sex" not in chosen.letter.columns
+    assert chosen.note == ("Not in this one, as a difference would show few rows, or persons: sex.")
+    assert "sex" in choose(owner, with_cells(ages, "sex", *["x"] * 5)).letter.columns
 
 
 def test_a_profile_is_compared_with_all_that_left(owner: Owner) -> None:
     rows = hospital()
     first = owner.send(rows)
-    second = owner.send(rows + hospital(5, seed=1))
+    second = owner.send(rows + hospital(10, seed=1))
     assert second != first
-    assert owner.send(rows + hospital(1, seed=2)) == first  # 5 from the last one, 1 from the first
-    assert owner.left == ["0000.letter", "0001.letter", "0002.letter"]
+    # 13 from the last one, 3 from the first
+    assert owner.send(rows + hospital(3, seed=2)) == second
+    assert owner.left == ["0001.snapshot", "0002.snapshot"]
 
 
 @pytest.mark.parametrize("other", ['unit = "row"', 'unit = "patient"\n[limits]\nrows = 6'])
-def test_two_floors_or_units_of_the_same_rows_are_refused(owner: Owner, other: str) -> None:
+def test_two_floors_or_units_of_one_book_are_refused(owner: Owner, other: str) -> None:
     owner.send(hospital())
     owner.say(other)
-    with refused_with("show exact counts", "Set both back"):
-        owner.send(hospital())
-    assert owner.send(hospital(seed=1)).rows > 0  # other rows
+    for rows in (hospital(), hospital(seed=1)):
+        with refused_with(
+            "both together would show exact counts" if other[8:11] == "row" else "6", "Set it back"
+        ):
+            owner.send(rows)
     owner.say('unit = "patient"')
     assert owner.send(hospital()).floor == 5
+
+
+def test_a_hospital_has_four_profiles_a_year_and_a_table(owner: Owner) -> None:
+    """150 rows, and 5 new patients a month: the law does not refuse all."""
+    owner.say('unit = "row"', "[limits]", 'describe = "all"')
+    random = np.random.default_rng(7)
+    rows = [clinic_row(random) for _ in range(150)]
+    absent = 0
+    for month in range(12):
+        rows += [clinic_row(random) for _ in range(5)]
+        if month % 3 == 0:
+            write(owner.data, rows)
+            day = f"2025-{month + 1:02}-15"
+            chosen = choose_letter(owner.client, read_site(owner.client), day)
+            assert chosen.letter.date == day
+            absent += 8 - len(chosen.letter.columns)
+            send(owner.client, chosen, owner.out)
+        if month == 0:
+            table = choose_table(owner.client, CLINIC, day)
+            assert table.note == ""
+            send_quietly(owner, table)
+    assert absent <= 0.1 * 4 * 8
+    assert len(owner.left) == 4
+
+
+CLINIC = """
+target = "outcome"
+missing = "fill"
+ignore = ["stage", "ward", "dose"]
+[fields.age]
+type = "number"
+[fields.weight]
+type = "number"
+[fields.sex]
+type = "string"
+categories = ["f", "m"]
+[fields.smoker]
+type = "string"
+categories = ["no", "yes"]
+[fields.outcome]
+type = "integer"
+categories = [0, 1]
+"""
+
+
+def clinic_row(random: np.random.Generator) -> dict[str, str]:
+    """Return a patient with numbers, categories of many and of few, and empty cells."""
+    return {
+        "age": f"{random.normal(60, 12):.0f}",
+        "weight": f"{random.normal(75, 12):.1f}" if random.random() > 0.1 else "",
+        "dose": f"{random.gamma(2, 5):.2f}",
+        "sex": random.choice(["f", "m"]),
+        "smoker": random.choice(["no", "yes"], p=[0.8, 0.2]),
+        "stage": random.choice(["1", "2", "3", "4"]),
+        "ward": random.choice([*"abcdef"]),
+        "outcome": random.choice(["0", "1"], p=[0.7, 0.3]),
+    }
+
+
+def send_quietly(owner: Owner, chosen: Chosen) -> None:
+    """Enter a table into the book, as one that has left; nobody gets it."""
+    enter(Path(owner.client.state_dir), chosen.snapshot, chosen.release)
 
 
 def test_the_floor_is_at_least_five(owner: Owner) -> None:
@@ -220,25 +293,20 @@ def test_the_floor_is_at_least_five(owner: Owner) -> None:
     assert owner.send(hospital()).floor == 5
 
 
-def test_no_thirteenth_profile_or_answer_leaves(
+def test_no_thirteenth_answer_leaves_in_a_year(
     owner: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Told] = []
     monkeypatch.setattr(device, "tell", lambda client, each: told.append(each))
     monkeypatch.setattr(device, "connection_fault", lambda client: None)
-    for number in range(6):
-        owner.send(hospital(seed=number))
-        send_answer(owner.client, bool(number % 2))
-    for attempt in (lambda: owner.send(hospital(seed=7)), lambda: send_answer(owner.client, True)):
-        with refused_with("12 profiles and answers have left", "limits.profiles = 12"):
-            attempt()
+    for _ in range(12):
+        send_yes(owner.client, DAY)
+    with refused_with("12 answers on schemas have left in twelve months"):
+        send_yes(owner.client, "2025-12-31")
     # the server learns that it cannot tell, and not what the answer was
-    assert told == [Told(accepts=bool(number % 2)) for number in range(6)] + [Told(unknown=True)]
-    assert len(owner.left) == 12
-    owner.say('unit = "patient"', "[limits]", "profiles = 13")
-    owner.send(hospital(seed=7))
-    with refused_with("limits.profiles = 13"):
-        send_answer(owner.client, True)
+    assert told == [Told(accepts=True)] * 12 + [Told(unknown=True)]
+    send_yes(owner.client, "2026-02-01")
+    assert told[-1] == Told(accepts=True)
 
 
 def test_the_server_cannot_tell_once_no_schema_is_accepted(
@@ -292,9 +360,9 @@ def test_two_profiles_at_once_are_refused(owner: Owner, capsys: pytest.CaptureFi
     ask = ("client", "profile", owner.bundle / "client.toml", "--yes", "--out", owner.out)
     with exclusive_lock(Path(owner.client.state_dir, "profiles.lock")):
         assert "profiles.lock is locked by process" in captured(capsys, *ask, code=2).err
-    assert owner.left == ["0000.letter"]
+    assert owner.left == ["0001.snapshot"]
     captured(capsys, *ask)
-    assert owner.left == ["0000.letter", "0001.letter"]
+    assert owner.left == ["0001.snapshot"]
 
 
 def test_with_an_open_account_nothing_leaves(
@@ -309,7 +377,7 @@ def test_with_an_open_account_nothing_leaves(
         'type = "number"\ncenter = 60\nscale = 12\n'
         '[fields.outcome]\ntype = "integer"\ncategories = [0, 1]\n'
     )
-    nothing = "no profile and no table of the rows has left this device"
+    nothing = "no profile and no table of the rows has left this device, by its book"
     assert [*describe_sent(owner.client)] == [nothing]
     (owner.bundle / "schema.toml").write_text(schema)
     toml = owner.bundle / "client.toml"
@@ -323,7 +391,7 @@ def test_with_an_open_account_nothing_leaves(
     assert show_site(owner.client, read_site(owner.client))
     for attempt in (
         lambda: owner.send(hospital()),
-        lambda: send_answer(owner.client, True),
+        lambda: send_yes(owner.client, DAY),
         lambda: send_unknown(owner.client),
     ):
         with refused_with("a privacy account is open", "codebook"):
@@ -338,12 +406,12 @@ def test_with_an_open_account_nothing_leaves(
 def test_a_damaged_store_lets_nothing_leave(owner: Owner, spoil: str) -> None:
     owner.send(hospital())
     state = owner.bundle / "state"
-    file = state / (SECRET if spoil == "secret" else "profiles/0000.letter")
+    file = state / (SECRET if spoil == "secret" else "profiles/0001.snapshot")
     content = file.read_bytes()
     shutil.copytree(state, owner.bundle / "copy")
     changed = {"cut": content[:50], "flip": content[:-1] + b"?", "secret": b"t" * 32}
     file.write_bytes(changed[spoil])
-    with refused_with("0000.letter is damaged", "Bring the state-dir back from a copy"):
+    with refused_with("0001.snapshot is damaged", "Bring the state-dir back from a copy"):
         owner.send(hospital(131))
     shutil.copytree(owner.bundle / "copy", state, dirs_exist_ok=True)
     assert owner.send(hospital(131)).rows == 130
@@ -359,15 +427,24 @@ def test_a_killed_send_counts_and_leaves_no_part(
         patch.setattr(device, "write_private", kill)
         with pytest.raises(KeyboardInterrupt):
             owner.send(hospital())
-    assert owner.left == ["0000.letter"]
+    assert owner.left == ["0001.snapshot"]
     assert not owner.out.exists()
-    with monkeypatch.context() as patch:
-        patch.setattr(device, "write_kept", kill)
-        with pytest.raises(KeyboardInterrupt):
-            owner.send(hospital())
-    (owner.bundle / "state" / "profiles" / ".0001.letter.draft").write_bytes(b"half")
+    (owner.bundle / "state" / "profiles" / ".0001.snapshot.draft").write_bytes(b"half")
     assert owner.send(hospital()).rows == 130
-    assert owner.left == ["0000.letter", "0001.letter"]
+    assert owner.left == ["0001.snapshot"]
+
+
+def test_a_release_that_cannot_be_entered_does_not_leave(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(device, "enter", kill)
+    with pytest.raises(KeyboardInterrupt):
+        owner.send(hospital())
+    assert owner.left == []
+    assert not owner.out.exists()
 
 
 # Schemas ------------------------------------------------------------------------------------------
@@ -572,10 +649,10 @@ def test_a_device_sends_by_its_certificate(served: Served, tmp_path: Path) -> No
     (folder / "owner.toml").write_text(f'data-dir = "{tmp_path / "data"}"\nunit = "patient"\n')
     client = ClientSettings.of({"server": served.address}, folder / "client.toml")
     with pytest.raises(DeployError, match="does not vouch for"):
-        send_answer(replace(client, ca=str(folder / "certificate")), accepts=True)
+        send_yes(replace(client, ca=str(folder / "certificate")), DAY)
     assert not (Path(client.state_dir) / "profiles").exists()  # nothing has left
     send(client, choose_letter(client, read_site(client), DAY), None)
-    send_answer(client, accepts=True)
+    send_yes(client, DAY)
     assert describe_told(served.place, "a")["accepts"] == "yes"
     assert len(list((Path(client.state_dir) / "profiles").glob("[0-9]*"))) == 2
 
@@ -585,7 +662,7 @@ def test_a_refused_profile_names_the_servers_reason(served: Served, tmp_path: Pa
     client = ClientSettings.of({"server": served.address}, folder / "client.toml")
     revoke_but_keep(served, "b")
     with refused_with(served.address, "was revoked by the federation's operator"):
-        send_answer(client, accepts=True)
+        send_yes(client, DAY)
 
 
 def test_a_letter_lies_there_whole_or_not_at_all(

@@ -8,7 +8,6 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from hypothesis import given, strategies as st
 
 from fairbloom.client.guard.log_files import read_entries
 from fairbloom.deploy.device.client import ClientSettings
@@ -17,16 +16,16 @@ from fairbloom.deploy.device.profile import (
     choose_table,
     read_site,
     send,
-    send_answer,
-    send_table,
+    send_yes,
 )
 from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.deploy.fleet.profiles import keep
 from fairbloom.deploy.fleet.wire_pb2 import Told
 from fairbloom.deploy.operator.profiles import read_tables, write_markdown
 from fairbloom.system.lock import exclusive_lock
+from fairbloom.tables.releases import ALL
 from fairbloom.tables.schema import parse_schema
-from fairbloom.tables.site_table import ALL, SiteTable, hide_more, join_tables
+from fairbloom.tables.site_table import SiteTable, join_tables
 from tests.deploy.served import Served
 from tests.experiments.helpers import captured
 from tests.tables.helpers import refused_with
@@ -72,8 +71,8 @@ class Site:
         return ClientSettings.of({"server": self.served.address}, self.config)
 
     def send(self, schema: str = SCHEMA) -> SiteTable:
-        chosen, _ = choose_table(self.client, schema, DAY)
-        send_table(self.client, chosen)
+        chosen = choose_table(self.client, schema, DAY)
+        send(self.client, chosen)
         return chosen.table
 
 
@@ -106,7 +105,10 @@ def test_a_table_counts_persons_above_the_floor(site: Site) -> None:
     [
         ((), 'limits.describe is "off"'),
         (("[limits]", 'describe = "off"'), 'write describe = "counts" or "all"'),
-        (("[limits]", 'describe = "all"', "profiles = 0"), "limits.profiles = 0 is the most"),
+        (
+            ("[limits]", 'describe = "all"', "snapshots = 0"),
+            "limits.snapshots = 0 in twelve months",
+        ),
     ],
 )
 def test_no_table_leaves_unless_its_owner_allows_it(
@@ -132,54 +134,68 @@ def test_a_table_needs_a_unit_and_files_without_faults(site: Site) -> None:
 
 
 def test_a_table_of_nearly_the_same_persons_goes_again(site: Site) -> None:
-    """A difference of fewer persons than the floor would show them: by rows, or by categories."""
+    """A difference of few persons would show them: by rows, or by categories."""
     first = site.send()
-    write(site.folder / "data", hospital(134, visits=2))
-    chosen, note = choose_table(site.client, SCHEMA, DAY)
+    write(site.folder / "data", hospital(139, visits=2))
+    chosen = choose_table(site.client, SCHEMA, DAY)
     assert chosen.table == first
-    assert note.startswith("Only 4 rows changed since")
+    assert chosen.note.startswith("Only 9 rows changed")
     other = SCHEMA.replace('"f", "m"', '"f", "m", "x"')
-    with refused_with("a table by another schema has left, and 4 rows changed"):
+    with refused_with("Only 9 rows changed", "Of 2025-01-31 has left: table."):
         choose_table(site.client, other, DAY)
-    write(site.folder / "data", hospital(135, visits=2))
-    chosen, note = choose_table(site.client, other, DAY)
-    assert note == ""
-    # one in three categories has nobody: another one is hidden with it
-    assert len(chosen.table.letters[ALL].columns["sex"].values) == 1
-    assert site.send().letters[ALL].rows == 135
+    write(site.folder / "data", hospital(130, visits=2))  # put back
+    assert choose_table(site.client, other, DAY).note == ""
+    write(site.folder / "data", hospital(140, visits=2))
+    assert site.send().letters[ALL].rows == 140
 
 
 def test_a_column_that_is_written_anew_is_a_change(site: Site) -> None:
     """It hides no change of the others, and the same rows have the same table again."""
     first = site.send()
-    assert choose_table(site.client, SCHEMA, DAY)[0].table == first
+    assert choose_table(site.client, SCHEMA, DAY).table == first
     rows = [{**row, "age": f"{float(row['age']) + 1:.1f}"} for row in hospital(130, visits=2)]
     write(site.folder / "data", rows)
-    chosen, note = choose_table(site.client, SCHEMA, DAY)
-    assert note == ""
+    chosen = choose_table(site.client, SCHEMA, DAY)
+    assert chosen.note == ""
     assert chosen.table != first
+    few = [{**row, "age": "44.0"} for row in hospital(130, visits=2)[:40]]
+    rows = [*few, *hospital(130, visits=2)[40:]]
+    write(site.folder / "data", with_cells(rows, "sex", *["f"] * 4))
+    chosen = choose_table(site.client, SCHEMA, DAY)
+    assert "sex" not in chosen.table.letters[ALL].columns
+    assert "sex" in chosen.note
 
 
-@given(
-    counts=st.lists(st.lists(st.integers(0, 12), min_size=3, max_size=3), min_size=1, max_size=4)
-)
-def test_no_line_of_counts_has_exactly_one_hidden_cell(counts: list[list[int]]) -> None:
-    categories = ["a", "b", "c"]
-    whole = [
-        {name: count for name, count in zip(categories, row, strict=True) if count >= 5}
-        for row in counts
-    ]
-    shown = [dict(row) for row in whole]
-    hide_more(shown, categories)
-    lines = [[(row, name) for name in categories] for row in shown]
-    lines += [[(row, name) for row in shown] for name in categories]
-    for line in lines:
-        hidden = sum(name not in row for row, name in line)
-        assert hidden != 1 or len(line) == 1
-    for before, after in zip(whole, shown, strict=True):
-        assert after.items() <= before.items()
-    if not any(len(row) == 2 for row in whole) and len({tuple(row) for row in whole}) == 1:
-        assert shown == whole  # no more is hidden than is needed
+def test_two_tables_of_the_same_rows_have_one_target(site: Site) -> None:
+    site.send()
+    other = SCHEMA.replace('"f", "m"', '"f", "m", "x"')
+    assert site.send(other).letters[ALL].columns["sex"].values == {"f": 65, "m": 65}
+    for third in (SCHEMA + "# a third\n", SCHEMA.replace('"outcome"', '"sex"', 1)):
+        with refused_with("2 tables of the same rows have left, of the target 'outcome'"):
+            choose_table(site.client, third, DAY)
+
+
+def test_the_one_patient_of_a_class_is_not_shown_by_the_others(site: Site) -> None:
+    """All less the living would be the dead patient: of ages, of a diagnosis, by counts."""
+    rows = hospital(144)
+    living = [row | {"outcome": "0", "sex": "m"} for row in rows]
+    for place in range(40):
+        living[place]["sex"] = "f"
+    dead = living[0] | {"outcome": "1", "patient": "MRN-99999"}
+    write(site.folder / "data", [dead, *living])
+    table = site.send()
+    assert table.letters[ALL].columns.keys() == {"age", "sex"}  # 144 of 145 are known to live
+    assert table.letters.keys() == {ALL}
+
+
+def test_a_class_has_quartiles_alone_and_of_many(site: Site) -> None:
+    table = site.send()
+    low, _, quarter, median, third, _, high = table.letters["0"].columns["age"].quantiles
+    assert (low, high) == (None, None)
+    assert quarter < median < third
+    rows = [row | {"outcome": str(int(k < 21))} for k, row in enumerate(hospital(130, seed=3))]
+    write(site.folder / "data", rows)
+    assert site.send().letters["1"].columns["age"].quantiles == ()
 
 
 def test_the_operator_reads_one_table_and_whom_it_waits_for(
@@ -217,7 +233,7 @@ def test_the_owner_sees_and_confirms_what_leaves(
     schema.write_text(SCHEMA)
     left = list[ClientSettings]()
     monkeypatch.setattr(
-        "fairbloom.deploy.device.profile.send_table", lambda client, chosen: left.append(client)
+        "fairbloom.deploy.device.profile.send", lambda client, chosen: left.append(client)
     )
     words = ("client", "describe", site.config, "--schema", schema)
     monkeypatch.setattr("typer.confirm", lambda question: False)
@@ -243,8 +259,8 @@ def test_an_accounts_owner_reads_what_has_left(
     site.send()
     client = site.client
     send(client, choose_letter(client, read_site(client), DAY), None)
-    for accepts in (True, False):
-        send_answer(client, accepts)
+    for _ in range(2):
+        send_yes(client, DAY)
     site.say("[limits.privacy]", f'ledger = "{site.folder / "accounts"}"', "epsilon = 3.0")
     schema = site.folder / "rows.toml"
     schema.write_text(
@@ -255,9 +271,9 @@ def test_an_accounts_owner_reads_what_has_left(
     opened = captured(capsys, "client", "account", "open", site.config, "--schema", schema).out
     shown = captured(capsys, "client", "account", "show", site.config).out
     for said in (opened, shown):
-        *_, letter, table, answers = said.splitlines()
-        assert letter.startswith(f"a profile of 6 columns, of {DAY}, has left: an account does not")
-        assert table.startswith(f"a table of 3 columns, of {DAY}, has left: an account does not")
+        *_, table, letter, answers = said.splitlines()
+        assert letter.startswith(f"a profile of 4 columns, of 130 rows or persons on {DAY}, has")
+        assert table.startswith(f"a table of 3 columns, of 130 rows or persons on {DAY}, has left")
         assert answers == "2 answers on schemas left"
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
 from fairbloom.tables.inference import Wanted, draft, survey_files
@@ -18,7 +17,6 @@ from fairbloom.tables.letters import (
     Letter,
     SiteTables,
     compare_letters,
-    count_changed,
     decode_letter,
     encode_letter,
     letter_of,
@@ -328,72 +326,6 @@ def test_columns_that_name_somebody_say_nothing_else(tmp_path: Path, asked: dict
         json.dumps(vars(made.columns["patient"]), default=list)
     }
     assert made.columns["patient"].identifier
-
-
-# Digests ------------------------------------------------------------------------------------------
-
-
-def fewest(before: NDArray[np.uint32], after: NDArray[np.uint32]) -> int:
-    return min(filter(None, count_changed(before, after)), default=0)
-
-
-@pytest.mark.parametrize(
-    ("change", "changed"),
-    [
-        (lambda rows: rows[::-1], 0),
-        (lambda rows: [dict(reversed(row.items())) for row in rows], 0),
-        (lambda rows: [row | {"more": str(k)} for k, row in enumerate(rows)], 0),
-        (lambda rows: renamed(rows, age="AGE"), 0),
-        (lambda rows: renamed(rows, age="years"), 0),
-        (lambda rows: renamed(rows, age="years", patient="id", remark="note"), 0),
-        (lambda rows: renamed(rows[1:], age="years", patient="id", remark="note"), 1),
-        (lambda rows: [row | {"age": f"{row['age']}0"} for row in rows[1:]], 1),
-        (lambda rows: with_cells(with_cells(rows, "age", *"123456789"), "sex", "x"), 1),
-        (lambda rows: rows[1:], 1),
-        (lambda rows: with_cells(rows, "age", "17.0", "18.0"), 2),
-        (lambda rows: with_cells(rows, "sex", "x", "x", "x"), 3),
-        (lambda rows: rows + rows[:4], 4),
-        (lambda rows: rows[3:] + hospital(seed=1)[:2], 3),
-    ],
-)
-def test_changed_rows_are_counted(
-    tmp_path: Path, change: Callable[[Rows], Rows], changed: int
-) -> None:
-    before, after = (
-        site_of(tmp_path, each).digest(np.arange(len(each)), SECRET, [*hospital(1)[0]])
-        for each in (hospital(), change(hospital()))
-    )
-    assert fewest(before, after) == changed == fewest(after, before)
-
-
-def test_a_single_row_can_be_counted() -> None:
-    before, after = (np.full((1, 2), value, np.uint32) for value in (1, 2))
-    assert count_changed(before, after) == [1, 1, 0]
-    assert count_changed(before, 0 * after) == [0]
-
-
-@pytest.mark.parametrize("cell", ["<5", "1.234,5", "NA", ""])
-def test_a_cell_that_changes_how_all_are_read_is_one(tmp_path: Path, cell: str) -> None:
-    rows = [{"a": f"{k / 7:.4f}" if k % 9 else "", "b": str(k % 3)} for k in range(1_500)]
-    before, after = (
-        site_of(tmp_path, each).digest(np.arange(1_500), SECRET, ["a", "b"])
-        for each in (rows, with_cells(rows[::-1], "a", f'"{cell}"')[::-1])
-    )
-    assert fewest(before, after) == 1
-
-
-def test_digests_need_the_secret_and_join_files(tmp_path: Path) -> None:
-    rows = hospital()
-    every = np.arange(130)
-    names = [*rows[0]]
-    one = site_of(tmp_path, rows).digest(every, SECRET, names)
-    assert fewest(one, site_of(tmp_path, rows).digest(every, b"t" * 32, names)) == 130
-    two = site_of(tmp_path, rows[:60], rows[60:]).digest(every, SECRET, names)
-    assert fewest(one, two) == 0
-    wider = site_of(tmp_path, rows[:60], [row | {"more": "x"} for row in rows[60:]])
-    assert wider.digest(every, SECRET, ["no such"]).tolist() == [[0]] * 130
-    more = wider.digest(every, SECRET, ["more"])
-    assert (more != 0).ravel().tolist() == [False] * 60 + [True] * 70
 
 
 # The table that stands for a letter ---------------------------------------------------------------

@@ -1,0 +1,186 @@
+"""What a letter and a table of the same rows tell of a column together.
+
+Both print counts of the same units, of which n is known exactly. Their sums may show that a count
+below the floor, which neither prints, is not 0.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .cells import format_number
+from .counts import Counts
+from .encoding import ColumnValues, is_missing
+from .profiles import ColumnProfile
+from .releases import ALL
+from .schema import Field
+from .survey import Column
+
+# The codes of cells that have none of the names.
+OTHER = -1
+NONE = -2
+
+
+@dataclass(frozen=True, eq=False)
+class Coded:
+    """A column by units: each one's value as an index into `names`, OTHER, or NONE if missing."""
+
+    codes: NDArray[np.int64]
+    names: Sequence[str]
+
+    @classmethod
+    def of_letter(cls, column: Column, profile: ColumnProfile) -> "Coded":
+        """Return a column by the values, and the words for a missing one, that a letter prints."""
+        names = [*profile.values, *profile.missing]
+        places = {name: place for place, name in enumerate(profile.values)}
+        words = {name: len(places) + place for place, name in enumerate(profile.missing)}
+        entries = np.full(len(column.numbers), OTHER)
+        for entry in range(len(entries)):
+            number = float(column.numbers[entry])
+            if column.is_missing[entry]:
+                entries[entry] = words.get(column.words.get(entry, ""), NONE)
+            elif places:
+                text = column.texts.get(entry, "") if np.isnan(number) else format_number(number)
+                entries[entry] = places.get(text, OTHER)
+        return cls(entries[column.codes], names)
+
+    @classmethod
+    def of_table(cls, about: Field, values: ColumnValues, profile: ColumnProfile) -> "Coded":
+        """Return a column as a schema reads it; OTHER is any number where quantiles are printed."""
+        gone = is_missing(values)
+        if about.categories:
+            return cls(np.where(gone, NONE, values).astype(np.int64), about.categories)
+        if profile.quantiles:
+            return cls(np.where(gone, NONE, OTHER), [])
+        numbers, places = np.unique(np.where(gone, 0.0, values), return_inverse=True)
+        return cls(np.where(gone, NONE, places), [*map(format_number, numbers.tolist())])
+
+
+@dataclass(frozen=True, eq=False)
+class Printed:
+    """What is printed of a column of a snapshot.
+
+    Attributes
+    ----------
+    floor
+        The floor of all counts.
+    letter
+        The column in the letter, and as the letter reads it; None if it has not left.
+    table
+        The column in the table, of all units and by class, and as the table reads it; None if it
+        has not left.
+    classes
+        Each unit's class, "" for none.
+    """
+
+    floor: int
+    letter: tuple[ColumnProfile, Coded] | None
+    table: tuple[Mapping[str, ColumnProfile], Coded] | None
+    classes: NDArray[np.str_]
+
+    @property
+    def tells(self) -> bool:
+        """Whether a count below the floor is known not to be 0."""
+        counts = Counts(self.floor, len(self.classes))
+        counts.know("n", len(self.classes))
+        if self.letter is not None:
+            self._add_letter(counts, *self.letter)
+        if self.table is not None:
+            self._add_table(counts, *self.table)
+        return bool(counts.find_told())
+
+    def _add_letter(self, counts: Counts, profile: ColumnProfile, coded: Coded) -> None:
+        printed = {**profile.values, **profile.missing}
+        totals = np.bincount(coded.codes + 2, minlength=len(coded.names) + 2).tolist()
+        parts = [("letter", place) for place in range(NONE, len(coded.names))]
+        for (_, place), total in zip(parts, totals, strict=True):
+            key = ("letter", place)
+            if place >= 0:
+                counts.show(key, total, printed[coded.names[place]])
+            elif place == OTHER and profile.values:
+                counts.show(key, total, profile.others)
+            else:
+                counts.leave_open(key, total)
+        counts.add_sum("n", parts)
+
+    def _add_table(
+        self, counts: Counts, printed: Mapping[str, ColumnProfile], coded: Coded
+    ) -> None:
+        places = [*range(NONE, len(coded.names))]
+        if coded.names:  # all values have a name
+            places.remove(OTHER)
+        for place in places:
+            count = int((coded.codes == place).sum())
+            self._show(counts, ("all", place), count, printed[ALL], coded)
+        if ((coded.codes == NONE) == (self.classes == "")).all():  # the target
+            counts.know(("all", NONE), int((self.classes == "").sum()))
+        self._link(counts, places, coded)
+        counts.add_sum("n", [("all", place) for place in places])
+        classes = [name for name in printed if name != ALL]
+        if classes:
+            self._add_classes(counts, printed, coded, places)
+
+    def _add_classes(
+        self,
+        counts: Counts,
+        printed: Mapping[str, ColumnProfile],
+        coded: Coded,
+        places: Sequence[int],
+    ) -> None:
+        """Add the counts of each class, and of the units that are in none, of which n is known."""
+        classes = [name for name in printed if name != ALL]
+        groups = {name: self.classes == name for name in classes}
+        groups[ALL] = ~np.isin(self.classes, classes)
+        for name, units in groups.items():
+            size = int(units.sum())
+            if name == ALL:
+                counts.know(("size", name), size)
+            else:
+                counts.show(("size", name), size, size // self.floor * self.floor)
+            for place in places:
+                count = int((units & (coded.codes == place)).sum())
+                if name == ALL:
+                    counts.leave_open((name, place), count)
+                else:
+                    self._show(counts, (name, place), count, printed[name], coded)
+            counts.add_sum(("size", name), [(name, place) for place in places])
+        for place in places:
+            counts.add_sum(("all", place), [(name, place) for name in groups])
+        counts.add_sum("n", [("size", name) for name in groups])
+
+    def _show(
+        self,
+        counts: Counts,
+        key: tuple[str, int],
+        count: int,
+        profile: ColumnProfile,
+        coded: Coded,
+    ) -> None:
+        """Add a count as a column of a table prints it."""
+        place = key[1]
+        if place == OTHER:
+            counts.leave_open(key, count)
+        elif place == NONE:
+            counts.show(key, count, profile.empty)
+        else:
+            counts.show(key, count, profile.values.get(coded.names[place], 0))
+
+    def _link(self, counts: Counts, places: Sequence[int], coded: Coded) -> None:
+        """Add of which of the letter's values each value of the table consists."""
+        if self.letter is None:
+            return
+        _, own = self.letter
+        names = range(NONE, len(own.names))
+        for name, place in product(names, places):
+            both = int(((own.codes == name) & (coded.codes == place)).sum())
+            if both or name == OTHER:
+                counts.leave_open(("both", name, place), both)
+            else:  # everybody may know which values are read as which
+                counts.know(("both", name, place), 0)
+        for name in names:
+            counts.add_sum(("letter", name), [("both", name, place) for place in places])
+        for place in places:
+            counts.add_sum(("all", place), [("both", name, place) for name in names])
