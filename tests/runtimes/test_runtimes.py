@@ -436,9 +436,9 @@ def test_a_users_method_needs_nothing_on_the_clients(with_own_code: Deployment) 
 @pytest.mark.federation
 def test_a_users_task_runs_only_where_the_owner_allows_it(with_own_code: Deployment) -> None:
     out = with_own_code.home / "task"
-    log = submit(
-        with_own_code, "task=theirs:slopes", "slopes.noise=0.2", "learning-rate=0.01", f"out={out}"
-    )
+    own = ("task=theirs:slopes", "slopes.noise=0.2", "learning-rate=0.01")
+    # a run begins without a client that goes on refusing it
+    log = submit(with_own_code, *own, "wait-for-clients=1.0", f"out={out}")
     assert [row["replies_used"] for row in rounds(out)] == ["1", "1"]
     assert {row["client"] for row in table(out / "clients.csv")} == {ALLOWED}
     assert f"{OTHER}" in log
