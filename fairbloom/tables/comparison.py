@@ -12,7 +12,7 @@ import difflib
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, combinations, islice
@@ -664,15 +664,17 @@ class Alike(Finding):
         return {} if column == self.field else {"name": quote(column)}
 
 
-def match_rare(rare: Mapping[str, Profiles]) -> Iterator[Alike]:
+def match_rare(rare: Mapping[str, Profiles], named: Collection[Named] = ()) -> Iterator[Alike]:
     """Yield the columns of several names that may be one field, each of other sites.
 
-    `rare` has the profiles of the columns that most sites lack, by name and site. Of too many,
-    none are compared.
+    `rare` has the profiles of the columns that most sites lack, by name and site; those that are
+    `named` may be a field already. Of too many, none are compared.
     """
+    taken = {(each.sites[0], each.column) for each in named}
     known: dict[str, Profiles] = {}
     for name, profiles in rare.items():
-        if all(each.values or each.quantiles for each in profiles.values()):
+        is_taken = any((site, name) in taken for site in profiles)
+        if not is_taken and all(each.values or each.quantiles for each in profiles.values()):
             known[name] = profiles
     if len(known) > MAX_OWN:
         return

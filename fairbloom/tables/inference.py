@@ -675,14 +675,11 @@ def _ask_about_ignored(
 
     `own` has each site's, and `named` those that may be a field.
     """
-    taken = {(each.sites[0], each.column) for each in named}
     rare: dict[str, Profiles] = {}
     for site, columns in own.items():
-        for name, column in columns.items():
-            if (site, name) not in taken:
-                rare[name] = {site: column}
+        rare |= {name: {site: column} for name, column in columns.items()}
     asked: dict[str, Reason] = {}
-    for each in match_rare(rare):
+    for each in match_rare(rare, named):
         remedy = f"if so, add [fields.{write_key(each.field)}], and each other's name under files"
         for name in each.columns:
             asked[name] = Reason(f"{ignored[name].said}; {each.say()} {remedy}", of_it=False)

@@ -381,12 +381,8 @@ def compare_letters(letters: Collection[Letter]) -> tuple[dict[str, Profiles], l
         lacking = [each.client for each in letters if each.client not in sites]
         absent += [Absent(name, (client,), 0.0) for client in lacking]
     named = [*match_names(common, own)]
-    taken = {(each.sites[0], each.column) for each in named}
-    rare: dict[str, Profiles] = {}
-    for name, sites in fields.items():
-        if name not in common and not any((site, name) in taken for site in sites):
-            rare[name] = sites
-    return fields, [*named, *match_rare(rare), *compare(fields), *absent]
+    rare = {name: sites for name, sites in fields.items() if name not in common}
+    return fields, [*named, *match_rare(rare, named), *compare(fields), *absent]
 
 
 def describe(findings: Sequence[Finding], file: str) -> Iterator[str]:
