@@ -37,14 +37,14 @@ class Coded:
         names = [*profile.values, *profile.missing]
         places = {name: place for place, name in enumerate(profile.values)}
         words = {name: len(places) + place for place, name in enumerate(profile.missing)}
-        entries = np.full(len(column.numbers), OTHER)
-        for entry in range(len(entries)):
+        entries = np.where(column.is_missing, words.get("", NONE), OTHER)
+        for entry, word in column.words.items():
+            entries[entry] = words.get(word, NONE)
+        listed = np.flatnonzero(~column.is_missing).tolist() if places else []
+        for entry in listed:
             number = float(column.numbers[entry])
-            if column.is_missing[entry]:
-                entries[entry] = words.get(column.words.get(entry, ""), NONE)
-            elif places:
-                text = column.texts.get(entry, "") if np.isnan(number) else format_number(number)
-                entries[entry] = places.get(text, OTHER)
+            text = column.texts.get(entry, "") if np.isnan(number) else format_number(number)
+            entries[entry] = places.get(text, OTHER)
         return cls(entries[column.codes], names)
 
     @classmethod

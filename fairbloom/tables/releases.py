@@ -99,7 +99,7 @@ class Block(NamedTuple):
     written: Digests | None = None
 
 
-# The blocks of a release by its column, the name of what they are compared with, and the group.
+# The blocks of a release by its column, the folded name they are compared by, and the group.
 Blocks = Mapping[tuple[str, str, str], Block]
 
 
@@ -182,7 +182,7 @@ class Snapshot:
             for name in release.columns if group == ALL else release.by_class:
                 place = release.columns.index(name)
                 cells = release.cells[place]
-                blocks[name, name, group] = Block(cells[units & (cells != 0)])
+                blocks[name, fold(name), group] = Block(cells[units & (cells != 0)])
                 for source in release.sources[place]:
                     row = self.names.index(source)
                     given = units & (self.read[row] != 0)
@@ -239,7 +239,7 @@ def _count_other_rows(before: Digests, after: Digests) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Today:
+class Allowed:
     """What may leave today: of which snapshot, and whether something new may.
 
     Attributes
@@ -257,7 +257,7 @@ class Today:
     held: str = ""
 
 
-def choose_snapshot(book: Sequence[Snapshot], now: Snapshot, most: int) -> Today:
+def choose_snapshot(book: Sequence[Snapshot], now: Snapshot, most: int) -> Allowed:
     """Return what may leave of today's rows, `now`.
 
     Parameters
@@ -276,8 +276,8 @@ def choose_snapshot(book: Sequence[Snapshot], now: Snapshot, most: int) -> Today
     """
     every = np.arange(now.read.shape[1])
     if not book:
-        held = text_of_limit(book, now, most)
-        return Today(now, every, held)
+        held = _explain_limit(book, now, most)
+        return Allowed(now, every, held)
     last = book[-1]
     if now.unit != last.unit:
         raise ValueError(
@@ -292,23 +292,23 @@ def choose_snapshot(book: Sequence[Snapshot], now: Snapshot, most: int) -> Today
             " enough rows have changed, it may be a multiple of that"
         )
     if units is not None:
-        return Today(last, units)
+        return Allowed(last, units)
     needed = FLOORS_OF_CHANGES * max(now.floor, last.floor)
     for earlier in reversed(book):
         changed = now.count_changed(earlier)
         if changed < needed:
-            return Today(
+            return Allowed(
                 last,
                 None,
                 f"Only {changed} rows changed, or came or went, since what left on {earlier.day},"
                 " and a difference would show so few: something new may leave once"
                 f" {needed} have.",
             )
-    held = text_of_limit(book, now, most)
-    return Today(last, None, held) if held else Today(now, every)
+    held = _explain_limit(book, now, most)
+    return Allowed(last, None, held) if held else Allowed(now, every)
 
 
-def text_of_limit(book: Sequence[Snapshot], now: Snapshot, most: int) -> str:
+def _explain_limit(book: Sequence[Snapshot], now: Snapshot, most: int) -> str:
     """Return why no further snapshot may leave this year, and when one may, "" if it may."""
     today = date.fromisoformat(now.day)
     days = [date.fromisoformat(each.day) for each in book]

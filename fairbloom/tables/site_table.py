@@ -56,9 +56,8 @@ def describe_rows(
 ) -> dict[str, Letter]:
     """Return the letters of all of these rows, one of each unit, and of each class.
 
-    `letter` has the site's name, date, floor and unit. Without numbers there are no quartiles. Of a
-    class there are three quantiles, and those if each class has enough values for all of them: four
-    times the floor, and two.
+    `letter` has the site's name, date, floor and unit. Without numbers there are no quartiles. A
+    class has three quantiles, if it has at least four times the floor and two values.
     """
     schema = file.schema
     classes = name_classes(file, rows)
@@ -112,10 +111,10 @@ def name_classes(file: EncodedFile, rows: NDArray[np.intp]) -> NDArray[np.str_]:
 def find_lone(
     file: EncodedFile, rows: NDArray[np.intp], classes: NDArray[np.str_], floor: int
 ) -> Iterator[str]:
-    """Yield the columns with quantiles by class of which few values are in none that has any.
+    """Yield the columns of numbers of which a few, fewer than the floor, are in no shown class.
 
-    These are 1 to `floor` - 1 numbers of rows without a class, or of classes of fewer units: all
-    rows less the classes would show them.
+    These rows have no class, or one of fewer units than the floor: all rows less the other classes
+    would show them.
     """
     sizes = Counter(classes.tolist())
     lone = np.array([name == "" or sizes[name] < floor for name in classes.tolist()], bool)
