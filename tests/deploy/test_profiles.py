@@ -249,13 +249,9 @@ def test_a_hospital_has_four_profiles_a_year_and_a_table(owner: Owner) -> None:
     assert len(owner.left) == 4
 
 
-CLINIC = """
-target = "outcome"
-missing = "fill"
-ignore = ["stage", "ward", "dose"]
+# The fields of a schema of tables of these patients, with the target outcome.
+FIELDS = """
 [fields.age]
-type = "number"
-[fields.weight]
 type = "number"
 [fields.sex]
 type = "string"
@@ -266,6 +262,15 @@ categories = ["no", "yes"]
 [fields.outcome]
 type = "integer"
 categories = [0, 1]
+"""
+
+CLINIC = f"""
+target = "outcome"
+missing = "fill"
+ignore = ["stage", "ward", "dose"]
+{FIELDS}
+[fields.weight]
+type = "number"
 """
 
 

@@ -31,25 +31,14 @@ from tests.experiments.helpers import captured
 from tests.tables.helpers import refused_with
 from tests.tables.test_letters import Rows, hospital, with_cells
 
-from .test_profiles import DAY, write
+from .test_profiles import DAY, FIELDS, write
 
-SCHEMA = """
+SCHEMA = f"""
 target = "outcome"
 unit = "patient"
 ignore = ["remark", "stage"]
 missing = "fill"
-[fields.age]
-type = "number"
-[fields.sex]
-type = "string"
-categories = ["f", "m"]
-[fields.smoker]
-type = "string"
-categories = ["no", "yes"]
-[fields.outcome]
-type = "integer"
-categories = [0, 1]
-"""
+{FIELDS}"""
 
 
 class Site:
@@ -168,6 +157,8 @@ def test_a_column_that_is_written_anew_is_a_change(site: Site) -> None:
 
 def test_two_tables_of_the_same_rows_have_one_target(site: Site) -> None:
     site.send()
+    with refused_with("1 tables of the same rows have left, of the target 'outcome'"):
+        choose_table(site.client, SCHEMA.replace('"outcome"', '"sex"', 1), DAY)
     other = SCHEMA.replace('"f", "m"', '"f", "m", "x"')
     assert site.send(other).letters[ALL].columns["sex"].values == {"f": 65, "m": 65}
     for third in (SCHEMA + "# a third\n", SCHEMA.replace('"outcome"', '"sex"', 1)):

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
-from fairbloom.tables.audit import Coded, Printed
+from fairbloom.tables.audit import NONE, OTHER, Coded, Printed
 from fairbloom.tables.counts import Counts
 from fairbloom.tables.letters import ROW
 from fairbloom.tables.profiles import Cells, ColumnProfile, profile
@@ -25,6 +25,7 @@ from fairbloom.tables.releases import (
     count_other,
     find_free,
     find_parted,
+    groups_of,
 )
 from fairbloom.tables.schema import Field, fold
 from tests.tables.test_letters import Rows, hospital, renamed, site_of, with_cells
@@ -67,6 +68,8 @@ def changed(before: Rows, after: Rows, folder: Path) -> int:
         (lambda rows: renamed(rows[1:], age="years", patient="id", remark="note"), 1),
         (lambda rows: [row | {"age": f"{row['age']}0"} for row in rows], 0),
         (lambda rows: [row | {"age": f"{row['age']}0"} for row in rows[1:]], 1),
+        # a year later all are older, and one is gone
+        (lambda rows: [row | {"age": f"{float(row['age']) + 100}"} for row in rows[1:]], 1),
         (lambda rows: with_cells(with_cells(rows, "age", *"123456789"), "sex", "x"), 9),
         (lambda rows: rows[1:], 1),
         (lambda rows: with_cells(rows, "age", "17.0", "18.0"), 2),
@@ -201,6 +204,17 @@ def test_a_column_with_few_other_cells_is_absent(tmp_path: Path) -> None:
     assert free(rows, with_cells(stages, "sex", *["x"] * 5), tmp_path) == every
 
 
+def test_a_column_that_is_read_anew_hides_no_cell(tmp_path: Path) -> None:
+    """One cell was written in another way, and all are read as other values."""
+    rows = hospital()
+    first = sent(snapshot(tmp_path, rows))
+    for count in (1, 4, 5):
+        other = with_cells(rows, "age", *["99.5"] * count)
+        now = snapshot(tmp_path, other, number=2)
+        now = replace(now, read=now.read + np.uint32(2))
+        assert ("age" in find_free([first], now, letter_of(now))[0]) == (count == 5)
+
+
 def test_a_renamed_column_is_compared_with_those_that_are_gone(tmp_path: Path) -> None:
     rows = hospital()
     other = renamed(with_cells(rows, "age", "99.5"), age="years", sex="gender")
@@ -247,6 +261,17 @@ def test_two_tables_of_a_snapshot_read_a_column_alike(tmp_path: Path) -> None:
     assert find_parted(made, table_of(made, made.read[0], classes[::-1])) == {"field"}
 
 
+def test_a_class_is_not_compared_with_all_units(tmp_path: Path) -> None:
+    """They differ by the two units of another class; and each class has its own cells."""
+    made = snapshot(tmp_path, [{"a": str(k), "b": "1"} for k in range(200)])
+    made = replace(made, releases=(letter_of(made),))
+    classes = ["x"] * 2 + ["y"] * 198
+    table = table_of(made, made.read[0], classes)
+    assert find_free([made], made, table) == (("field",), ("field",))
+    sizes = {group: int(units.sum()) for group, units in groups_of(made, table).items()}
+    assert sizes == {"": 200, "outcome=x": 2, "outcome=y": 198}
+
+
 @given(
     before=st.lists(st.integers(1, 5), max_size=30), after=st.lists(st.integers(1, 5), max_size=30)
 )
@@ -282,6 +307,67 @@ def test_ranges_hold_the_counts_and_tell_what_sums_tell(cells: list[list[int]]) 
                 each // 5 * 5 + 4 for other, each in enumerate(counts) if other != place
             )
             assert ((row, place) in told) == (0 < count < 5 and least > 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "tells"),
+    [
+        # 75 of 79 "male" are printed, and 80 of 81 male: "m" is there
+        ({"male": 79, "m": 2, "female": 60}, True),
+        ({"male": 78, "m": 2, "female": 60}, True),
+        ({"male": 77, "m": 2, "female": 60}, False),  # 75 to 79 of both
+        # 10 of 11 are missing, and 9 of them "-" at most: another word, or another value, is there
+        ({"male": 80, "female": 60, "-": 9, "?": 2}, False),
+    ],
+)
+def test_a_letters_words_and_a_tables_values_are_one_sum(
+    words: dict[str, int], tells: bool
+) -> None:
+    """Neither tells alone; a table joins the words of one category, and those for missing."""
+    letter = profile({"f": words_of(words)}, 5)["f"]
+    names = [*letter.values, *letter.missing]
+    categories = {"male": 0, "m": 0, "female": 1}
+    codes = list[int]()
+    values = list[int]()
+    for word, count in words.items():
+        gone = OTHER if word not in MISSING_WORDS else NONE
+        codes += [names.index(word) if word in names else gone] * count
+        values += [categories.get(word, -1)] * count
+    about = Field(type="string", categories=("male", "female"))
+    read = np.array(values, np.int32)
+    table = profile({"f": Cells.of(about, read)}, 5)["f"]
+    of_letter = letter, Coded(np.array(codes), names)
+    of_table = {"": table}, Coded.of_table(about, read, table)
+    classes = np.full(len(read), "")
+    assert Printed(5, of_letter, of_table, classes).tells == tells
+
+
+def test_cells_are_coded_by_the_words_of_a_letter(tmp_path: Path) -> None:
+    sexes = [*["f"] * 9, *["m"] * 8, "x", *["NA"] * 7, "", *["."] * 6]
+    ages = [f"{30 + place % 25}.5" for place in range(30)] + ["NA", "NA"]
+    rows = [{"sex": sex, "age": age} for sex, age in zip(sexes, ages, strict=True)]
+    site = site_of(tmp_path, rows)
+    columns = site.profile(floor=5)
+    for name, cells in (("sex", sexes), ("age", ages)):
+        coded = Coded.of_letter(site.columns[name], columns[name])
+        printed = [*columns[name].values, *columns[name].missing]
+        assert [*coded.names] == printed
+        for cell, code in zip(cells, coded.codes.tolist(), strict=True):
+            gone = NONE if cell in ("NA", "", ".") else OTHER
+            assert code == (printed.index(cell) if cell in printed else gone)
+    assert [*columns["sex"].values, *columns["sex"].missing] == ["f", "m", "NA", "."]
+
+
+MISSING_WORDS = ("-", "?")
+
+
+def words_of(words: dict[str, int]) -> Cells:
+    """Return the cells of a column in which so many rows have each of these words."""
+    texts = [word for word in words if word not in MISSING_WORDS]
+    codes = [place for place, text in enumerate(texts) for _ in range(words[text])]
+    gone = {word: words[word] for word in words if word in MISSING_WORDS}
+    codes += [-1] * sum(gone.values())
+    return Cells(np.full(len(codes), np.nan), np.array(codes), texts, gone)
 
 
 # Sequences ----------------------------------------------------------------------------------------
