@@ -11,6 +11,7 @@ from fairbloom.deploy.fleet.federation import Federation, read_now
 from fairbloom.deploy.fleet.runs import submit
 from fairbloom.deploy.operator import submit as runs
 from fairbloom.errors import FairbloomError
+from fairbloom.logs import print_lines
 from fairbloom.protocol.settings import parse_assignments
 from fairbloom.server.progress import find_announced
 from fairbloom.server.run_folder.files import CLIENTS, SCORES
@@ -60,7 +61,7 @@ def show(folder: Path) -> None:
     column = SCORES.read(folder)[0].column()
     last = {row["client"]: row[column] for row in CLIENTS.read(folder) if row[column]}
     for name, value in last.items():
-        print(f"{name}: {column} {float(value):.4g}")
+        print_lines(f"{name}: {column} {float(value):.4g}")
 
 
 def main() -> int:
@@ -72,19 +73,17 @@ def main() -> int:
         federation, online = wait_for_clients()
         run = submit(federation.runs, runs.OURS.order(federation, {"clients": online, **given}))
     except FairbloomError as error:
-        print(f"SETTINGS: {error}", file=sys.stderr)
+        print_lines(f"SETTINGS: {error}", to=sys.stderr)
         return 2
     for number in (signal.SIGTERM, signal.SIGINT):  # they stop this run, but no other
         signal.signal(number, lambda number, frame: run.stop())
     status = runs.follow(federation, run)
-    print(f"run {run.number}: {runs.describe_end(status)}")
+    print_lines(f"run {run.number}: {runs.describe_end(status)}")
     folder = find_announced(run.folder)
     if status == 0 and folder is not None:
         show(folder)
-        print(f"{folder.relative_to('/')} has all of it", flush=True)
-    print(
-        "another run: docker compose run --rm experiment; the end: docker compose down", flush=True
-    )
+        print_lines(f"{folder.relative_to('/')} has all of it")
+    print_lines("another run: docker compose run --rm experiment; the end: docker compose down")
     return status
 
 

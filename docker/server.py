@@ -14,6 +14,7 @@ from pathlib import Path
 from fairbloom.deploy.fleet.enrolment import enroll
 from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.errors import FairbloomError
+from fairbloom.logs import print_lines
 
 FEDERATION = Path("/federation")
 CLIENTS = Path("/clients")
@@ -47,7 +48,7 @@ def main() -> int:
     try:
         federation = open_federation(["server", *os.environ.get("HOSTS", "").split()])
     except FairbloomError as error:
-        print(error, file=sys.stderr)
+        print_lines(str(error), to=sys.stderr)
         return 2
     server = subprocess.Popen(  # noqa: S603 (this Python)
         [sys.executable, "-P", "-m", "fairbloom.deploy.fleet.daemon", str(FEDERATION)], cwd="/"
@@ -58,7 +59,7 @@ def main() -> int:
         try:
             enroll_requests(federation)
         except (FairbloomError, ValueError, OSError) as error:
-            print(f"a client cannot be enrolled: {error}", file=sys.stderr, flush=True)
+            print_lines(f"a client cannot be enrolled: {error}", to=sys.stderr)
         time.sleep(REQUESTS_POLL_SECONDS)
     return server.returncode
 

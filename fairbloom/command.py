@@ -1,6 +1,7 @@
 """The common part of all commands: errors, Ctrl-C and Flower's log lines."""
 
 import errno
+import json
 import logging
 import os
 import signal
@@ -15,7 +16,12 @@ from rich.markup import escape
 from rich.segment import Segment
 
 from fairbloom.errors import FairbloomError
-from fairbloom.logs import colour_on_terminals_alone, escape_unprintable
+from fairbloom.logs import (
+    colour_on_terminals_alone,
+    escape_unprintable,
+    print_lines,
+    print_traceback,
+)
 
 
 class Terminal(Console):
@@ -34,6 +40,13 @@ class Terminal(Console):
 
 
 errors = Terminal(stderr=True)
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON for another program; a terminal obeys nothing in it."""
+    written = json.dumps(value, indent=2).replace("\x7f", "\\u007f")  # the rest is escaped
+    print_lines(*written.splitlines())
+
 
 TrustOption = Annotated[
     bool,
@@ -100,6 +113,9 @@ def run_command(app: typer.Typer) -> None:
         if error.errno != errno.ENAMETOOLONG:
             raise
         _end_with(f"{error.filename}: no file can have so long a name: give a shorter one")
+    except Exception:
+        sys.excepthook = print_traceback  # here, as typer has set its own
+        raise
 
 
 def _end_with(text: str) -> NoReturn:

@@ -7,6 +7,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from itertools import islice
 from pathlib import PurePath
 from types import CodeType
 from typing import Any
@@ -132,6 +133,11 @@ def install_command(extra: str) -> str:
     return f"pip install 'fairbloom[{extra}]{source}'"
 
 
+# The longest name for which a message has a suggestion, and the most names that it looks at: all
+# of these, as unlike each other as names can be, take a few seconds.
+MAX_NEAR = 60
+MOST_NEAR = 2000
+
 # How many names a message lists; it counts the others.
 MAX_LISTED = 3
 
@@ -167,10 +173,14 @@ def find_equally_near(name: str, choices: Iterable[str], least: float = 0.6) -> 
     """Return the choice nearest to a name, with those that are as near; at most three.
 
     Choices with a difflib ratio below `least` are left out. Of the others, one with the same
-    letters in another order is the nearest.
+    letters in another order is the nearest. Names longer than MAX_NEAR, and choices from the
+    MOST_NEAR-th on, are not compared: a schema, which another site wrote, may have many of them.
     """
     folded = name.casefold()
-    by_folded = {choice.casefold(): choice for choice in choices}
+    if len(folded) > MAX_NEAR:
+        return []
+    comparable = (choice for choice in choices if len(choice) <= MAX_NEAR)
+    by_folded = {choice.casefold(): choice for choice in islice(comparable, MOST_NEAR)}
     close = difflib.get_close_matches(folded, by_folded, cutoff=least)
     for each in close:
         if sorted(each) == sorted(folded):

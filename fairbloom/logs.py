@@ -3,11 +3,13 @@
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from textwrap import indent
-from typing import Any
+from types import TracebackType
+from typing import Any, TextIO
 
 from fairbloom.errors import is_expected
 
@@ -38,6 +40,32 @@ def escape_unprintable(words: str, *, but: str = "") -> str:
     )
 
 
+def print_lines(*lines: str, to: TextIO | None = None) -> None:
+    """Print lines, to standard output or another stream: all that commands print goes through here.
+
+    No word in a line steers the terminal or begins a line of its own, whoever wrote it. Tables go
+    through `command.Terminal`, and JSON through `command.print_json`.
+    """
+    shown = [f"{escape_unprintable(line)}\n" for line in lines]
+    stream = to or sys.stdout
+    stream.write("".join(shown))
+    stream.flush()
+
+
+def print_part(text: str) -> None:
+    """Print a part of a log, which may end within a line; words in it may not steer a terminal."""
+    sys.stdout.write(escape_unprintable(text, but="\n\t"))
+    sys.stdout.flush()
+
+
+def print_traceback(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Print an error that nobody foresaw, as `sys.excepthook`: its text may quote others."""
+    lines = "".join(traceback.format_exception(kind, error, trace))
+    print_lines(*lines.splitlines(), to=sys.stderr)
+
+
 def _escape_record(record: logging.LogRecord) -> bool:
     """Escape what a record quotes, names of clients for example; return that it is logged.
 
@@ -52,8 +80,8 @@ def _escape_record(record: logging.LogRecord) -> bool:
         record.msg = shown
         record.args = ()
     if record.exc_info:
-        traceback = logging.Formatter().formatException(record.exc_info)
-        record.exc_text = indent(escape_unprintable(traceback, but="\n"), "  ")
+        shown = logging.Formatter().formatException(record.exc_info)
+        record.exc_text = indent(escape_unprintable(shown, but="\n"), "  ")
     return True
 
 

@@ -7,7 +7,7 @@ in last, and the fingerprint of the run's settings, because the server chooses t
 """
 
 import json
-import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ from fairbloom.errors import FairbloomError, join_names
 from fairbloom.logs import escape_unprintable
 from fairbloom.protocol.settings import FINGERPRINT
 from fairbloom.system.files import make_folder, write_private
-from fairbloom.tables.schema import shorten_value
+from fairbloom.tables.schema import SchemaError, parse_toml, shorten_value
 
 from .accepted_settings import SCHEMA_KEY, SettingRefusedError
 
@@ -32,6 +32,9 @@ REFUSED = "refused.toml"
 
 # Runs that keep their schema after it has ended: the latest ones.
 MAX_RUNS = 50
+
+# The most steps of a comparison of two schemas; 10^7 take about a second.
+MOST_STEPS = 10**8
 
 # Characters of a digest that are shown and logged.
 SHOWN = 12
@@ -214,15 +217,31 @@ def read_refused(state_dir: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def describe_change(schemas: Schemas, text: str) -> str:
-    """Return a schema, or its difference from the schema that was accepted last."""
+def describe_change(schemas: Schemas, text: str) -> Iterator[str]:
+    """Yield the lines of a schema, or its difference from the schema that was accepted last."""
     lines = text.splitlines()
     earlier = schemas.accepted() or schemas.known()
-    if earlier:
-        before = schemas.text_of(earlier[-1]).splitlines()
-        lines = list(unified_diff(before, lines, "accepted", "new", lineterm=""))
+    before = schemas.text_of(earlier[-1]).splitlines() if earlier else []
+    if before == lines:
+        return
+    if before and is_comparable(before, lines):
+        lines = [*unified_diff(before, lines, "accepted", "new", lineterm="")]
+    elif before:
+        yield "It has too many lines in common with the accepted one to be compared; all of it is:"
     # the text comes from the server: a terminal would obey its control characters
-    return "".join(escape_unprintable(line, but="\t") + "\n" for line in lines)
+    yield from map(escape_unprintable, lines)
+
+
+def is_comparable(before: Sequence[str], after: Sequence[str]) -> bool:
+    """Return whether difflib compares texts within seconds.
+
+    In each of its steps, of which there may be one for each line, it looks at all pairs of equal
+    lines. It leaves out a line that is more than 1 % of 200 lines or more.
+    """
+    counts = Counter(after)
+    most = len(after) // 100 + 1 if len(after) >= 200 else len(after)
+    pairs = sum(counts[line] for line in before if counts[line] <= most)
+    return pairs * min(len(before), len(after)) <= MOST_STEPS
 
 
 def describe_schemas(schemas: Schemas) -> Iterator[str]:
@@ -281,8 +300,8 @@ def differing_keys(earlier: str, later: str) -> Iterator[str]:
 def read_toml_text(text: str) -> dict[str, Any]:
     """Return the keys of a text in TOML; {} if it is none."""
     try:
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError):
+        return parse_toml(text)
+    except SchemaError:
         return {}
 
 

@@ -58,7 +58,7 @@ def keep(folder: Path, name: str, message: Told) -> None:
     write_private(file, content)
     for earlier in place.glob(LETTER):
         if kind == "profile" and earlier != file:
-            earlier.unlink()
+            earlier.unlink(missing_ok=True)  # the operator may have deleted it
     log.info("client %s: %s is kept", name, file.name)
 
 

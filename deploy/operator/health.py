@@ -1,5 +1,7 @@
 """Whether a federation's server works, for monitoring: it imports few libraries."""
 
+from fairbloom.logs import print_lines
+
 from ..fleet.federation import Federation, read_now
 
 # A certificate that is valid for fewer days, or a smaller free share of the disk, is a fault.
@@ -10,7 +12,7 @@ SMALLEST_SHARE = 0.05
 def check_health(federation: Federation) -> int:
     """Print what is wrong, a line each; return 0 (serving), 1 (down) or 2 (degraded)."""
     if not federation.is_served:
-        print(f"no server runs: start fairbloom server --dir {federation.path}")
+        print_lines(f"no server runs: start fairbloom server --dir {federation.path}")
         return 1
     now = read_now(federation)
     faults = [
@@ -27,5 +29,5 @@ def check_health(federation: Federation) -> int:
         for place, share in now.free.items()
         if share < SMALLEST_SHARE
     ]
-    print("\n".join(faults) or "serving")
+    print_lines(*faults or ["serving"])
     return 2 * bool(faults)

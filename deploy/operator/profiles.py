@@ -181,7 +181,7 @@ def write_markdown(rows: Sequence[Mapping[str, str]]) -> str:
         lines.append([row.get(head, "") for head in heads])
     written = ""
     for cells in lines:
-        escaped = [cell.replace("|", "&#124;") for cell in cells]
+        escaped = [escape_unprintable(cell).replace("|", "&#124;") for cell in cells]
         written += f"| {' | '.join(escaped)} |\n"
     return written
 
@@ -189,7 +189,7 @@ def write_markdown(rows: Sequence[Mapping[str, str]]) -> str:
 def describe_findings(findings: Sequence[Finding]) -> Iterator[str]:
     """Yield the findings that stand out most, with lines to paste, then what each site lacks."""
     known = [each for each in findings if not isinstance(each, Quiet)]
-    yield from map(escape_unprintable, describe(known[:MOST], EVERY_FILE))
+    yield from describe(known[:MOST], EVERY_FILE)
     if len(known) > MOST:
         yield f"and {len(known) - MOST} more, which --page shows"
     lacking: dict[tuple[str, type[Quiet]], list[str]] = {}
@@ -198,7 +198,7 @@ def describe_findings(findings: Sequence[Finding]) -> Iterator[str]:
             for site in each.sites:
                 lacking.setdefault((site, type(each)), []).append(each.field)
     for (site, kind), fields in lacking.items():
-        yield escape_unprintable(f"{site} {kind.has} {join_first(fields)}")
+        yield f"{site} {kind.has} {join_first(fields)}"
 
 
 def write_schema(

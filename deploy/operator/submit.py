@@ -12,7 +12,7 @@ from typing import Any
 from fairbloom import __version__
 from fairbloom.client.guard.accepted_settings import SCHEMA_KEY, settings_to_allow
 from fairbloom.imports import is_import_string
-from fairbloom.logs import escape_unprintable
+from fairbloom.logs import print_lines, print_part
 from fairbloom.protocol.settings import (
     Mark,
     RunSettings,
@@ -270,8 +270,7 @@ def follow(federation: Federation, run: RunFiles) -> int:
             file.seek(position)
             content = file.read()
         # an app may print texts of clients
-        sys.stdout.write(escape_unprintable(content.decode(errors="replace"), but="\n\t"))
-        sys.stdout.flush()
+        print_part(content.decode(errors="replace"))
         position += len(content)
         if status is not None:
             return status
@@ -386,4 +385,4 @@ def drain(federation: Federation) -> str:
 
 def say(words: str) -> None:
     """Print a line for the operator on stderr."""
-    print(f"fairbloom deploy: {escape_unprintable(words)}", file=sys.stderr, flush=True)
+    print_lines(f"fairbloom deploy: {words}", to=sys.stderr)

@@ -1,16 +1,17 @@
 """The command `fairbloom data`."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import typer
 from rich.text import Text
 
+from fairbloom.command import print_json
 from fairbloom.errors import FairbloomError, join_names
 from fairbloom.experiments.options import as_settings, merge_settings
 from fairbloom.experiments.render.page import Cell, Table
 from fairbloom.experiments.render.terminal import console, show_table
+from fairbloom.logs import print_lines
 from fairbloom.protocol.settings import Value
 from fairbloom.server.run_folder.errors import RunFolderError, explain_write_errors
 from fairbloom.server.run_folder.tables import format_rows
@@ -83,7 +84,7 @@ def data(
             )
         with explain_write_errors(write_schema.name, write_schema.parent):
             write_whole(write_schema, infer_schema(chosen).encode())
-        print(
+        print_lines(
             f"{write_schema} is written: read it, correct it, and pass it by --schema"
             f" {write_schema}"
         )
@@ -93,7 +94,7 @@ def data(
         return
     described = describe_data(chosen, every=every_client or as_json)
     if as_json:
-        print(json.dumps(described, indent=2))
+        print_json(described)
     else:
         for name, rows in described.items():
             headings = list(dict.fromkeys(heading for row in rows for heading in row))
@@ -137,7 +138,7 @@ def write_page(
 def _write_file(path: Path, text: str) -> None:
     with explain_write_errors(path.name, path.parent):
         write_whole(path, text.encode())
-    print(f"{path} is written")
+    print_lines(f"{path} is written")
 
 
 def _print_names_to_change(clients: Sequence[str]) -> None:

@@ -1,6 +1,5 @@
 """The commands `fairbloom client`, `fairbloom server` and `fairbloom deploy`."""
 
-import json
 import shlex
 from functools import partial
 from pathlib import Path
@@ -9,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import click
 import typer
 
-from fairbloom.command import INTERRUPTED, Terminal
+from fairbloom.command import INTERRUPTED, Terminal, print_json
 from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.fleet.federation import SERVER_UNIT, Federation
+from fairbloom.logs import print_lines
 from fairbloom.protocol.parameters import Value
 from fairbloom.system.supervise import become
 
@@ -98,11 +98,12 @@ def init(
     """Create the folder of a federation: certificate authority, server certificate, settings."""
     made = Federation.init(folder, host, port)
     unit = (folder / SERVER_UNIT.name).absolute()
-    print(
-        f"{folder}: devices reach the server at {made.server}\n"
-        f"start it with\n  fairbloom server --dir {shlex.quote(str(folder))}\n"
-        "or, for good, as a service:\n"
-        f"  sudo systemctl enable --now {shlex.quote(str(unit))}"
+    print_lines(
+        f"{folder}: devices reach the server at {made.server}",
+        "start it with",
+        f"  fairbloom server --dir {shlex.quote(str(folder))}",
+        "or, for good, as a service:",
+        f"  sudo systemctl enable --now {shlex.quote(str(unit))}",
     )
 
 
@@ -115,7 +116,7 @@ def renew(
     federation: FederationOption = HERE,
 ) -> None:
     """Create a new server certificate. A server takes it within seconds; devices need no change."""
-    print(
+    print_lines(
         f"{federation.identity[0]} is new, for {', '.join(federation.renew(host))} and loopback: a"
         " server that runs takes it within seconds"
     )
@@ -164,7 +165,7 @@ def enroll(
         federation, clients, partition=partition_id, examples=examples, request=request
     )
     for name, bundle in zip(clients, bundles, strict=True):
-        print(f"{name}: {bundle}", flush=True)
+        print_lines(f"{name}: {bundle}")
         federation.note("enroll", client=name)
     enrolled = federation.enrolled()
     far = describe_clients_beyond(enrolled, len(enrolled))
@@ -182,7 +183,7 @@ def revoke(
 
     revoke_one(federation, client)
     federation.note("revoke", client=client)
-    print(f"{client} is revoked")
+    print_lines(f"{client} is revoked")
 
 
 @app.command(epilog="Example: watch -n 2 fairbloom deploy status")
@@ -212,7 +213,7 @@ def status(
 
     found = survey(federation)
     if as_json:
-        print(json.dumps(found, indent=2))
+        print_json(found)
     else:
         show(found)
 
@@ -269,7 +270,7 @@ def profiles(
         say(each)
     found = received.usable
     fields, findings = compare_letters(found.values())
-    print("\n".join(of_clients.describe_findings(findings)) or "no client stands out")
+    print_lines(*[*of_clients.describe_findings(findings)] or ["no client stands out"])
     if page is not None:
         # by its name: a bare server lacks what draws it
         write_page = imported("page", "fairbloom.cli.data:write_page")
@@ -278,7 +279,7 @@ def profiles(
         write_page(page, fields, findings, advice)
     if write_schema is not None:
         wanted = {key.removeprefix("csv."): value for key, value in given.items()}
-        print("\n".join(of_clients.write_schema(found, findings, write_schema, wanted)))
+        print_lines(*of_clients.write_schema(found, findings, write_schema, wanted))
 
 
 def read_given(settings: list[str], schema: Path | None, spend: str) -> dict[str, Value]:
@@ -360,11 +361,11 @@ def describe(
         heads = tuple(dict.fromkeys(head for row in rows for head in row))
         written = format_csv(heads, rows) if out.suffix == ".csv" else shown
         write_whole(out, written.encode())
-        print(f"{out} is written")
+        print_lines(f"{out} is written")
     else:
-        print(shown, end="")
+        print_lines(*shown.splitlines())
     for name in waits:
-        print(f"waits for {name}: fairbloom client describe, on its device")
+        print_lines(f"waits for {name}: fairbloom client describe, on its device")
 
 
 @app.command(
@@ -456,7 +457,7 @@ def _carry_out(federation: Federation, order: "Order", *, detach: bool) -> None:
     from fairbloom.deploy.operator import submit as runs
 
     run = write_order(federation.runs, order)
-    print(f"run {run.number}", flush=True)
+    print_lines(f"run {run.number}")
     federation.note("submit", run=run.number)
     if detach:
         return
@@ -468,7 +469,7 @@ def _carry_out(federation: Federation, order: "Order", *, detach: bool) -> None:
             f" deploy stop {run.number}"
         )
         raise typer.Exit(INTERRUPTED) from None
-    print(f"run {run.number}: {runs.describe_end(ended)}")
+    print_lines(f"run {run.number}: {runs.describe_end(ended)}")
     raise typer.Exit(ended)
 
 
@@ -492,9 +493,9 @@ def stop(
     from fairbloom.deploy.operator import submit as runs
 
     if after_run:
-        print(runs.drain(federation))
+        print_lines(runs.drain(federation))
         return
-    print(runs.stop(federation, runs.choose_run(federation, run)))
+    print_lines(runs.stop(federation, runs.choose_run(federation, run)))
 
 
 @app.command()

@@ -1,7 +1,7 @@
 """The commands `fairbloom client`, of which `run` is the default."""
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from fairbloom.command import Terminal
+from fairbloom.command import Terminal, print_json
 from fairbloom.deploy.device.client import ClientSettings
-from fairbloom.logs import escape_unprintable
+from fairbloom.logs import escape_unprintable, print_lines
 
 DEFAULT = "run"
 
@@ -98,13 +98,13 @@ def keys(
     from fairbloom.deploy.device.keys import make
 
     folder = out or Path(name)
-    print(make(folder, name), end="")
-    print(
+    print_lines(*make(folder, name).splitlines())
+    print_lines(
         f"{folder / 'key'} is this device's private key and stays here. Send the lines above, which"
         f" are no secret and lie in {folder / f'{name}.request'}, to the federation's operator, by"
         " a way that prevents changes; unpack the bundle that comes back next to the"
         f" key, so that {folder / 'client.toml'} is there",
-        file=sys.stderr,
+        to=sys.stderr,
     )
 
 
@@ -126,11 +126,6 @@ def _limits_at(place: Path) -> Mapping[str, Any]:
     if place.suffix != ".toml":
         return {}
     return ClientSettings.of({}, place).limits
-
-
-def _print_escaped(lines: Iterable[str]) -> None:
-    """Print lines that may have words of others, which cannot steer the terminal."""
-    print("\n".join(map(escape_unprintable, lines)))
 
 
 @client.command(epilog="Example: fairbloom client accept client.toml")
@@ -161,7 +156,7 @@ def accept(
         from fairbloom.client.guard.initial_weights import accept_weights
 
         accept_weights(find_state_dir(place), weights)
-        print("accepted, for runs with this schema and model")
+        print_lines("accepted, for runs with this schema and model")
         return
     from fairbloom.client.guard.accepted_schemas import (
         Schemas,
@@ -174,13 +169,13 @@ def accept(
     folder = find_state_dir(place)
     text = read_refused(folder) if schema is None else read_schema(str(schema))
     schemas = Schemas(folder)
-    print(describe_change(schemas, text))
-    print("\n".join(describe_acceptance(schemas, text, also=also)))
+    print_lines(*describe_change(schemas, text), "")
+    print_lines(*describe_acceptance(schemas, text, also=also))
     settings = ClientSettings.of({}, place) if place.suffix == ".toml" else None
     if settings is not None:
         from fairbloom.deploy.device.profile import find_faults, note_columns, send_yes
 
-        _print_escaped(find_faults(settings, text))
+        print_lines(*find_faults(settings, text))
     accepts = yes or typer.confirm(
         "Accept this schema, so that runs may read this device's data by it?"
     )
@@ -188,7 +183,7 @@ def accept(
         schemas.accept(text, also=also)
         if settings is not None:
             note_columns(settings, text)
-        print("accepted")
+        print_lines("accepted")
         if settings is not None:
             day = str(datetime.now(UTC).date())
             _tell_server(partial(send_yes, settings, day))
@@ -211,7 +206,7 @@ def list_schemas(
     before = schemas.accepted()
     if withdraw is not None:
         schemas.withdraw(withdraw)
-    print("\n".join(describe_schemas(schemas)))
+    print_lines(*describe_schemas(schemas))
     if before and not schemas.accepted() and place.suffix == ".toml":
         from fairbloom.deploy.device.profile import send_unknown
 
@@ -225,7 +220,7 @@ def _tell_server(send: Callable[[], None]) -> None:
     try:
         send()
     except FairbloomError as error:
-        print(f"the server does not learn it: {error}", file=sys.stderr)
+        print_lines(f"the server does not learn it: {error}", to=sys.stderr)
 
 
 @client.command(epilog="Example: fairbloom client log client.toml")
@@ -236,8 +231,6 @@ def log(
     ] = False,
 ) -> None:
     """Show the requests to this device and its replies, run by run, and how many are left."""
-    import json
-
     from fairbloom.client.guard.limits import Limits
     from fairbloom.client.guard.log_entries import describe_entries
     from fairbloom.client.guard.log_files import read_entries
@@ -246,11 +239,10 @@ def log(
     folder = find_state_dir(place)
     entries = read_entries(folder)
     if as_json:
-        print(json.dumps(list(entries), indent=2))
+        print_json(list(entries))
         return
     limits = Limits.of(_limits_at(place))
-    lines = [*describe_entries(entries), *Questions(folder).describe(limits)]
-    print("\n".join(lines))
+    print_lines(*describe_entries(entries), *Questions(folder).describe(limits))
 
 
 @client.command(epilog="Example: fairbloom client release show client.toml")
@@ -270,7 +262,8 @@ def release(
     folder = find_state_dir(place)
     if choice != "show":
         choose(folder, choice, _limits_at(place).get("release", "take"))
-    print("\n".join(describe_models(folder)) or "no model is kept here: a run brings one")
+    lines = [*describe_models(folder)] or ["no model is kept here: a run brings one"]
+    print_lines(*lines)
 
 
 @client.command(epilog="Example: fairbloom client report client.toml")
@@ -279,7 +272,7 @@ def report(place: StatePlace) -> None:
     from fairbloom.client.guard.released_model import describe_models, read_scores
 
     folder = find_state_dir(place)
-    print("\n".join(describe_models(folder)))
+    print_lines(*describe_models(folder))
     scores = dict(read_scores(folder))
     names = dict.fromkeys(name for metrics in scores.values() for name in metrics)
     table = Table("round")
@@ -289,6 +282,11 @@ def report(place: StatePlace) -> None:
         cells = [f"{metrics[name]:.4g}" if name in metrics else "–" for name in names]
         table.add_row(str(number), *cells)
     Terminal().print(table)
+
+
+def confirm(question: str) -> bool:
+    """Ask the owner a question, which may name what others have written."""
+    return typer.confirm(escape_unprintable(question))
 
 
 ClientToml = Annotated[
@@ -314,17 +312,19 @@ def profile(
 
     settings = ClientSettings.of({}, config)
     site = profiles.read_site(settings)
-    print("For your eyes; what would leave comes after it:")
-    _print_escaped([*profiles.show_site(settings, site)] or ["nothing stands out"])
+    print_lines("For your eyes; what would leave comes after it:")
+    print_lines(*[*profiles.show_site(settings, site)] or ["nothing stands out"])
     with profiles.lock_sent(settings):
         today = datetime.now(UTC).date()
         chosen = profiles.choose_letter(settings, site, str(today))
-        print(f"\n{chosen.note}\nThis would leave:" if chosen.note else "\nThis would leave:")
-        _print_escaped(profiles.describe_letter(chosen.letter))
-        print(chosen.release.content)
-        if yes or typer.confirm(f"May it leave, to {out or settings.server}?"):
+        print_lines("")
+        if chosen.note:
+            print_lines(chosen.note)
+        print_lines("This would leave:")
+        print_lines(*profiles.describe_letter(chosen.letter), chosen.release.content)
+        if yes or confirm(f"May it leave, to {out or settings.server}?"):
             profiles.send(settings, chosen, out)
-            print(f"it has left, to {out or settings.server}")
+            print_lines(f"it has left, to {out or settings.server}")
 
 
 SchemaOption = Annotated[
@@ -349,13 +349,14 @@ def describe(
     with profiles.lock_sent(settings):
         today = datetime.now(UTC).date()
         chosen = profiles.choose_table(settings, text, str(today))
-        print(f"{chosen.note}\nThis would leave:".lstrip())
+        if chosen.note:
+            print_lines(chosen.note)
+        print_lines("This would leave:")
         for name, letter in chosen.table.letters.items():
-            print(f"{name or 'all rows'}:")
-            _print_escaped(profiles.describe_letter(letter))
-        if yes or typer.confirm(f"May it leave, to {settings.server}?"):
+            print_lines(f"{name or 'all rows'}:", *profiles.describe_letter(letter))
+        if yes or confirm(f"May it leave, to {settings.server}?"):
             profiles.send(settings, chosen)
-            print(f"it has left, to {settings.server}")
+            print_lines(f"it has left, to {settings.server}")
 
 
 @client.command(epilog="Example: fairbloom client data client.toml")
@@ -444,8 +445,8 @@ def open_account(
         test_share=test_share,
         seed=seed,
     )
-    print("\n".join(describe_account(made)))
-    print("\n".join(describe_sent(settings)))
+    print_lines(*describe_account(made))
+    print_lines(*describe_sent(settings))
 
 
 @account.command("show", epilog="Example: fairbloom client account show client.toml")
@@ -456,8 +457,8 @@ def show_account(config: ClientToml) -> None:
 
     settings = ClientSettings.of({}, config)
     known = known_account(settings.node())
-    print("\n".join(describe_account(known)))
-    print("\n".join(describe_sent(settings)))
+    print_lines(*describe_account(known))
+    print_lines(*describe_sent(settings))
 
 
 @account.command("resume", epilog="Example: fairbloom client account resume client.toml")
@@ -467,7 +468,7 @@ def resume_account(config: ClientToml) -> None:
 
     known = known_account(ClientSettings.of({}, config).node())
     known.ledger.resume()
-    print("resumed; what was charged stays spent")
+    print_lines("resumed; what was charged stays spent")
 
 
 @account.command("close", epilog="Example: fairbloom client account close client.toml")
@@ -476,4 +477,4 @@ def close_account(config: ClientToml) -> None:
     from fairbloom.client.private.opening import close_account
 
     closed = close_account(ClientSettings.of({}, config).node())
-    print(f"account {closed.number} is closed: nothing of it was spent")
+    print_lines(f"account {closed.number} is closed: nothing of it was spent")

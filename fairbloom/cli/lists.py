@@ -1,7 +1,6 @@
 """Lists on the command line: methods, tasks, settings and recipes."""
 
 import inspect
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +8,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.text import Text
 
+from fairbloom.command import print_json
 from fairbloom.errors import did_you_mean
 from fairbloom.experiments.render.page import Cell, Table
 from fairbloom.experiments.render.terminal import console, show_table
@@ -97,7 +97,7 @@ def settings(names: Sequence[str] = (), *, as_json: bool = False) -> None:
             if any(word in key for word in words):
                 shown[key] = value
     if as_json:
-        print(json.dumps(shown, indent=2))
+        print_json(shown)
         return
     known = {**SETTINGS, **parameters()}
     group = ""
@@ -160,7 +160,7 @@ def _describe(parameter: Parameter) -> dict[str, str]:
 def _show_described(described: Sequence[Mapping[str, Any]], as_json: bool) -> None:
     """Print methods or tasks: what each is, its choices and parameters, and its source."""
     if as_json:
-        print(json.dumps(described, indent=2))
+        print_json(described)
         return
     for entry in described:
         _print(f"[b]{escape(entry['name'])}[/]  {escape(entry['summary'])}", indent=0)

@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 from fairbloom import __version__
 from fairbloom.cli.help import restore_help
 from fairbloom.command import import_command, run_command
+from fairbloom.logs import print_lines
 from fairbloom.system.streams import write_any_text
 
 
@@ -169,7 +170,7 @@ app = typer.Typer(
 def print_version(wanted: bool) -> None:
     """Print the installed version and end, where it is wanted."""
     if wanted:
-        print(f"fairbloom {__version__}")
+        print_lines(f"fairbloom {__version__}")
         raise typer.Exit
 
 

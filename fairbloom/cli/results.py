@@ -1,6 +1,5 @@
 """Commands on the content of a folder: `fairbloom show` and `report`."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 from rich.markup import escape
 
+from fairbloom.command import print_json
 from fairbloom.experiments import api
 from fairbloom.experiments.render.figures import check_figure
 from fairbloom.experiments.render.page import Cell, Table
@@ -64,7 +64,7 @@ def show(
 def show_runs(listed: Sequence[ListedRun], note: str, as_json: bool) -> None:
     """Print a line for each run and a note, or JSON."""
     if as_json:
-        print(json.dumps([asdict(run) for run in listed], indent=2))
+        print_json([asdict(run) for run in listed])
         return
     cells = []
     for run in listed:
@@ -77,7 +77,7 @@ def show_result(result: Any, as_json: bool) -> None:
     """Print a result as tables, or as JSON."""
     if as_json:
         described = describe(result) if isinstance(result, Run) else result.as_json
-        print(json.dumps(described, indent=2))
+        print_json(described)
     else:
         result.show()
 

@@ -1,13 +1,12 @@
 """Commands that train, `fairbloom run`, `compare`, `refit`, `search`, `reproduce`; `evaluate`."""
 
-import json
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 import typer
 
-from fairbloom.command import CORRECTABLE
+from fairbloom.command import CORRECTABLE, print_json
 from fairbloom.errors import FairbloomError
 from fairbloom.experiments import api
 from fairbloom.experiments.recipe import count_printed, load_recipe, names
@@ -64,7 +63,7 @@ def reproduce(
     if as_list:
         recipes = [*map(load_recipe, names())]
         if as_json:
-            print(json.dumps([recipe.summary for recipe in recipes], indent=2))
+            print_json([recipe.summary for recipe in recipes])
         else:
             show_recipes(recipes, *count_printed(recipes))
     elif name is None:

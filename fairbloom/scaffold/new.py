@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from fairbloom.errors import FairbloomError
+from fairbloom.logs import print_lines
 
 # The app, under the name my-app.
 TEMPLATE = Path(__file__).parent / "template"
@@ -33,9 +34,10 @@ def new(
             f"{folder} exists already: choose another name, or go to another directory"
         )
     write_app(folder, name, package)
-    print(
-        f"{folder} is written; its README.md explains it. Begin with\n  cd {folder}\n"
-        f"  python -m {package}"
+    print_lines(
+        f"{folder} is written; its README.md explains it. Begin with",
+        f"  cd {folder}",
+        f"  python -m {package}",
     )
 
 

@@ -90,6 +90,13 @@ MAX_HEADER = 1_000
 # Characters of a schema's text.
 MAX_BYTES = 2**20
 
+# The most dots of a key: Python reads one of thousands for minutes. A schema has four.
+MAX_DEPTH = 16
+
+# What a line of TOML consists of: parts of keys, with the blanks around them, and anything else.
+# Each branch matches where it begins to, so that the time is in proportion to the line.
+TOKEN = re.compile(r"""(?P<part>[ \t]+|[\w-]+|"(?:[^"\\]|\\.)*"?|'[^']*'?)|.""", re.DOTALL)
+
 # The file of a schema in a run folder, and its name in errors if it came as text.
 SCHEMA_NAME = "schema.toml"
 
@@ -481,7 +488,7 @@ def read_schema(place: str) -> str:
 
 def without_client(text: str) -> str:
     """Return a schema's text without its column of clients, for a file of one site."""
-    written = tomllib.loads(text)
+    written = parse_toml(text)
     written.pop("client", None)
     return tomli_w.dumps(written)
 
@@ -546,7 +553,7 @@ def with_files(text: str, files: Mapping[str, Any], client: str = "") -> str:
         raise SchemaError(f"{name}: files.{_explain(error)}", OWN_FILES) from error
     if not files and "files" not in text:
         return text
-    written = tomllib.loads(text)
+    written = parse_toml(text, name)
     if "fields" not in written:
         return text
     schema = parse_schema(text)  # its own faults are the run's, and the server may read them
@@ -585,11 +592,40 @@ AnyTable = TypeVar("AnyTable", bound=_Table)
 def _parse(kind: type[AnyTable], text: str, name: str) -> AnyTable:
     _check_length(text, name)
     try:
-        return validate(kind, tomllib.loads(text), name)
-    except tomllib.TOMLDecodeError as error:
+        return validate(kind, parse_toml(text, name), name)
+    except RecursionError as error:
+        raise _too_deep(name) from error
+
+
+def parse_toml(text: str, name: str = SCHEMA_NAME) -> dict[str, Any]:
+    """Return the tables in a text, within seconds whoever wrote it; raise SchemaError for none."""
+    _check_length(text, name)
+    if any(
+        line.count(".") > MAX_DEPTH and _depth_of(line) > MAX_DEPTH for line in text.split("\n")
+    ):
+        raise _too_deep(name)
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:  # also of a number with too many digits
         raise SchemaError(f"{name} is not valid TOML: {error}: correct that line") from error
     except RecursionError as error:
-        raise SchemaError(f"{name} is nested too deeply: take tables within tables out") from error
+        raise _too_deep(name) from error
+
+
+def _too_deep(name: str) -> SchemaError:
+    return SchemaError(f"{name} is nested too deeply: take tables within tables out")
+
+
+def _depth_of(line: str) -> int:
+    """Return how many dots the longest key in a line of TOML has."""
+    longest = depth = 0
+    for token in TOKEN.finditer(line):
+        if token[0] == ".":
+            depth += 1
+            longest = max(longest, depth)
+        elif token.lastgroup != "part":
+            depth = 0
+    return longest
 
 
 def _check_length(text: str, name: str) -> None:
@@ -821,5 +857,8 @@ def find_wrong_groups(schema: Schema, key: str = "groups") -> Iterator[str]:
 
 def shorten_value(value: object) -> str:
     """Return a value's repr, cut off after 60 characters."""
-    written = repr(value)
+    try:
+        written = repr(value)
+    except ValueError:  # Python writes no more than 4,300 digits, and 0x… may have a million
+        written = "a number of thousands of digits"
     return written if len(written) <= 60 else f"{written[:60]}…"

@@ -8,6 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from fairbloom.logs import escape_unprintable
+
 from .schema import Field, FileField, Schema, SchemaFile
 
 # Keys with a table for each column, or file.
@@ -30,15 +32,18 @@ class Note:
 
     def __str__(self) -> str:
         """Return the comment."""
-        return f"# {self.text if self.is_line else _printable(self.text)}"
+        return f"# {self.text if self.is_line else escape_unprintable(self.text)}"
 
 
 Notes = Mapping[Place, Sequence[Note]]
 
 
 def quote(value: object) -> str:
-    """Return a text, a number or a list as TOML writes it."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    """Return a text, a number or a list as TOML writes it; what steers a terminal is escaped."""
+    written = json.dumps(value, ensure_ascii=False)
+    if written.isprintable():
+        return written
+    return "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in written)
 
 
 def write_key(name: str) -> str:
@@ -144,7 +149,3 @@ def _above(notes: Notes, place: Place) -> Iterator[str]:
 
 def _behind(notes: Notes, place: Place) -> str:
     return "".join(f"  {note}" for note in notes.get(place, ()) if note.behind)
-
-
-def _printable(text: str) -> str:
-    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)

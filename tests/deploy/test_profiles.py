@@ -929,6 +929,29 @@ def test_a_letter_that_cannot_be_used_stops_no_others(
     assert (tmp_path / "out/clients/evil.toml").exists()
 
 
+def test_names_and_values_are_text_in_page_and_schema(
+    tmp_path: Path, letters: dict[str, Letter], capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = "<script>alert(1)</script>\x1b[2J"
+    odd = dict[str, Letter]()
+    for client, each in letters.items():
+        sex = next(name for name in each.columns if name.startswith("sex") or name == "SEX_")
+        columns = {name: one for name, one in each.columns.items() if name != sex}
+        columns[script] = replace(each.columns[sex], values={f"{script}f": 80, "m": 80})
+        odd[client] = replace(each, columns=columns)
+        (tmp_path / f"{client}.json").write_bytes(encode_letter(odd[client]))
+    federation = Federation.init(tmp_path / "fed", ["localhost"], 1)
+    files = [tmp_path / f"{client}.json" for client in odd]
+    page, out = tmp_path / "page.html", tmp_path / "out"
+    words = ("deploy", "profiles", *files, "--dir", federation.path, "--page", page)
+    captured(capsys, *words, "--write-schema", out, "--target", "outcome")
+    assert "<script>alert" not in page.read_text()
+    assert "&lt;script&gt;alert" in page.read_text()
+    for file in (out / "schema.toml", *(out / "clients").iterdir()):
+        assert file.read_text().replace("\n", "").isprintable()
+    assert f"{script}f" in parse_schema((out / "schema.toml").read_text()).fields[script].categories
+
+
 def test_many_values_of_one_target_stop_no_draft(
     tmp_path: Path, letters: dict[str, Letter]
 ) -> None:

@@ -1,6 +1,7 @@
 """A device reads its tables by schemas alone that its owner has accepted."""
 
 import errno
+import json
 from contextlib import AbstractContextManager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,11 +20,13 @@ from fairbloom.client.guard.accepted_schemas import (
     describe_change,
     describe_schemas,
     digest_of,
+    is_comparable,
     read_refused,
 )
 from fairbloom.client.guard.accepted_settings import SettingRefusedError
 from fairbloom.errors import FairbloomError
 from fairbloom.system import files, retry
+from fairbloom.tables.schema import SchemaError, parse_schema, parse_toml
 from tests.experiments.helpers import fairbloom
 
 from ..hospital import SCHEMA, grouped
@@ -54,7 +57,7 @@ def test_a_schema_is_accepted_once_by_the_owner(
         schemas.withdraw("0")
     with pytest.raises(SettingRefusedError, match="fairbloom client accept"):
         check_accepted({"schema": SCHEMA, "fingerprint": ""}, tmp_path, "accepted", 1)
-    assert describe_change(schemas, read_refused(tmp_path)) == SCHEMA
+    assert [*describe_change(schemas, read_refused(tmp_path))] == SCHEMA.splitlines()
     assert refused(SCHEMA, tmp_path, 1)  # never by itself
     schemas.accept(read_refused(tmp_path))
     assert not refused(SCHEMA, tmp_path, 1)
@@ -63,9 +66,8 @@ def test_a_schema_is_accepted_once_by_the_owner(
     for other in (grouped("chol>=237"), grouped("chol>=238")):  # which would show who has 237
         with subtests.test(other=other):
             assert refused(other, tmp_path, 1)
-            assert f"+groups = {[other.split(chr(39))[1]]}" in describe_change(
-                schemas, read_refused(tmp_path)
-            )
+            change = [*describe_change(schemas, read_refused(tmp_path))]
+            assert f"+groups = {[other.split(chr(39))[1]]}" in change
     check_accepted({"schema": grouped("chol>=238")}, tmp_path, "any", 1)
     with pytest.raises(SettingRefusedError, match="no state-dir"):
         check_accepted({"schema": SCHEMA}, None, "accepted", 1)
@@ -76,9 +78,9 @@ def test_a_new_schema_is_compared_with_the_last_accepted_one(schemas: Schemas) -
     schemas.accept(OLDER)
     schemas.accept(SIXTY, also=True)
     schemas.withdraw(digest_of(SIXTY)[:8])
-    assert describe_change(schemas, OLDER) == ""
+    assert [*describe_change(schemas, OLDER)] == []
     schemas.withdraw(digest_of(OLDER))
-    assert describe_change(schemas, SIXTY) == ""  # without an accepted one, with the last of all
+    assert [*describe_change(schemas, SIXTY)] == []  # without an accepted one, with the last of all
     schemas.accept(OLDER)
     schemas.accept(SIXTY)
     assert [each.digest for each in schemas.accepted()] == [digest_of(SIXTY)]
@@ -231,10 +233,64 @@ def test_accept_asks_and_schemas_lists_and_withdraws(
 def test_a_schema_steers_no_terminal(schemas: Schemas) -> None:
     evil = SCHEMA.replace("hospice", "\x1b[2J\x9b31m\u202e")
     schemas.accept(SCHEMA)
-    said = [describe_change(schemas, evil), *describe_acceptance(schemas, evil, also=True)]
+    said = [*describe_change(schemas, evil), *describe_acceptance(schemas, evil, also=True)]
     schemas.accept(evil)
     said += describe_schemas(schemas)
-    assert all(text.replace("\n", "").isprintable() for text in said)
+    assert all(text.isprintable() for text in said)
+
+
+HOSTILE = {
+    "a deep key": "a" + ".a" * 100_000 + " = 1",
+    "a deep header": "[" + "a." * 100_000 + "a]",
+    "a deep key in quotation marks": '"="' + '."="' * 100_000 + " = 1",
+    "a deep array": "x = " + "[" * 20_000 + "]" * 20_000,
+    "deep tables": "x = " + "{a=" * 5_000 + "1" + "}" * 5_000,
+    "a long number": "x = " + "9" * 1_000_000,
+    "a long number in hexadecimal": "x = 0x" + "9" * 1_000_000,
+    "a long center": "[fields.age]\ncenter = 0x" + "9" * 1_000_000,
+    "many quotation marks": 'x = "' + '\\"' * 400_000,
+    "a long target": f"target = {'ab' * 30!r}\n"
+    + "".join(f"[fields.{n:060b}]\ntype = 'number'\n" for n in range(8_000)),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_schema_is_one_sentence(schemas: Schemas, kind: str) -> None:
+    """Each of them took minutes, or ended in a traceback."""
+    schemas.accept(SCHEMA)
+    text = HOSTILE[kind] if kind == "a long target" else f"{SCHEMA}{HOSTILE[kind]}\n"
+    said = [*describe_change(schemas, text), *describe_acceptance(schemas, text, also=False)]
+    assert all(line.isprintable() for line in said)
+    with pytest.raises(SchemaError) as raised:
+        parse_schema(text)
+    assert len(str(raised.value)) < 1000
+
+
+def test_a_key_may_be_as_deep_as_schemas_need() -> None:
+    deep = "a" + ".a" * 16
+    with pytest.raises(SchemaError, match="a is unknown"):
+        parse_schema(f"{SCHEMA}\n[{deep}]\n")
+    with pytest.raises(SchemaError, match="nested too deeply"):
+        parse_schema(f"{SCHEMA}\n[{deep}.a]\n")
+    dotted = [f"x.{n}" for n in range(50)]  # in one line, and no key
+    assert parse_toml(f"ignore = {json.dumps(dotted)}") == {"ignore": dotted}
+    assert parse_toml("x = [" + "0.5, " * 50 + "]")["x"] == [0.5] * 50
+
+
+def test_texts_that_take_long_to_compare_are_shown_whole(schemas: Schemas) -> None:
+    before = [f"# {n % 101}" for n in range(3_000)]
+    schemas.accept("\n".join(before))
+    assert not is_comparable(before, before[::-1])
+    first, *rest = describe_change(schemas, "\n".join(before[::-1]))
+    assert (
+        first
+        == "It has too many lines in common with the accepted one to be compared; all of it is:"
+    )
+    assert rest == before[::-1]
+    wide = "\n".join(f"[fields.f{n}]\ntype = 'number'\ncenter = {n % 9}" for n in range(1_000))
+    schemas.accept(wide)
+    (_, _, _, *changed) = describe_change(schemas, wide.replace("f500]", "g]"))
+    assert [line for line in changed if line[0] in "+-"] == ["-[fields.f500]", "+[fields.g]"]
 
 
 def test_a_disk_that_is_full_for_a_while_keeps_no_run_out(
