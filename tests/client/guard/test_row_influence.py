@@ -66,9 +66,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def client(data: Path, min_rows: int, **settings: Any) -> LocalClient:
-    return guarded(
-        LocalClient.of(Settings.of({**RUN, "data-dir": str(data), **settings}), 0), min_rows
-    )
+    """Return a device's client, with an order of rows that follows from the run's seed alone.
+
+    Whether one row can be read depends on the row; a secret's would be another in each run.
+    """
+    asked = Settings.of({**RUN, "data-dir": str(data), **settings})
+    order = f"order {asked.run_config()['seed']}"
+    return guarded(LocalClient.of(asked, 0), min_rows, order=order)
 
 
 def read_row(local: LocalClient, terms: Terms, keep: float = 1.0) -> float:
