@@ -24,8 +24,9 @@ LETTER = "*.json"
 TABLE = "table"
 ANSWER = "accepts"
 
-# The answers on a schema: UNKNOWN if the last one may be wrong, and no further one left the device.
-ANSWERS = {True: "yes", False: "no"}
+# The answers on a schema: a no never leaves a device. UNKNOWN if the last one may be wrong, and no
+# further one left the device.
+YES = "yes"
 UNKNOWN = "unknown"
 
 # What a client may tell the server in an hour. An owner accepts a schema, or sends a profile, a few
@@ -38,14 +39,16 @@ def keep(folder: Path, name: str, message: Told) -> None:
     """Keep a client's message in a federation's folder, a letter or table as the bytes that came.
 
     Who reads it checks it. The newest letter takes the place of earlier ones. Raise ValueError for
-    an empty message, and for more bytes than a reader takes.
+    an empty message, for an answer that no device gives, and for more bytes than a reader takes.
     """
     kind = message.WhichOneof("content")
     if kind is None:
         raise ValueError("the call has neither a profile nor an answer nor a table")
+    if kind == "accepts" and not message.accepts:
+        raise ValueError("the only answer on a schema is yes: of another one nothing leaves")
     place = folder / FOLDER / name
     file = place / ANSWER
-    content = UNKNOWN.encode() if kind == "unknown" else ANSWERS[message.accepts].encode()
+    content = (UNKNOWN if kind == "unknown" else YES).encode()
     if kind == "profile":
         file = place / f"{timestamp()[:10]}.json"
         content = message.profile
@@ -91,7 +94,7 @@ def find_letter(folder: Path, name: str) -> Path | None:
 def describe_told(folder: Path, name: str) -> dict[str, Any]:
     """Return the day of a client's newest letter, and its last answer on a schema, if any.
 
-    The answer is "yes", "no" or "unknown".
+    The answer is YES or UNKNOWN.
     """
     letter = find_letter(folder, name)
     answer = folder / FOLDER / name / ANSWER

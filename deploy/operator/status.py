@@ -22,14 +22,13 @@ from fairbloom.text import text_if
 from .. import pki
 from ..fleet.connections import FULL
 from ..fleet.federation import COPIED, Federation, find_copied, read_now
-from ..fleet.profiles import UNKNOWN, describe_told
+from ..fleet.profiles import UNKNOWN, YES, describe_told
 from ..fleet.runs import DRAIN, RunEnd, RunFiles, list_runs
 from ..processes import duration
 
 # What the table shows of a client's last answer on a schema.
 ACCEPTS = {
-    "yes": ", schema accepted",
-    "no": ", schema refused",
+    YES: ", schema accepted",
     UNKNOWN: ", cannot tell whether a schema is accepted",
 }
 

@@ -173,7 +173,7 @@ def accept(
     print_lines(*describe_acceptance(schemas, text, also=also))
     settings = ClientSettings.of({}, place) if place.suffix == ".toml" else None
     if settings is not None:
-        from fairbloom.deploy.device.profile import find_faults, note_columns, send_yes
+        from fairbloom.deploy.device.answers import find_faults, note_columns, send_yes
 
         print_lines(*find_faults(settings, text))
     accepts = yes or typer.confirm(
@@ -208,7 +208,7 @@ def list_schemas(
         schemas.withdraw(withdraw)
     print_lines(*describe_schemas(schemas))
     if before and not schemas.accepted() and place.suffix == ".toml":
-        from fairbloom.deploy.device.profile import send_unknown
+        from fairbloom.deploy.device.answers import send_unknown
 
         _tell_server(partial(send_unknown, ClientSettings.of({}, place)))
 
@@ -308,22 +308,22 @@ def profile(
     A profile has counts and quantiles of no fewer rows, or persons, than limits.rows. The operator
     compares the profiles of all sites and writes the common schema.
     """
-    from fairbloom.deploy.device import profile as profiles
+    from fairbloom.deploy.device import profile as letters, today
 
     settings = ClientSettings.of({}, config)
-    site = profiles.read_site(settings)
+    site = today.read_site(settings)
     print_lines("For your eyes; what would leave comes after it:")
-    print_lines(*[*profiles.show_site(settings, site)] or ["nothing stands out"])
-    with profiles.lock_sent(settings):
-        today = datetime.now(UTC).date()
-        chosen = profiles.choose_letter(settings, site, str(today))
+    print_lines(*[*letters.show_site(settings, site)] or ["nothing stands out"])
+    with today.lock_sent(settings):
+        day = str(datetime.now(UTC).date())
+        chosen = letters.choose_letter(settings, site, day)
         print_lines("")
         if chosen.note:
             print_lines(chosen.note)
         print_lines("This would leave:")
-        print_lines(*profiles.describe_letter(chosen.letter), chosen.release.content)
+        print_lines(*letters.describe_letter(chosen.letter), chosen.release.content)
         if yes or confirm(f"May it leave, to {out or settings.server}?"):
-            profiles.send(settings, chosen, out)
+            today.send(settings, chosen, out)
             print_lines(f"it has left, to {out or settings.server}")
 
 
@@ -342,20 +342,21 @@ def describe(
 
     It has counts and quartiles of no fewer rows, or persons, than limits.rows.
     """
-    from fairbloom.deploy.device import profile as profiles
+    from fairbloom.deploy.device import table, today
+    from fairbloom.deploy.device.profile import describe_letter
 
     settings = ClientSettings.of({}, config)
     text = read_own_schema(settings, schema)
-    with profiles.lock_sent(settings):
-        today = datetime.now(UTC).date()
-        chosen = profiles.choose_table(settings, text, str(today))
+    with today.lock_sent(settings):
+        day = str(datetime.now(UTC).date())
+        chosen = table.choose_table(settings, text, day)
         if chosen.note:
             print_lines(chosen.note)
         print_lines("This would leave:")
         for name, letter in chosen.table.letters.items():
-            print_lines(f"{name or 'all rows'}:", *profiles.describe_letter(letter))
+            print_lines(f"{name or 'all rows'}:", *describe_letter(letter))
         if yes or confirm(f"May it leave, to {settings.server}?"):
-            profiles.send(settings, chosen)
+            today.send(settings, chosen)
             print_lines(f"it has left, to {settings.server}")
 
 

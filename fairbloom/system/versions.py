@@ -1,7 +1,7 @@
 """Versions of states in a folder, each with a checksum, and sealed files.
 
 A device keeps digests of its rows under a secret of its own, in one folder of its state: with the
-letters that have left (`deploy.device.profile`), and with the sides of rows (`tasks.sides`). Each
+letters that have left (`deploy.device.today`), and with the sides of rows (`tasks.sides`). Each
 of these files begins with a check of the secret: under another one, no row would be known.
 
 The process of a device imports this module, which therefore loads no large library.

@@ -18,7 +18,9 @@ from fairbloom.client.guard.accepted_schemas import Schemas
 from fairbloom.client.guard.log_files import open_log
 from fairbloom.command import print_json
 from fairbloom.deploy.device.client import ClientSettings
-from fairbloom.deploy.device.profile import choose_letter, choose_table, read_site
+from fairbloom.deploy.device.profile import choose_letter
+from fairbloom.deploy.device.table import choose_table
+from fairbloom.deploy.device.today import read_site
 from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.deploy.fleet.profiles import keep
 from fairbloom.deploy.fleet.runs import Order, submit

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fairbloom.deploy.device.profile import read_site, show_site
+from fairbloom.deploy.device.profile import show_site
+from fairbloom.deploy.device.today import read_site
 from fairbloom.deploy.operator.profiles import write_schema
 from fairbloom.tables.encoding import encode_files
 from fairbloom.tables.letters import Letter, compare_letters, decode_letter

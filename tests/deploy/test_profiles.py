@@ -17,22 +17,18 @@ import pytest
 from fairbloom.client.guard.accepted_schemas import digest_of
 from fairbloom.client.guard.evaluated_model import keep_model
 from fairbloom.client.guard.log_files import read_entries
-from fairbloom.deploy.device import profile as device
+from fairbloom.deploy.device import answers, today
+from fairbloom.deploy.device.answers import find_faults, send_unknown, send_yes
 from fairbloom.deploy.device.book import enter
 from fairbloom.deploy.device.client import ClientSettings
 from fairbloom.deploy.device.profile import (
-    Chosen,
     choose_letter,
-    choose_table,
     describe_letter,
     describe_sent,
-    find_faults,
-    read_site,
-    send,
-    send_unknown,
-    send_yes,
     show_site,
 )
+from fairbloom.deploy.device.table import choose_table
+from fairbloom.deploy.device.today import Chosen, read_site, send
 from fairbloom.deploy.errors import DeployError
 from fairbloom.deploy.fleet import profiles as profiles_of_fleet
 from fairbloom.deploy.fleet.client import tell
@@ -302,8 +298,8 @@ def test_no_thirteenth_answer_leaves_in_a_year(
     owner: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Told] = []
-    monkeypatch.setattr(device, "tell", lambda client, each: told.append(each))
-    monkeypatch.setattr(device, "connection_fault", lambda client: None)
+    monkeypatch.setattr(answers, "tell", lambda client, each: told.append(each))
+    monkeypatch.setattr(today, "connection_fault", lambda client: None)
     for _ in range(12):
         send_yes(owner.client, DAY)
     with refused_with("12 answers on schemas have left in twelve months"):
@@ -319,8 +315,8 @@ def test_the_server_cannot_tell_once_no_schema_is_accepted(
 ) -> None:
     """A withdrawn schema is no answer; while another one is accepted, nothing has changed."""
     told: list[Told] = []
-    monkeypatch.setattr(device, "tell", lambda client, each: told.append(each))
-    monkeypatch.setattr(device, "connection_fault", lambda client: None)
+    monkeypatch.setattr(answers, "tell", lambda client, each: told.append(each))
+    monkeypatch.setattr(today, "connection_fault", lambda client: None)
     write(owner.data, hospital())
     toml = owner.bundle / "client.toml"
     schema = SCHEMA.replace('"person"', '"patient"')
@@ -373,8 +369,9 @@ def test_two_profiles_at_once_are_refused(owner: Owner, capsys: pytest.CaptureFi
 def test_with_an_open_account_nothing_leaves(
     owner: Owner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(device, "tell", lambda *_: pytest.fail("something leaves"))
-    monkeypatch.setattr(device, "connection_fault", lambda client: None)
+    for module in (answers, today):
+        monkeypatch.setattr(module, "tell", lambda *_: pytest.fail("something leaves"))
+    monkeypatch.setattr(today, "connection_fault", lambda client: None)
     write(owner.data, hospital())
     owner.say("[limits.privacy]", "epsilon = 3.0", f'ledger = "{owner.bundle / "accounts"}"')
     schema = (
@@ -429,7 +426,7 @@ def test_a_killed_send_counts_and_leaves_no_part(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(device, "write_private", kill)
+        patch.setattr(today, "write_private", kill)
         with pytest.raises(KeyboardInterrupt):
             owner.send(hospital())
     assert owner.left == ["0001.snapshot"]
@@ -445,7 +442,7 @@ def test_a_release_that_cannot_be_entered_does_not_leave(
     def kill(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(device, "enter", kill)
+    monkeypatch.setattr(today, "enter", kill)
     with pytest.raises(KeyboardInterrupt):
         owner.send(hospital())
     assert owner.left == []
@@ -557,7 +554,6 @@ def test_the_server_keeps_letters_and_answers(served: Served, tmp_path: Path) ->
     for answer, said in (
         (Told(unknown=True), "unknown"),
         (Told(accepts=True), "yes"),
-        (Told(accepts=False), "no"),
     ):
         assert told(served, answer)[0] == grpc.StatusCode.OK
         assert describe_told(served.place, "a")["accepts"] == said
@@ -569,8 +565,16 @@ def test_the_server_keeps_letters_and_answers(served: Served, tmp_path: Path) ->
     received = read_letters(Federation.read(served.place), [])
     assert (received.usable, received.left_out) == ({"a": decode_letter(second)}, [])
     clients = survey(Federation.read(served.place))["clients"]
-    assert (clients["a"]["profile"], clients["a"]["accepts"]) == (day, "no")
+    assert (clients["a"]["profile"], clients["a"]["accepts"]) == (day, "yes")
     assert (clients["b"]["profile"], clients["b"]["accepts"]) == (None, None)
+
+
+def test_a_no_on_a_schema_is_not_kept(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the only answer on a schema is yes"):
+        keep(tmp_path, "a", Told(accepts=False))
+    assert not any(tmp_path.iterdir())
+    keep(tmp_path, "a", Told(accepts=True))
+    assert describe_told(tmp_path, "a")["accepts"] == "yes"
 
 
 def test_a_stranger_tells_the_server_nothing(served: Served, tmp_path: Path) -> None:
@@ -628,12 +632,12 @@ def test_the_eleventh_message_is_refused_unread(served: Served, tmp_path: Path) 
     folder = served.place / "bundles" / "a"
     (folder / "owner.toml").write_text("")
     client = ClientSettings.of({"server": served.address}, folder / "client.toml")
-    for number in range(MOST_TOLD):
-        assert told(served, Told(accepts=bool(number % 2)))[0] == grpc.StatusCode.OK
+    for _ in range(MOST_TOLD):
+        assert told(served, Told(accepts=True))[0] == grpc.StatusCode.OK
     with refused_with(f"{served.address} refuses it", "repeat the command in 60 minutes"):
         tell(client, Told(profile=b"{}"))
     assert describe_told(served.place, "a") == {"profile": None, "accepts": "yes"}
-    assert told(served, Told(accepts=False), "b")[0] == grpc.StatusCode.OK
+    assert told(served, Told(accepts=True), "b")[0] == grpc.StatusCode.OK
 
 
 def test_a_newer_letter_takes_the_place_of_earlier_ones(

@@ -10,14 +10,11 @@ from pathlib import Path
 import pytest
 
 from fairbloom.client.guard.log_files import read_entries
+from fairbloom.deploy.device.answers import send_yes
 from fairbloom.deploy.device.client import ClientSettings
-from fairbloom.deploy.device.profile import (
-    choose_letter,
-    choose_table,
-    read_site,
-    send,
-    send_yes,
-)
+from fairbloom.deploy.device.profile import choose_letter
+from fairbloom.deploy.device.table import choose_table
+from fairbloom.deploy.device.today import read_site, send
 from fairbloom.deploy.fleet.federation import Federation
 from fairbloom.deploy.fleet.profiles import keep
 from fairbloom.deploy.fleet.wire_pb2 import Told
@@ -224,7 +221,7 @@ def test_the_owner_sees_and_confirms_what_leaves(
     schema.write_text(SCHEMA)
     left = list[ClientSettings]()
     monkeypatch.setattr(
-        "fairbloom.deploy.device.profile.send", lambda client, chosen: left.append(client)
+        "fairbloom.deploy.device.today.send", lambda client, chosen: left.append(client)
     )
     words = ("client", "describe", site.config, "--schema", schema)
     monkeypatch.setattr("typer.confirm", lambda question: False)

@@ -757,7 +757,6 @@ def test_a_running_run_names_who_is_absent_and_how(capsys: pytest.CaptureFixture
     ("answer", "words"),
     [
         ("yes", ", schema accepted"),
-        ("no", ", schema refused"),
         ("unknown", ", cannot tell whether a schema is accepted"),
         (None, ""),
     ],

@@ -1,0 +1,163 @@
+"""Tables of a device's rows by a schema: which may leave, and without which columns."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairbloom.client.guard.accepted_schemas import digest_of
+from fairbloom.client.guard.limits import Limits
+from fairbloom.system.versions import secret_of
+from fairbloom.tables.audit import Coded, Printed
+from fairbloom.tables.encoding import EncodedFile, encode_files, is_missing
+from fairbloom.tables.letters import Letter, decode_letter, digest_values, read_value
+from fairbloom.tables.profiles import ColumnProfile
+from fairbloom.tables.releases import (
+    ALL,
+    LETTER,
+    MAX_TABLES,
+    TABLE,
+    Release,
+    find_free,
+    find_parted,
+)
+from fairbloom.tables.schema import fold
+from fairbloom.tables.site_table import (
+    SiteTable,
+    describe_rows,
+    find_lone,
+    keep_fields,
+    name_classes,
+)
+
+from ..errors import DeployError
+from .answers import find_faults
+from .client import ClientSettings
+from .today import Chosen, Today, describe_held, paths_of, read_site, schema_of
+
+
+def choose_table(client: ClientSettings, schema: str, day: str) -> Chosen:
+    """Return the table of the rows by a schema that may leave, or an earlier one again.
+
+    Raise FairbloomError if none may leave.
+    """
+    limits = Limits.of(client.limits)
+    if limits.describe == "off":
+        raise DeployError(
+            'limits.describe is "off", so no table of the rows leaves: write describe = "counts" or'
+            ' "all" under [limits] in owner.toml'
+        )
+    today = Today.of(client, read_site(client), day)
+    snapshot = today.snapshot
+    tables = [each for each in snapshot.releases if each.kind == TABLE]
+    for release in tables:
+        if release.schema == schema:
+            return today.again(release)
+    today.check_new()
+    faults = find_faults(client, schema)
+    if faults:
+        raise DeployError(
+            f"{len(faults)} faults, which client data shows: the first is {faults[0]}"
+        )
+    file = encode_files(paths_of(client), client.name, schema_of(client, schema))
+    if len(tables) >= MAX_TABLES or any(each.target != file.schema.target for each in tables):
+        raise DeployError(
+            f"{len(tables)} tables of the same rows have left, of the target"
+            f" {tables[0].target!r}: {MAX_TABLES} of one target are the most"
+        )
+    release = _release_of(client, today, file, schema)
+    about = Letter(
+        client=client.name,
+        date=day,
+        floor=snapshot.floor,
+        unit=client.unit,
+        formats=(),
+        rows=0,
+        columns={},
+    )
+    letters = describe_rows(file, today.rows, about, with_numbers=limits.describe == "all")
+    every, by_class = find_free(today.book, snapshot, release)
+    free = release.keep({*every} - find_parted(snapshot, release), by_class)
+    lone = {*find_lone(file, today.rows, release.classes, snapshot.floor)}
+    free = free.keep(free.columns, {*free.by_class} - lone)
+    free = _keep_untold(today, file, letters, free)
+    if not free.columns:
+        raise DeployError("of each column, few cells changed since a profile or a table left")
+    table = SiteTable(digest_of(schema), keep_fields(letters, free.columns, free.by_class))
+    held = [name for name in release.columns if name not in free.columns]
+    release = replace(free, content=table.encode().decode())
+    return Chosen(snapshot, release, describe_held(held))
+
+
+def _release_of(client: ClientSettings, today: Today, file: EncodedFile, schema: str) -> Release:
+    """Return the release of a table with all columns, without its content."""
+    secret = secret_of(Path(client.state_dir))
+    sources = list[tuple[str, ...]]()
+    cells = list[NDArray[np.uint32]]()
+    for name in file.found:
+        about = file.schema.fields[name]
+        files = [file.schema.file(path.name, client.name) for path in file.paths]
+        own = dict.fromkeys(fold(each) for one in files for each in (*one.names_of(name), name))
+        sources.append(tuple(each for each in own if each in today.snapshot.names))
+        values = file.columns[name][today.rows]
+        read = today.snapshot.read_of(sources[-1])
+        if about.categories:
+            read = digest_values(map(read_value, about.categories), secret)[np.maximum(values, 0)]
+        given = np.where(is_missing(values), 0, read)
+        cells.append(given.astype(np.uint32))
+    return Release(
+        kind=TABLE,
+        content="",
+        columns=tuple(file.found),
+        sources=tuple(sources),
+        cells=np.stack(cells),
+        by_class=tuple(file.found),
+        schema=schema,
+        target=file.schema.target,
+        classes=name_classes(file, today.rows),
+    )
+
+
+def _keep_untold(
+    today: Today, file: EncodedFile, letters: Mapping[str, Letter], release: Release
+) -> Release:
+    """Return a table without what would show few units, together with a letter that left.
+
+    Some columns stay for all units, and leave each class.
+    """
+    floor = today.snapshot.floor
+    cells = today.site.take(today.rows)
+    left = dict[str, tuple[ColumnProfile, Coded]]()
+    for sent in today.snapshot.releases:
+        if sent.kind == LETTER:
+            columns = decode_letter(sent.content.encode()).columns
+            for name, (source,) in zip(sent.columns, sent.sources, strict=True):
+                coded = Coded.of_letter(cells[name], columns[name])
+                left[source] = columns[name], coded
+    every = list[str]()
+    by_class = list[str]()
+    for name, sources in zip(release.columns, release.sources, strict=True):
+        printed, coded = print_table(file, today.rows, letters, name)
+        letter = left.get(sources[0])
+        if (
+            name in release.by_class
+            and not Printed(floor, letter, (printed, coded), release.classes).tells
+        ):
+            by_class.append(name)
+            every.append(name)
+        elif not Printed(floor, letter, ({ALL: printed[ALL]}, coded), release.classes).tells:
+            every.append(name)
+    return release.keep(every, by_class)
+
+
+def print_table(
+    file: EncodedFile, rows: NDArray[np.intp], letters: Mapping[str, Letter], field: str
+) -> tuple[Mapping[str, ColumnProfile], Coded]:
+    """Return what a table prints of a field, of all rows and by class, and the field's values."""
+    printed = {
+        name: letter.columns[field] for name, letter in letters.items() if field in letter.columns
+    }
+    values = file.columns[field][rows]
+    return printed, Coded.of_table(file.schema.fields[field], values, printed[ALL])
