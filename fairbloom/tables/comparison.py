@@ -782,19 +782,17 @@ class InRows(Finding):
     ----------
     is_code
         Whether the number may stand for a missing value, unless it is usual at another site.
-    differs_by_chance
-        Whether sites with other numbers may have found the same.
-    number, column
-        The first site's number, and the other column.
+    number, column, units
+        The number, the other column, the two units.
     rows
         The rows of all sites that show it.
     """
 
     is_code: ClassVar[bool] = False
-    differs_by_chance: ClassVar[bool] = False
 
     number: float
     column: str
+    units: str
     rows: int
 
 
@@ -850,15 +848,14 @@ class Zero(Code):
 
 @dataclass(frozen=True, kw_only=True)
 class TwoUnits(InRows):
-    """Numbers in two units, with their ratio."""
+    """Numbers in two units."""
 
     kind = "two-units"
-    differs_by_chance = True
 
     def say(self) -> str:
         """Return what stands out."""
-        times = three_digits(self.number)
-        return f"it seems to be in two units, one {times} times the other: write it in one"
+        rows = f"the rarer in {self.rows:,} rows"
+        return f"it seems to be in two units, as {self.units}, {rows}: write it in one"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -878,18 +875,23 @@ IN_ROWS = {each.kind: each for each in (Far, Negative, Zero, TwoUnits, Exclusive
 
 def join_found(name: str, columns: Profiles) -> Iterator[InRows]:
     """Yield what sites found in their rows, once for all sites that found the same."""
-    alike: dict[tuple[str, float, str], dict[str, Found]] = {}
+    alike: dict[Found, dict[str, int]] = {}
     for site, column in columns.items():
         for each in column.found:
-            number = 0.0 if IN_ROWS[each.kind].differs_by_chance else each.number
-            alike.setdefault((each.kind, number, each.column), {})[site] = each
-    for (kind, number, other), sites in alike.items():
+            alike.setdefault(replace(each, rows=0), {})[site] = each.rows
+    for found, sites in alike.items():
         rest = [columns[site] for site in columns if site not in sites]
-        if IN_ROWS[kind].is_code and any(_is_usual(number, column) for column in rest):
+        kind = IN_ROWS[found.kind]
+        if kind.is_code and any(_is_usual(found.number, column) for column in rest):
             continue
-        first = next(iter(sites.values()))
-        rows = sum(each.rows for each in sites.values())
-        yield IN_ROWS[kind](name, tuple(sites), number=first.number, column=other, rows=rows)
+        yield kind(
+            name,
+            tuple(sites),
+            number=found.number,
+            column=found.column,
+            units=found.units,
+            rows=sum(sites.values()),
+        )
 
 
 def _is_usual(number: float, column: ColumnProfile) -> bool:

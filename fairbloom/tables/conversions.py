@@ -2,8 +2,6 @@
 
 from typing import NamedTuple
 
-import numpy as np
-
 
 class Conversion(NamedTuple):
     """A site's number is `factor` times the others' number, plus `offset`.
@@ -57,16 +55,14 @@ KNOWN = (
 # Each conversion, and its inverse.
 CONVERSIONS = tuple(way for each in KNOWN for way in (each, each.inverse()))
 
-# Ratios of two units, and of spans of time.
-RATIOS = np.array(
-    [
-        *(each.factor for each in KNOWN if each.factor > 1.0 and not each.offset),
-        60,
-        24,
-        7,
-        365.25,
-        1e4,
-        1e5,
-        1e6,
-    ]
+# Conversions that two units in one column may have: by no more than a factor, and of spans of time.
+OF_FACTORS = (
+    *(each for each in KNOWN if not each.offset),
+    Conversion("minutes and hours", 60.0),
+    Conversion("hours and days", 24.0),
+    Conversion("days and weeks", 7.0),
+    Conversion("days and years", 365.25),
+    Conversion("a shifted decimal point", 1e4),
+    Conversion("a shifted decimal point", 1e5),
+    Conversion("a shifted decimal point", 1e6),
 )

@@ -15,8 +15,11 @@ from .survey import Column
 # Rows of a file that show whether all values of a column differ.
 FEWEST_ROWS = 20
 
-# Numbers are dense if their range is at most this many times their count.
+# Numbers are dense if the range of nearly all is at most this many times their count.
 DENSE = 1.2
+
+# The numbers at either end that do not count in that range.
+TAIL = (1.0 - NEARLY_ALL) / 2.0
 
 # Names of columns of identifiers.
 NAMED = re.compile(
@@ -123,15 +126,15 @@ def judge_numbers(name: str, column: Column) -> Judgement:
     ends = np.cumsum([len(rows) for rows in column.sites.rows])
     of_files = np.split(column.numbers[column.codes], ends[:-1])
     parts = [numbers for numbers in of_files if not np.isnan(numbers).all()]
-    if not parts or not all(map(_all_differ, parts)):
+    if not parts or not all(map(_are_of_one_each, parts)):
         return Judgement()
-    if all(part.max() - part.min() < DENSE * len(part) for part in parts):
+    if all(map(_are_dense, parts)):
         return Judgement(unused=NUMBERS_OF_ROWS)
     if NAMED.fullmatch(name):
         return Judgement(ignored=NUMBERS_OF_PERSONS)
     return Judgement(
-        remark="each row has another whole number: if they are numbers of persons or cases, put it"
-        " in ignore"
+        remark="nearly each row has another whole number: if they are numbers of persons or cases,"
+        " put it in ignore"
     )
 
 
@@ -162,23 +165,31 @@ def _share_of_dates(name: str, numbers: NDArray[np.float64]) -> float:
     return float(is_date.mean(axis=1).max())
 
 
-def _all_differ(numbers: NDArray[np.float64]) -> bool:
-    """Return whether a file's numbers are whole all different, and all there."""
-    return (
-        len(numbers) >= FEWEST_ROWS
-        and bool((numbers == np.round(numbers)).all())
-        and len(np.unique(numbers)) == len(numbers)
-    )
+def _are_of_one_each(numbers: NDArray[np.float64]) -> bool:
+    """Return whether nearly all rows of a file have a whole number, each another one."""
+    whole = numbers[numbers == np.round(numbers)]
+    return nearly_all_differ(len(np.unique(whole)), len(numbers))
+
+
+def _are_dense(numbers: NDArray[np.float64]) -> bool:
+    """Return whether nearly all numbers of a file follow each other."""
+    low, high = np.nanquantile(numbers, (TAIL, 1.0 - TAIL))
+    return bool(high - low < DENSE * NEARLY_ALL * len(numbers))
 
 
 def judge_texts(column: Column) -> Judgement:
     """Return whether texts are too many or too long for categories, or say who a row is about."""
+    longest = max(map(len, column.text_counts), default=0)
+    if longest > MAX_TEXT:
+        return Judgement(ignored=Reason(f"a text of it has {longest:,} characters", of_it=False))
+    return judge_most_texts(column)
+
+
+def judge_most_texts(column: Column) -> Judgement:
+    """Return whether most texts say who a row is about, or are too many; no single row decides."""
     counts = column.text_counts
     if len(counts) > MAX_CATEGORIES:
         return Judgement(ignored=Reason(f"has {len(counts):,} different texts"))
-    longest = max(map(len, counts), default=0)
-    if longest > MAX_TEXT:
-        return Judgement(ignored=Reason(f"a text of it has {longest:,} characters", of_it=False))
     for kind, pattern in (
         ("dates", DATE),
         ("numbers of persons or cases, or addresses", IDENTIFIER),
@@ -198,8 +209,8 @@ def judge_texts(column: Column) -> Judgement:
 
 
 def nearly_all_differ(different: int, rows: int) -> bool:
-    """Return whether nearly every row has another text, as in columns of names or remarks."""
-    return rows >= FEWEST_ROWS and different >= 0.9 * rows
+    """Return whether nearly every row has another value, as in columns of names or remarks."""
+    return rows >= FEWEST_ROWS and different >= NEARLY_ALL * rows
 
 
 # Persons ------------------------------------------------------------------------------------------

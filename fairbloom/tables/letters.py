@@ -27,8 +27,10 @@ from fairbloom.text import join_first
 
 from .cells import MAX_NUMBER, MISSING, FileColumn, different_cells, parse_number
 from .comparison import IN_ROWS, Absent, Profiles, compare, match_names, match_rare
+from .conversions import OF_FACTORS
 from .findings import Change, Finding
-from .identifiers import DATE, find_units, judge_numbers, judge_texts
+from .grammar import NEARLY_ALL
+from .identifiers import DATE, find_units, judge_most_texts, judge_numbers
 from .profiles import (
     MAX_LISTED,
     MAX_PATTERN,
@@ -171,6 +173,8 @@ def _find_broken_of(column: ColumnProfile, rows: int, floor: int) -> Iterator[st
         yield "quantiles ascend, with three digits"
     if not all(each.kind in IN_ROWS for each in column.found):
         yield "what rows show is of a kind"
+    if not {each.units for each in column.found} <= {"", *(way.about for way in OF_FACTORS)}:
+        yield "two units are a known conversion's"
     hidden = ColumnProfile(rows, {}, floor=floor, identifier=True)
     if column.identifier and column != hidden:
         yield "an identifier has nothing else"
@@ -344,9 +348,11 @@ def letter_of(site: SiteTables, client: str, day: str, floor: int, unit: str) ->
 def is_identifier(name: str, column: Column) -> bool:
     """Return whether a column seems to name persons, rows or dates, by its name or its cells."""
     odd = column.odd_counts
-    is_number = 2 * odd.total() < column.is_present.sum()
-    judgement = judge_numbers(name, column) if is_number else judge_texts(column)
-    return judgement.identifies or max(map(len, odd), default=0) > MAX_TEXT
+    present = int(column.is_present.sum())
+    is_number = 2 * odd.total() < present
+    judgement = judge_numbers(name, column) if is_number else judge_most_texts(column)
+    long = sum(rows for text, rows in odd.items() if len(text) > MAX_TEXT)
+    return judgement.identifies or long > (1.0 - NEARLY_ALL) * present
 
 
 # Many sites ---------------------------------------------------------------------------------------

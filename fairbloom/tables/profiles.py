@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from .cells import format_number
 from .encoding import ColumnValues, is_missing
-from .schema import Field
+from .schema import MAX_TEXT, Field
 from .survey import Column
 from .two_units import find_two_units
 
@@ -62,17 +62,20 @@ class Found:
         "far", "negative" or "zero" for a number that may stand for a missing value, "two-units", or
         "exclusive" for a column that is never filled where another one is.
     rows
-        The rows that show it.
+        The rows that show it: of two units, those in the rarer one.
     number
-        The number, or the ratio of the two units.
+        The number.
     column
         The other column.
+    units
+        The two units, a known conversion's. The ratio that was found is two patients' values.
     """
 
     kind: str
     rows: int
     number: float = 0.0
     column: str = ""
+    units: str = ""
 
 
 @dataclass(frozen=True)
@@ -196,8 +199,7 @@ def profile(columns: Mapping[str, Cells], floor: int = 1) -> dict[str, ColumnPro
         codes = _round(_find_codes(cells.known), floor)
         found = [*_round(exclusive[name], floor), *codes]
         if two := find_two_units(cells.numbers, categories):
-            ratio = round(two.ratio, 4)
-            found += _round([Found("two-units", two.rows, ratio)], floor)
+            found += _round([Found("two-units", two.rows, units=two.units)], floor)
         column = _profile_column(cells, floor, [each.number for each in codes])
         profiles[name] = replace(column, found=tuple(found))
     return profiles
@@ -244,15 +246,17 @@ def _has_many(numbers: NDArray[np.float64]) -> bool:
 def _list(counts: Mapping[str, int], floor: int) -> dict[str, int]:
     """Return the counts above the floor, rounded down, the most frequent first."""
     listed = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
-    most = MAX_LISTED if floor > 1 else None
-    return {text: count // floor * floor for text, count in listed[:most] if count >= floor}
+    if floor > 1:
+        listed = [(text, count) for text, count in listed if len(text) <= MAX_TEXT][:MAX_LISTED]
+    return {text: count // floor * floor for text, count in listed if count >= floor}
 
 
 def measure_quantiles(numbers: NDArray[np.float64], floor: int) -> tuple[float | None, ...]:
     """Return the quantiles of numbers at PROBABILITIES, None where fewer than `floor` are beyond.
 
-    Each is the mean of the `floor` numbers that are nearest to its rank; above a floor of 1 to
-    three digits.
+    Each is of the window of the `floor` numbers that are nearest to its rank: one that `floor` of
+    all have, the nearest to the rank, or else their mean. The mean of four zeros and a patient's 36
+    days would be that patient's. Above a floor of 1 it has three digits.
     """
     last = len(numbers) - 1
     ranks = PROBABILITIES * last
@@ -262,6 +266,11 @@ def measure_quantiles(numbers: NDArray[np.float64], floor: int) -> tuple[float |
     nearest = np.partition(numbers, np.unique(windows))[windows]
     means = nearest.mean(axis=1).tolist()
     if floor > 1:
+        different, counts = np.unique(numbers[np.isin(numbers, nearest)], return_counts=True)
+        is_common = np.isin(nearest, different[counts >= floor])
+        distances = np.where(is_common, np.abs(windows - ranks[is_given][:, None]), np.inf)
+        for place in np.flatnonzero(is_common.any(axis=1)).tolist():
+            means[place] = float(nearest[place, distances[place].argmin()])
         means = [float(f"{mean:.3g}") for mean in means]
     found = iter(means)
     return tuple(next(found) if given else None for given in is_given.tolist())

@@ -6,13 +6,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .conversions import RATIOS
+from .conversions import OF_FACTORS
 
 # Rows that are looked at.
 SAMPLE = 5_000
 
 # Rows in each of two units that show it.
 FEWEST_OF_UNIT = 10
+
+# The logarithms of known ratios.
+RATIOS = np.log([each.factor for each in OF_FACTORS])
 
 # A ratio of medians is a known one if it is as many of its standard errors from it. With larger
 # errors some known ratio is always near.
@@ -23,7 +26,7 @@ LARGEST_ERROR = 0.2
 OF_MEDIAN = 1.2533
 
 # Logarithms of clusters are at least so far apart.
-SMALLEST = float(np.log(RATIOS.min()))
+SMALLEST = float(RATIOS.min())
 
 # Share of the rows of one cluster with a category, beyond that of the other, from which the
 # category tells them apart.
@@ -31,9 +34,9 @@ TOLD_APART = 0.9
 
 
 class TwoUnits(NamedTuple):
-    """The ratio of two units, and the rows in the smaller of the two clusters."""
+    """The two units by a known conversion, and the rows in the smaller of the two clusters."""
 
-    ratio: float
+    units: str
     rows: int
 
 
@@ -66,11 +69,13 @@ def find_two_units(
     squares = [spread**2 / len(cluster) for spread, cluster in zip(spreads, clusters, strict=True)]
     error = OF_MEDIAN * float(np.sqrt(sum(squares)))
     apart = float(np.median(clusters[1]) - np.median(clusters[0]))
-    if error > LARGEST_ERROR or np.abs(np.log(RATIOS) - apart).min() > ERRORS * error:
+    distances = np.abs(RATIOS - apart)
+    if error > LARGEST_ERROR or distances.min() > ERRORS * error:
         return None
     if any(_tell_apart(codes[positive], logs > ordered[last]) for codes in categories):
         return None
-    return TwoUnits(float(np.exp(apart)), round(times * min(map(len, clusters))))
+    known = OF_FACTORS[int(distances.argmin())]
+    return TwoUnits(known.about, round(times * min(map(len, clusters))))
 
 
 def _tell_apart(codes: NDArray[np.int64], is_high: NDArray[np.bool_]) -> bool:

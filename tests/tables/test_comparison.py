@@ -285,8 +285,8 @@ def test_what_several_sites_found_is_said_once() -> None:
 
 def test_each_kind_of_rows_has_a_sentence() -> None:
     for kind in IN_ROWS.values():
-        finding = kind("x", ("a",), number=1.5, column="y", rows=3000)
-        shown = {"two-units": "1.5", "exclusive": "'y'"}.get(kind.kind, "in 3,000 rows")
+        finding = kind("x", ("a",), number=1.5, column="y", units="lb and kg", rows=3000)
+        shown = {"two-units": "lb and kg", "exclusive": "'y'"}.get(kind.kind, "in 3,000 rows")
         assert shown in finding.say()
 
 
@@ -322,7 +322,7 @@ WORDS = ("u", "v", "w", "z")
         ),
         (OneValue("x", ("a",), value="no", rows=9), "it is 'no' or nothing", []),
         (
-            Far("x", ("a",), number=999.0, column="", rows=3),
+            Far("x", ("a",), number=999.0, column="", units="", rows=3),
             "999 in 3 rows, far from the others",
             [['missingValues = ["999"]']],
         ),

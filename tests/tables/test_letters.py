@@ -129,7 +129,7 @@ def change(*path: str, to: Any) -> Callable[[Any], None]:
 
 
 AGE, SEX, HIDDEN = (("columns", name) for name in ("age", "sex", "patient"))
-FOUND = {"kind": "far", "rows": 5, "number": 999.0, "column": ""}
+FOUND = {"kind": "far", "rows": 5, "number": 999.0, "column": "", "units": ""}
 
 
 @pytest.mark.parametrize(
@@ -171,6 +171,10 @@ FOUND = {"kind": "far", "rows": 5, "number": 999.0, "column": ""}
         (change(*AGE, "found", to=[FOUND | {"kind": "x"}]), "what rows show is of a kind"),
         (change(*AGE, "found", to=[FOUND | {"rows": 4}]), "a count is at least the floor"),
         (change(*AGE, "found", to=[FOUND | {"column": "c" * 201}]), "at most 200 characters"),
+        (
+            change(*AGE, "found", to=[FOUND | {"units": "2.1354"}]),
+            "two units are a known conversion",
+        ),
         (change(*HIDDEN, "others", to=5), "an identifier has nothing else"),
         (change(*AGE, "identifier", to=True), "an identifier has nothing else"),
         (change(*HIDDEN, "identifier", to="Anna Meier"), "should be a valid boolean"),
@@ -326,6 +330,54 @@ def test_columns_that_name_somebody_say_nothing_else(tmp_path: Path, asked: dict
         json.dumps(vars(made.columns["patient"]), default=list)
     }
     assert made.columns["patient"].identifier
+
+
+def alike(share: float, cells: list[str]) -> list[str]:
+    """Return cells of which this share differ, and the others are as the first."""
+    different = round(share * len(cells))
+    return cells[:different] + cells[:1] * (len(cells) - different)
+
+
+NAMES = [f"Who {'abcdefghij'[k // 13]}{'nopqrstuvwxyz'[k % 13]}" for k in range(130)]
+CASES = [*map(str, range(1_000, 1_130))]
+CODES = [str(k * k) for k in range(1_000, 1_130)]
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "hidden"),
+    [
+        ("who", NAMES, True),
+        ("who", alike(0.96, NAMES), True),  # two of the same name
+        ("who", alike(0.9, NAMES), False),
+        ("who", ["x" * 201, *["a", "b"] * 65], False),  # one row
+        ("who", [*["x" * 201] * 10, *["a", "b"] * 60], True),
+        ("count", CASES, True),  # dense
+        ("count", alike(0.96, CASES), True),
+        ("count", ["", *CASES[1:]], True),
+        ("count", ["7.5", *CASES[1:]], True),
+        ("count", ["9999999", *CASES[1:]], True),
+        ("count", alike(0.9, CASES), False),
+        ("case id", CODES, True),  # by its name
+        ("case id", alike(0.96, CODES), True),
+        ("case id", alike(0.9, CODES), False),
+        ("count", CODES, False),
+    ],
+)
+def test_no_single_row_decides_whether_a_column_names(
+    tmp_path: Path, name: str, cells: list[str], hidden: bool
+) -> None:
+    rows = [row | {name: cell} for row, cell in zip(hospital(), cells, strict=False)]
+    made = letter(tmp_path, rows).columns[name]
+    assert made.identifier == hidden
+    assert decode_letter(encode_letter(letter(tmp_path, rows))).columns[name] == made
+
+
+def test_texts_that_are_too_long_are_not_listed(tmp_path: Path) -> None:
+    cells = [*["x" * 201] * 6, *["a", "b"] * 62]
+    rows = [row | {"who": cell} for row, cell in zip(hospital(), cells, strict=True)]
+    made = letter(tmp_path, rows).columns["who"]
+    assert (dict(made.values), made.others) == ({"a": 60, "b": 60}, 5)
+    decode_letter(encode_letter(letter(tmp_path, rows)))
 
 
 # The table that stands for a letter ---------------------------------------------------------------

@@ -5,12 +5,13 @@ import pytest
 from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
-from fairbloom.tables.conversions import CONVERSIONS
+from fairbloom.tables.conversions import CONVERSIONS, OF_FACTORS
 from fairbloom.tables.profiles import (
     MAX_LISTED,
     PROBABILITIES,
     Cells,
     ColumnProfile,
+    Found,
     measure_quantiles,
     pattern_of,
     profile,
@@ -91,6 +92,39 @@ def test_quantiles_begin_with_enough_rows(floor: int, three: int, all_seven: int
     }
     assert counts[three] >= 3 > counts[three - 1]
     assert counts[all_seven] == 7 > counts[all_seven - 1]
+
+
+# Of 121 numbers, the window of the lowest quantile has the places 4 to 8, counted from 0.
+@pytest.mark.parametrize(
+    ("low", "lowest"),
+    [
+        ([0.01, 0.02, 0.03, *[0.25] * 5, 36.0], 0.25),  # four of them, and five in all
+        ([0.01, 0.02, 0.03, 0.04, *[0.25] * 4, 36.0], 7.4),  # nobody knows that they are four
+        ([2.0] * 7 + [3.0] * 6, 2.0),  # the nearer to the rank, 6
+        ([2.0] * 6 + [3.0] * 6, 3.0),
+        ([2.0] * 6 + [3.0] * 4, 2.0),
+    ],
+)
+def test_a_number_that_the_floor_has_stands_for_its_window(low: list[float], lowest: float) -> None:
+    numbers = np.array([*low, *np.arange(200.0, 321.0 - len(low))])
+    assert measure_quantiles(numbers, 5)[0] == pytest.approx(lowest, rel=0.01)
+
+
+@given(
+    numbers=st.lists(st.sampled_from([0.0, 0.5, 1.0, *range(2, 60)]), min_size=21, max_size=200),
+    floor=st.sampled_from((5, 20)),
+)
+def test_a_window_tells_of_no_number_beside_common_ones(numbers: list[float], floor: int) -> None:
+    ordered = np.sort(numbers)
+    common = {each for each in numbers if numbers.count(each) >= floor}
+    given_ones = measure_quantiles(np.array(numbers), floor)
+    assert [*filter(None, given_ones)] == sorted(filter(None, given_ones))
+    for share, found in zip(PROBABILITIES, given_ones, strict=True):
+        if found is not None:
+            first = round(share * (len(numbers) - 1) - (floor - 1) / 2)
+            window = ordered[first : first + floor].tolist()
+            inside = common.intersection(window)
+            assert found in inside or (not inside and found == float(f"{np.mean(window):.3g}"))
 
 
 def test_few_numbers_are_listed_and_many_are_not() -> None:
@@ -179,7 +213,8 @@ def test_two_units_are_found_by_their_ratio(factor: float, rows: int) -> None:
     numbers[::2] *= factor
     found = find_two_units(numbers, [])
     assert found is not None
-    assert found.ratio == pytest.approx(factor, rel=0.1)
+    of_name = [way.factor for way in OF_FACTORS if way.about == found.units]
+    assert any(each == pytest.approx(factor, rel=0.1) for each in of_name)
     assert found.rows == pytest.approx(rows / 2, rel=0.05)
     told = (np.arange(rows) % 2).astype(np.int64)
     assert find_two_units(numbers, [told]) is None
@@ -192,6 +227,18 @@ def test_another_ratio_is_no_second_unit(ratio: float, rows: int) -> None:
     numbers = random.normal(100, 12, rows)
     numbers[::2] *= ratio
     assert find_two_units(numbers, []) is None
+
+
+def test_two_units_are_named_and_no_patient_moves_them() -> None:
+    random = np.random.default_rng(2)
+    numbers = random.normal(72.0, 6.0, 102).round(1)
+    numbers[61:] = (2.2046 * numbers[61:]).round(1)
+    said = profile_of(numbers_of(numbers), 5).found
+    assert said == (Found("two-units", 40, units="lb and kg"),)
+    for row in range(len(numbers)):
+        moved = numbers.copy()
+        moved[row] += 0.3
+        assert profile_of(numbers_of(moved), 5).found == said
 
 
 def test_columns_of_texts_go_on_in_another_one() -> None:
