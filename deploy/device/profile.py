@@ -21,7 +21,7 @@ from fairbloom.tables.letters import (
     letter_of,
 )
 from fairbloom.tables.profiles import ColumnProfile
-from fairbloom.tables.releases import ALL, LETTER, Release, find_free
+from fairbloom.tables.releases import ALL, LETTER, Release, find_free, find_shared
 from fairbloom.tables.schema import fold
 from fairbloom.tables.site_table import SiteTable
 from fairbloom.tables.toml import quote
@@ -99,17 +99,18 @@ def _find_showing(
     no_classes = np.full(len(today.rows), ALL)
     showing = set[str]()
     for name in names:
-        if Printed(letter.floor, coded[name], None, no_classes).tells:
+        if Printed(letter.floor, [coded[name]], None, no_classes).tells:
             showing.add(name)
     for table in today.snapshot.releases:
         letters = SiteTable.decode(table.content.encode()).letters
         file = encode_files(paths_of(client), client.name, schema_of(client, table.schema))
+        showing |= {by_source[source] for source in find_shared(table) if source in by_source}
         for field, sources in zip(table.columns, table.sources, strict=True):
-            name = by_source.get(sources[0], "")
-            if name:
-                printed = print_table(file, today.rows, letters, field)
-                if Printed(letter.floor, coded[name], printed, table.classes).tells:
-                    showing.add(name)
+            own = [by_source[source] for source in sources if source in by_source]
+            printed = print_table(file, today.rows, letters, field)
+            columns = [coded[name] for name in own]
+            if Printed(letter.floor, columns, printed, table.classes).tells:
+                showing.update(own)
     return showing
 
 

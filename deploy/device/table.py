@@ -22,6 +22,7 @@ from fairbloom.tables.releases import (
     Release,
     find_free,
     find_parted,
+    find_shared,
 )
 from fairbloom.tables.schema import fold
 from fairbloom.tables.site_table import (
@@ -94,13 +95,16 @@ def choose_table(client: ClientSettings, schema: str, day: str) -> Chosen:
 def _release_of(client: ClientSettings, today: Today, file: EncodedFile, schema: str) -> Release:
     """Return the release of a table with all columns, without its content."""
     secret = secret_of(Path(client.state_dir))
+    tables = [
+        replace(table, file=file.schema.file(table.path.name, client.name))
+        for table in today.site.tables
+    ]
     sources = list[tuple[str, ...]]()
     cells = list[NDArray[np.uint32]]()
     for name in file.found:
         about = file.schema.fields[name]
-        files = [file.schema.file(path.name, client.name) for path in file.paths]
-        own = dict.fromkeys(fold(each) for one in files for each in (*one.names_of(name), name))
-        sources.append(tuple(each for each in own if each in today.snapshot.names))
+        own = [fold(each) for table in tables for each in table.own_names(name)]
+        sources.append(tuple(dict.fromkeys(own)))
         values = file.columns[name][today.rows]
         read = today.snapshot.read_of(sources[-1])
         if about.categories:
@@ -127,27 +131,30 @@ def _keep_untold(
 
     Some columns stay for all units, and leave each class.
     """
+    shared = find_shared(release)
     floor = today.snapshot.floor
     cells = today.site.take(today.rows)
     left = dict[str, tuple[ColumnProfile, Coded]]()
     for sent in today.snapshot.releases:
         if sent.kind == LETTER:
-            columns = decode_letter(sent.content.encode()).columns
+            profiles = decode_letter(sent.content.encode()).columns
             for name, (source,) in zip(sent.columns, sent.sources, strict=True):
-                coded = Coded.of_letter(cells[name], columns[name])
-                left[source] = columns[name], coded
+                coded = Coded.of_letter(cells[name], profiles[name])
+                left[source] = profiles[name], coded
     every = list[str]()
     by_class = list[str]()
     for name, sources in zip(release.columns, release.sources, strict=True):
         printed, coded = print_table(file, today.rows, letters, name)
-        letter = left.get(sources[0])
+        if not shared.isdisjoint(left.keys() & sources):
+            continue
+        columns = [left[source] for source in sources if source in left]
         if (
             name in release.by_class
-            and not Printed(floor, letter, (printed, coded), release.classes).tells
+            and not Printed(floor, columns, (printed, coded), release.classes).tells
         ):
             by_class.append(name)
             every.append(name)
-        elif not Printed(floor, letter, ({ALL: printed[ALL]}, coded), release.classes).tells:
+        elif not Printed(floor, columns, ({ALL: printed[ALL]}, coded), release.classes).tells:
             every.append(name)
     return release.keep(every, by_class)
 

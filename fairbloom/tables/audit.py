@@ -1,12 +1,13 @@
 """What a letter and a table of the same rows tell of a column together.
 
+A column of the table may be read from several of the letter, if each of a site's files has one.
+
 Both print counts of the same units, of which n is known exactly. Their sums may show that a count
 below the floor, which neither prints, is not 0.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,8 +68,9 @@ class Printed:
     ----------
     floor
         The floor of all counts.
-    letter
-        The column in the letter, and as the letter reads it; None if it has not left.
+    letters
+        The columns of a letter that the table's is read from, and each as the letter reads it. Of
+        several, as each of a site's files has one of them, most units have one.
     table
         The column in the table, of all units and by class, and as the table reads it; None if it
         has not left.
@@ -77,7 +79,7 @@ class Printed:
     """
 
     floor: int
-    letter: tuple[ColumnProfile, Coded] | None
+    letters: Sequence[tuple[ColumnProfile, Coded]]
     table: tuple[Mapping[str, ColumnProfile], Coded] | None
     classes: NDArray[np.str_]
 
@@ -86,18 +88,20 @@ class Printed:
         """Whether a count below the floor is known not to be 0."""
         counts = Counts(self.floor, len(self.classes))
         counts.know("n", len(self.classes))
-        if self.letter is not None:
-            self._add_letter(counts, *self.letter)
+        for source, (profile, coded) in enumerate(self.letters):
+            self._add_letter(counts, source, profile, coded)
         if self.table is not None:
             self._add_table(counts, *self.table)
         return bool(counts.find_told())
 
-    def _add_letter(self, counts: Counts, profile: ColumnProfile, coded: Coded) -> None:
+    def _add_letter(
+        self, counts: Counts, source: int, profile: ColumnProfile, coded: Coded
+    ) -> None:
         printed = {**profile.values, **profile.missing}
         totals = np.bincount(coded.codes + 2, minlength=len(coded.names) + 2).tolist()
-        parts = [("letter", place) for place in range(NONE, len(coded.names))]
-        for (_, place), total in zip(parts, totals, strict=True):
-            key = ("letter", place)
+        parts = [("letter", source, place) for place in range(NONE, len(coded.names))]
+        for key, total in zip(parts, totals, strict=True):
+            place = key[-1]
             if place >= 0:
                 counts.show(key, total, printed[coded.names[place]])
             elif place == OTHER and profile.values:
@@ -169,18 +173,29 @@ class Printed:
             counts.show(key, count, profile.values.get(coded.names[place], 0))
 
     def _link(self, counts: Counts, places: Sequence[int], coded: Coded) -> None:
-        """Add of which of the letter's values each value of the table consists."""
-        if self.letter is None:
+        """Add of which of the letter's values each value of the table consists.
+
+        A cell is of units with a value in each column of the letter, and one in the table.
+        Everybody may know which of them are read as which: other cells are empty.
+        """
+        if not self.letters:
             return
-        _, own = self.letter
-        names = range(NONE, len(own.names))
-        for name, place in product(names, places):
-            both = int(((own.codes == name) & (coded.codes == place)).sum())
-            if both or name == OTHER:
-                counts.leave_open(("both", name, place), both)
-            else:  # everybody may know which values are read as which
-                counts.know(("both", name, place), 0)
-        for name in names:
-            counts.add_sum(("letter", name), [("both", name, place) for place in places])
-        for place in places:
-            counts.add_sum(("all", place), [("both", name, place) for name in names])
+        own = np.stack([each.codes for _, each in self.letters])
+        found, sizes = np.unique(np.vstack([own, coded.codes]), axis=1, return_counts=True)
+        cells = dict(zip(map(tuple, found.T.tolist()), sizes.tolist(), strict=True))
+        for source in range(len(own)):  # but not of values that a letter does not name
+            given = own[:, own[source] >= OTHER]
+            given[source] = OTHER
+            for codes in np.unique(given, axis=1).T.tolist():
+                cells = dict.fromkeys([(*codes, place) for place in places], 0) | cells
+        parts: dict[Hashable, list[Hashable]] = {("all", place): [] for place in places}
+        for source, (_, each) in enumerate(self.letters):
+            names = range(NONE, len(each.names))
+            parts |= {("letter", source, name): [] for name in names}
+        for codes, size in cells.items():
+            counts.leave_open(("both", codes), size)
+            parts["all", codes[-1]].append(("both", codes))
+            for source, name in enumerate(codes[:-1]):
+                parts["letter", source, name].append(("both", codes))
+        for key, of_key in parts.items():
+            counts.add_sum(key, of_key)

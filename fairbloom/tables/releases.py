@@ -10,6 +10,7 @@ A snapshot has two digests of each cell: as it is written, and as it is read. A 
 written in another way has not changed; nor have all numbers, where one changes how all are read.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
@@ -384,6 +385,15 @@ def members_of(snapshot: Snapshot, release: Release) -> dict[str, Digests]:
         named = snapshot.read[snapshot.names.index(fold(snapshot.unit))]
     groups = groups_of(snapshot, release) if release.by_class else {}
     return {group: named[units] for group, units in groups.items() if group != ALL}
+
+
+def find_shared(release: Release) -> set[str]:
+    """Return the columns of files from which several columns of a table are read.
+
+    A letter with one of them is no sum that could be bounded by one column of the table.
+    """
+    sources = Counter(source for each in release.sources for source in {*each})
+    return {source for source, columns in sources.items() if columns > 1}
 
 
 def find_parted(snapshot: Snapshot, release: Release) -> set[str]:

@@ -3,6 +3,7 @@ operator makes of it."""
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -26,7 +27,7 @@ from fairbloom.tables.site_table import SiteTable, join_tables
 from tests.deploy.served import Served
 from tests.experiments.helpers import captured
 from tests.tables.helpers import refused_with
-from tests.tables.test_letters import Rows, hospital, with_cells
+from tests.tables.test_letters import Rows, hospital, renamed, with_cells
 
 from .test_profiles import DAY, FIELDS, write
 
@@ -150,6 +151,60 @@ def test_a_column_that_is_written_anew_is_a_change(site: Site) -> None:
     chosen = choose_table(site.client, SCHEMA, DAY)
     assert "sex" not in chosen.table.letters[ALL].columns
     assert "sex" in chosen.note
+
+
+def write_two_years(site: Site, before: list[str], after: list[str]) -> None:
+    """Write two files, in which the column of sexes has another name each."""
+    shutil.rmtree(site.folder / "data")
+    first = with_cells(hospital(len(before)), "sex", *before)
+    second = with_cells(hospital(len(after), seed=1), "sex", *after)
+    write(site.folder / "data", first, "2024.csv")
+    write(site.folder / "data", renamed(second, sex="gender"), "2025.csv")
+    site.say(*("[limits]", 'describe = "all"', '[files."2025.csv"]', 'fields.sex.name = "gender"'))
+
+
+@pytest.mark.parametrize(("males", "hidden"), [(34, True), (32, False)])
+@pytest.mark.parametrize("table_first", [True, False])
+def test_a_field_of_two_files_is_one_sum_with_a_letter(
+    site: Site, males: int, hidden: bool, table_first: bool
+) -> None:
+    """75, 34 and 2 are 110 or more, and of the letter's two columns at most 75 and 34 are: of these
+    the first has nothing to round, by the exact number of rows."""
+    last = [*["m"] * males, *["M"] * 2, *["f"] * (63 - males)]
+    write_two_years(site, [*["m"] * 75, *["f"] * 60], last)
+    client = site.client
+    if table_first:
+        site.send()
+        chosen = choose_letter(client, read_site(client), DAY)
+        assert {"sex", "gender"}.isdisjoint(chosen.letter.columns) == hidden
+        assert ("gender" in chosen.note) == hidden
+        return
+    send(client, choose_letter(client, read_site(client), DAY), site.folder / "letter.json")
+    chosen = choose_table(client, SCHEMA, DAY)
+    assert ("sex" not in chosen.table.letters[ALL].columns) == hidden
+    assert ("sex" in chosen.note) == hidden
+
+
+def test_a_column_of_two_fields_leaves_in_one_release(site: Site) -> None:
+    """Each year's ward is the other field: no sum of one with the letter is bounded."""
+    write(site.folder / "data", hospital(130), "2024.csv")
+    swapped = renamed(hospital(130, seed=1), stage="sex", sex="stage")
+    write(site.folder / "data", swapped, "2025.csv")
+    (site.folder / "data" / "site.csv").unlink()
+    stage = '[fields.stage]\ntype = "integer"\ncategories = [1, 2, 3, 4]\n'
+    schema = SCHEMA.replace(', "stage"]', "]") + stage
+    site.say(
+        *("[limits]", 'describe = "all"', '[files."*"]'),
+        *('fields.sex.name = "sex"', 'fields.stage.name = "stage"', '[files."2025.csv"]'),
+        *('fields.sex.name = "stage"', 'fields.stage.name = "sex"'),
+    )
+    client = site.client
+    both = {"sex", "stage"}
+    assert both <= choose_table(client, schema, DAY).table.letters[ALL].columns.keys()
+    letter = choose_letter(client, read_site(client), DAY)
+    assert both <= letter.letter.columns.keys()
+    send(client, letter, site.folder / "letter.json")
+    assert both.isdisjoint(choose_table(client, schema, DAY).table.letters[ALL].columns)
 
 
 def test_two_tables_of_the_same_rows_have_one_target(site: Site) -> None:

@@ -336,10 +336,46 @@ def test_a_letters_words_and_a_tables_values_are_one_sum(
     about = Field(type="string", categories=("male", "female"))
     read = np.array(values, np.int32)
     table = profile({"f": Cells.of(about, read)}, 5)["f"]
-    of_letter = letter, Coded(np.array(codes), names)
+    of_letter = [(letter, Coded(np.array(codes), names))]
     of_table = {"": table}, Coded.of_table(about, read, table)
     classes = np.full(len(read), "")
     assert Printed(5, of_letter, of_table, classes).tells == tells
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "tells"),
+    [
+        # at least 110 of the table, of which the letter has 75, by n, and at most 34: "M" is there
+        ({"m": 75, "f": 60}, {"m": 34, "M": 2, "f": 29}, True),
+        ({"m": 75, "f": 60}, {"m": 32, "M": 2, "f": 31}, False),  # at least 105
+        ({"m": 74, "f": 61}, {"m": 34, "M": 2, "f": 29}, False),  # of the letter at least 70
+        ({"m": 75, "f": 60}, {"m": 36, "f": 29}, False),  # nothing is hidden
+    ],
+)
+def test_two_columns_of_a_letter_and_a_tables_are_one_sum(
+    first: dict[str, int], second: dict[str, int], tells: bool
+) -> None:
+    """Of two files, with a column each; neither column alone tells with the table."""
+    sizes = (sum(first.values()), sum(second.values()))
+    values = np.concatenate(
+        [np.repeat([word != "f" for word in words], [*words.values()]) for words in (first, second)]
+    ).astype(np.int32)
+    letters = list[tuple[ColumnProfile, Coded]]()
+    for words, before, after in ((first, 0, sizes[1]), (second, sizes[0], 0)):
+        column = profile({"f": words_of(words | {"?": before + after})}, 5)["f"]
+        names = [*column.values, *column.missing]
+        own = [names.index(word) if word in names else OTHER for word in words]
+        codes = np.repeat(own, [*words.values()])
+        gone = names.index("?")
+        codes = np.concatenate([np.full(before, gone), codes, np.full(after, gone)])
+        letters.append((column, Coded(codes, names)))
+    about = Field(type="string", categories=("f", "m"))
+    table = profile({"f": Cells.of(about, values)}, 5)["f"]
+    of_table = {"": table}, Coded.of_table(about, values, table)
+    classes = np.full(len(values), "")
+    assert Printed(5, letters, of_table, classes).tells == tells
+    for one in letters:
+        assert not Printed(5, [one], of_table, classes).tells
 
 
 def test_cells_are_coded_by_the_words_of_a_letter(tmp_path: Path) -> None:
@@ -458,7 +494,7 @@ def test_no_hidden_count_is_known_by_linear_bounds(cells: list[int], none: list[
     every = np.ones(len(values), bool)
     printed = {"": column(every)} | {name: column(classes == name) for name in "xyz"}
     coded = Coded.of_table(about, values, printed[""])
-    if Printed(5, None, (printed, coded), classes).tells:
+    if Printed(5, [], (printed, coded), classes).tells:
         return
     groups = np.array([*cells, *none]).reshape(4, 3)
     bounds = [
