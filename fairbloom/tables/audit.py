@@ -182,7 +182,8 @@ class Printed:
             return
         own = np.stack([each.codes for _, each in self.letters])
         found, sizes = np.unique(np.vstack([own, coded.codes]), axis=1, return_counts=True)
-        cells = dict(zip(map(tuple, found.T.tolist()), sizes.tolist(), strict=True))
+        codes_of = map(tuple, found.T.tolist())
+        cells = dict(zip(codes_of, sizes.tolist(), strict=True))
         for source in range(len(own)):  # but not of values that a letter does not name
             given = own[:, own[source] >= OTHER]
             given[source] = OTHER

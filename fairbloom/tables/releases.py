@@ -390,7 +390,7 @@ def members_of(snapshot: Snapshot, release: Release) -> dict[str, Digests]:
 def find_shared(release: Release) -> set[str]:
     """Return the columns of files from which several columns of a table are read.
 
-    A letter with one of them is no sum that could be bounded by one column of the table.
+    A letter's column of these cannot be bounded by one column of the table.
     """
     sources = Counter(source for each in release.sources for source in {*each})
     return {source for source, columns in sources.items() if columns > 1}
