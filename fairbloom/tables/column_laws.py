@@ -15,6 +15,7 @@ import numpy as np
 from fairbloom.text import join_first, plural, text_if
 
 from .cells import CODE, FLAG, WITH_UNIT, find_sign, parse_number, shorten, sort_classes
+from .code_signs import CODED, CodeSigns, find_code_signs
 from .comparison import compare
 from .encoding import ColumnValues, explain_cell, is_unknown, measure_moments
 from .findings import SHOWN, Explained
@@ -67,6 +68,12 @@ BOOLEANS = {"true", "false", "wahr", "falsch", "vrai", "faux", "vero", "falso", 
 # The key of a field above which a line stands that a person may uncomment.
 SUGGESTED = "missing"
 
+# The key at which a question on codes stands.
+CODES = ("categories",)
+
+# Of two numbers, codes and amounts are the same input.
+TWO = 2
+
 
 @dataclass(frozen=True)
 class ColumnDraft:
@@ -106,6 +113,10 @@ class ColumnDraft:
         """Return it with further notes on a key of the field."""
         return replace(self, notes=(*self.notes, *((at, each) for each in notes)))
 
+    def ask(self, *texts: str) -> "ColumnDraft":
+        """Return it with further questions above the field."""
+        return self.note((), *[Note(text, asks=True) for text in texts])
+
     def state(self, **keys: Any) -> "ColumnDraft":
         """Return it with further keys of the field."""
         return replace(self, keys={**self.keys, **keys})
@@ -123,6 +134,18 @@ class Drafted:
     def say(self, text: str) -> "Drafted":
         """Return it with a further comment above the field."""
         return replace(self, notes=(*self.notes, ((), Note(text))))
+
+    def ask(self, text: str) -> "Drafted":
+        """Return it with a further question above the field."""
+        return replace(self, notes=(*self.notes, ((), Note(text, asks=True))))
+
+    def ask_about_names(self) -> "Drafted":
+        """Return it with the question whether its numbers are names, unless it is asked already."""
+        if any(note.asks and at[:1] == CODES for at, note in self.notes):
+            return self
+        kept = tuple((at, note) for at, note in self.notes if at != (SUGGESTED,))
+        question = (CODES, ask_about_codes("its numbers act as names, not as amounts", self.column))
+        return replace(self, notes=(*kept, question))
 
 
 def draft_column(name: str, column: Column, target: str = "") -> Drafted | Reason:
@@ -193,7 +216,7 @@ def say_what_it_may_name(_: Column, drafted: ColumnDraft) -> ColumnDraft:
         drafted = drafted.say(f"{unused}: no input of the model; input = true makes it one")
         drafted = drafted.state(input=False)
     remark = drafted.judgement.remark
-    return drafted.say(remark) if remark else drafted
+    return drafted.ask(remark) if remark else drafted
 
 
 # Numbers or categories ----------------------------------------------------------------------------
@@ -262,17 +285,70 @@ def draft_numbers(column: Column, drafted: ColumnDraft) -> ColumnDraft:
     if drafted.target or not drafted.is_number:
         return drafted
     drafted = _state_numbers(column, drafted)
-    if may_be_codes(drafted.name, column):
-        line = write_line(Field(**_categorise(column.text_counts)), "categories")
-        comment = Note(f"{line}  # for codes: uncomment this line", is_line=True)
-        drafted = drafted.note((SUGGESTED,), comment)
-    return drafted.say(
-        *(
-            f"{text!r} is read as a number: if it is a code, list all in categories"
-            for text in column.odd_counts
-            if CODE.fullmatch(text)
+    shown = _find_signs_of_codes(drafted.name, column)
+    if shown:
+        drafted = drafted.note(CODES, ask_about_codes(shown, column))
+    elif may_be_codes(drafted.name, column):
+        for line in _write_codes(column):
+            comment = Note(f"{line}  # for codes: uncomment this line", is_line=True)
+            drafted = drafted.note((SUGGESTED,), comment)
+    codes = [text for text in column.odd_counts if CODE.fullmatch(text)]
+    question = "is read as a number: if it is a code, list all in categories"
+    return drafted.ask(*[f"{text!r} {question}" for text in codes])
+
+
+def _find_signs_of_codes(name: str, column: Column) -> str:
+    """Return what shows that numbers are codes, by their name and how they are written."""
+    if NEVER.fullmatch(name) or len(column.number_counts[0]) <= TWO:
+        return ""
+    if CODED.fullmatch(name):
+        return "by its name, its numbers are codes"
+    for table in column.sites.tables:
+        values = table.find(table.column_name(name))
+        signs = CodeSigns() if values is None else find_code_signs(values)
+        if signs.is_padded:
+            return "zeros are before other digits, as in codes"
+        if signs.has_widths:
+            return "some decimals end with 0 and others are shorter, as in codes"
+    return ""
+
+
+def ask_about_codes(shown: str, column: Column) -> Note:
+    """Return the question whether numbers are codes, with the lines for it; `shown` says why."""
+    lines = _write_codes(column)
+    if not lines:
+        many = (
+            f"{shown}: if so, they are too many for categories: write groups, or put it in ignore"
         )
-    )
+        return Note(many, asks=True)
+    return Note(shown, asks=True, lines=lines)
+
+
+def _write_codes(column: Column) -> tuple[str, ...]:
+    """Return the lines by which numbers are categories; () for too many of them.
+
+    Spellings of one number, such as 001 and 1, are one category, unless a site has both.
+    """
+    counts = column.text_counts
+    if not counts or len(counts) > MAX_CATEGORIES:
+        return ()
+    alike: dict[float | str, list[str]] = {}
+    for text in sorted(counts, key=lambda each: (-len(each), each)):
+        number = parse_number(text)
+        alike.setdefault(text if number is None else number, []).append(text)
+    several = [texts for texts in alike.values() if len(texts) > 1]
+    of_sites = column.texts_of_sites() if several else []
+    merged: Counter[str] = Counter(counts)
+    spellings: dict[str, tuple[str, ...]] = {}
+    for usual, *others in several:
+        if all(len({usual, *others} & texts.keys()) <= 1 for texts in of_sites):
+            merged[usual] = sum(counts[text] for text in (usual, *others))
+            spellings[usual] = tuple(others)
+            for text in others:
+                del merged[text]
+    about = Field(**{"spellings": spellings, **_categorise(merged)})
+    keys = ("categories", "spellings")
+    return tuple(write_line(about, key) for key in keys if getattr(about, key))
 
 
 def _state_numbers(column: Column, drafted: ColumnDraft) -> ColumnDraft:
@@ -280,7 +356,7 @@ def _state_numbers(column: Column, drafted: ColumnDraft) -> ColumnDraft:
     drafted = drafted.state(type="number")
     units = Counter(_unit_of(text) for text in column.odd_counts if not is_gap(text))
     if flags := _find_flags(column):
-        question = Note("left out: is each a flag, and no unit?", behind=True)
+        question = Note("left out: is each a flag, and no unit?", behind=True, asks=True)
         drafted = drafted.state(flags=flags).note(("flags",), question)
     elif units and "" not in units and not len(column.number_counts[0]):
         drafted = drafted.state(unit=units.most_common(1)[0][0])

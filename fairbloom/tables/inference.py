@@ -13,6 +13,7 @@ from fairbloom.errors import did_you_mean
 from fairbloom.text import join_first, plural, text_if
 
 from .cells import MISSING, FileColumn
+from .code_signs import CODED
 from .column_laws import Drafted, draft_column
 from .comparison import Named, Profiles, compare, match_names, match_rare
 from .determining import determines
@@ -23,10 +24,12 @@ from .identifiers import (
     NUMBERS_OF_PERSONS,
     NUMBERS_OF_ROWS,
     Reason,
+    find_units,
     name_persons,
     rows_of_units,
 )
 from .marks import SAMPLE, infer_marks
+from .names_by_number import Outcomes, act_as_names, draw_rows
 from .positive import ask_about_positive, choose_positive
 from .profiles import Cells, ColumnProfile, profile
 from .reading import ReadTable, Values, read
@@ -44,7 +47,16 @@ from .schema import (
     validate,
 )
 from .survey import Column, Sites
-from .toml import Note, Notes, Place, quote, write_key, write_schema
+from .toml import (
+    Note,
+    Notes,
+    Place,
+    Question,
+    questions_in,
+    quote,
+    write_key,
+    write_schema,
+)
 
 # How a file may be written that is not read as it is, by the reason: a note may be above the names
 # of the columns.
@@ -105,6 +117,11 @@ class Draft:
         """The schema with its notes, as TOML."""
         return write_schema(self.schema, self.notes)
 
+    @property
+    def questions(self) -> tuple[Question, ...]:
+        """What it asks on how the files are read."""
+        return tuple(questions_in(self.notes))
+
 
 @dataclass(frozen=True, eq=False)
 class Unfinished:
@@ -118,6 +135,8 @@ class Unfinished:
         The tables, and the client of each, by file.
     columns
         The columns that may be fields.
+    persons
+        The column of each row's unit, None if none is known.
     fields
         Those that are.
     ignored
@@ -132,6 +151,7 @@ class Unfinished:
     tables: Mapping[Path, ReadTable]
     clients: Mapping[Path, str]
     columns: Mapping[str, Column]
+    persons: Column | None = None
     fields: Mapping[str, Drafted] = field(default_factory=dict)
     ignored: Mapping[str, Reason] = field(default_factory=dict)
     units: tuple[str, ...] = ()
@@ -142,6 +162,13 @@ class Unfinished:
         fields = dict(self.fields)
         for name, text in remarks:
             fields[name] = fields[name].say(text)
+        return replace(self, fields=fields)
+
+    def ask(self, questions: Iterable[tuple[str, str]]) -> "Unfinished":
+        """Return it with further questions, pairs of a field and a text."""
+        fields = dict(self.fields)
+        for name, text in questions:
+            fields[name] = fields[name].ask(text)
         return replace(self, fields=fields)
 
     @property
@@ -193,12 +220,15 @@ def draft(
         names.pop(fold(other), None)
     sites = _find_sites(tables, clients, next(iter(unmarked.values())), wanted.client)
     columns = _survey(sites, tables, raw, [*names.values()])
-    unfinished = Unfinished(wanted, tables, clients, columns)
+    unit = [wanted.unit] if wanted.unit else []
+    persons = _survey(sites, tables, raw, unit).get(wanted.unit)
+    unfinished = Unfinished(wanted, tables, clients, columns, persons)
     for law in LAWS:
         unfinished = law(unfinished)
     remarks = _remark_on_files(unmarked)
     files, asked = _describe_files(unfinished.tables, unmarked, clients)
-    return _finish(unfinished, files, asked, [*notes, *remarks, *unclear])
+    said = map(Note, [*notes, *remarks])
+    return _finish(unfinished, files, asked, [*said, *unclear])
 
 
 def _remark_on_files(tables: Mapping[Path, ReadTable]) -> Iterator[str]:
@@ -260,14 +290,14 @@ def _finish(
     unfinished: Unfinished,
     files: Mapping[str, SchemaFile],
     asked: Notes,
-    remarks: Sequence[str],
+    remarks: Sequence[Note],
 ) -> Draft:
     """Return the draft; `files` has the formats, and `asked` questions on them."""
     wanted = unfinished.wanted
     stated: dict[str, Any] = {"target": wanted.target, "missing": wanted.missing}
     keys = [*dict.fromkeys(table.file.key for table in unfinished.tables.values())]
     shown = f"Inferred from {join_first(keys, 10)}. Read it and correct it."
-    notes: dict[Place, list[Note]] = {(): [*map(Note, [shown, *remarks])]}
+    notes: dict[Place, list[Note]] = {(): [Note(shown), *remarks]}
     target = unfinished.fields[wanted.target]
     if len(target.field.categories) == 2:
         positive, reason = _choose_positive(target, wanted.positive_words)
@@ -322,14 +352,14 @@ def _count_missing(unfinished: Unfinished) -> Iterator[Note]:
 
 def survey_files(
     tables: Mapping[Path, ReadTable],
-) -> tuple[dict[Path, ReadTable], list[dict[str, FileColumn]], list[str]]:
+) -> tuple[dict[Path, ReadTable], list[dict[str, FileColumn]], list[Note]]:
     """Return tables with the marks of their numbers, their columns by folded name, and notes.
 
     A note asks for a file's marks if its numbers can be read in two ways.
     """
     marked: dict[Path, ReadTable] = {}
     parts: list[dict[str, FileColumn]] = []
-    notes: list[str] = []
+    notes: list[Note] = []
     for path, table in tables.items():
         columns = _survey_file(table, SchemaFile())
         marks = infer_marks(_find_texts(table, columns))
@@ -338,10 +368,11 @@ def survey_files(
         )
         marked[path] = replace(table, file=file)
         if marks.unclear:
-            notes.append(
+            question = (
                 f"{table.path.name}: {marks.unclear!r} can be read in two ways: state decimalChar"
                 f" or groupChar under [files.{quote(table.file.key)}]"
             )
+            notes.append(Note(question, asks=True))
         if (marks.decimal, marks.group) != (".", ""):
             columns = _survey_file(table, file)
         parts.append(columns)
@@ -538,7 +569,7 @@ def _describe_files(
                 keys.setdefault("fields", {})[place[1]] = value.value
             if value.asks:
                 question = f"if its unit is another one, add unit, factor and offset to {place[1]}"
-                asked["files", key, *place] = [Note(question)]
+                asked["files", key, *place] = [Note(question, asks=True)]
         schema_files[key] = SchemaFile(**keys)
     return {key: file for key, file in schema_files.items() if file.model_fields_set}, asked
 
@@ -598,7 +629,8 @@ def ignore_units(unfinished: Unfinished) -> Unfinished:
             continue
         is_text = name not in inputs or bool(inputs[name].field.categories)
         others = [values[other] for other in values if other != name]
-        if NAMED.fullmatch(name) or (is_text and name_persons(column, others)):
+        is_named = NAMED.fullmatch(name) and not CODED.fullmatch(name)
+        if is_named or (is_text and name_persons(column, others)):
             units.append(name)
             said = f"{NUMBERS_OF_PERSONS.said}, with {rows:.1f} rows each"
             ignored.setdefault(name, Reason(said))
@@ -609,8 +641,11 @@ def ignore_units(unfinished: Unfinished) -> Unfinished:
             )
             remarks.append((name, question))
     fields = {name: each for name, each in unfinished.fields.items() if name not in units}
-    changed = replace(unfinished, fields=fields, ignored=ignored, units=tuple(units))
-    return changed.say(remarks)
+    persons = unfinished.columns[units[0]] if units else None
+    changed = replace(
+        unfinished, fields=fields, ignored=ignored, units=tuple(units), persons=persons
+    )
+    return changed.ask(remarks)
 
 
 def ignore_other_names(unfinished: Unfinished) -> Unfinished:
@@ -726,7 +761,28 @@ def ask_about_determining(unfinished: Unfinished) -> Unfinished:
     ]
     question = f"determines {target}: is it known only after the outcome?"
     changed = replace(unfinished, determining=tuple(determining))
-    return changed.say((name, f"{name} {question}") for name in determining)
+    return changed.ask((name, f"{name} {question}") for name in determining)
+
+
+def ask_about_names(unfinished: Unfinished) -> Unfinished:
+    """Ask of inputs whose numbers act as names whether they are codes, and no amounts."""
+    target = unfinished.fields[unfinished.wanted.target].values
+    sites = next(iter(unfinished.columns.values())).sites
+    is_known = np.isfinite(target) if target.dtype.kind == "f" else target >= 0
+    if unfinished.persons is not None:  # one row of each: the rows of a person have one outcome
+        units = find_units(unfinished.persons)
+        is_first = units < 0
+        is_first[np.unique(units, return_index=True)[1]] = True
+        is_known &= is_first
+    rows = draw_rows(is_known)
+    outcomes = Outcomes.of(target[rows], sites.of_row[rows])
+    fields = dict(unfinished.fields)
+    for name, each in unfinished.inputs.items():
+        is_amount = each.field.input and not each.field.categories
+        if is_amount and name not in unfinished.determining:
+            if act_as_names(each.values[rows], outcomes):
+                fields[name] = each.ask_about_names()
+    return replace(unfinished, fields=fields)
 
 
 # What is said of all columns, in this order.
@@ -737,4 +793,5 @@ LAWS = (
     use_what_is_there,
     say_who_stands_out,
     ask_about_determining,
+    ask_about_names,
 )

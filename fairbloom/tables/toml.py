@@ -4,11 +4,12 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
 from fairbloom.logs import escape_unprintable
+from fairbloom.text import text_if
 
 from .schema import Field, FileField, Schema, SchemaFile
 
@@ -23,19 +24,47 @@ Place = tuple[str, ...]
 class Note:
     """A comment: above the line of its place, or `behind` it.
 
-    `is_line`: it is a line of TOML that a person may uncomment.
+    `is_line`: it is a line of TOML that a person may uncomment. `asks`: it is a question on how the
+    files are read; `lines` of TOML, which follow it, are what a person may say then.
     """
 
     text: str
     behind: bool = False
     is_line: bool = False
+    asks: bool = False
+    lines: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Return the comment."""
-        return f"# {self.text if self.is_line else escape_unprintable(self.text)}"
+        """Return the comment, of several lines if it has `lines`."""
+        text = self.text if self.is_line else escape_unprintable(self.text)
+        if self.lines:
+            text = f"{text}; if so, uncomment:"
+        return "\n".join([f"# {each}" for each in (text, *self.lines)])
 
 
 Notes = Mapping[Place, Sequence[Note]]
+
+
+class Question(NamedTuple):
+    """A question on how a `column` is read, "" for all; what a person may say is in the text."""
+
+    column: str
+    text: str
+
+
+def questions_in(notes: Notes) -> Iterator[Question]:
+    """Yield the questions among the notes on a schema."""
+    for place, of_place in notes.items():
+        column = ""
+        if len(place) > 1 and place[0] in ("fields", "ignore"):
+            column = place[1]
+        elif len(place) > 3 and place[0] == "files":
+            column = place[3]
+        for note in of_place:
+            if note.asks:
+                under = f"[fields.{write_key(column)}]"
+                say = f"; if so, say {' and '.join(note.lines)} under {under}"
+                yield Question(column, f"{note.text}{text_if(note.lines, say)}")
 
 
 def quote(value: object) -> str:

@@ -32,7 +32,7 @@ from fairbloom.tables.schema import (
 from .catalogue import TASKS
 from .clients import FileClients, preprocessing_of
 from .targets import POSITIVE_WORDS, Target
-from .task import Described, Setup, Task
+from .task import Described, Setup, Suggested, Task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -52,7 +52,7 @@ def infer(
     smallest_client: int,
     without: Collection[str] = (),
     advise: bool = False,
-) -> str:
+) -> Suggested:
     """Return the schema that the files of a folder suggest; clients in `without` are not read."""
     files = files_in(setup.data_dir, ENDINGS)
     if client.strip():  # one file has all clients
@@ -78,7 +78,7 @@ def infer(
             "left out: %s; the schema that fairbloom data --write-schema writes has all reasons",
             join_names(reasons),
         )
-    return text
+    return Suggested(text, draft.questions)
 
 
 def load(setup: Setup, *, smallest_client: int, **_: str) -> Task:

@@ -33,7 +33,7 @@ from .catalogue import TASKS
 from .partition import MIN_EXAMPLES, splits_of
 from .sides import count_missing, split_by_sides
 from .targets import POSITIVE_WORDS, Target, as_targets
-from .task import Setup, Splits, Task
+from .task import Setup, Suggested, Splits, Task
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -60,7 +60,7 @@ def infer(
     classes: str,
     without: Collection[str] = (),
     advise: bool = False,
-) -> str:
+) -> Suggested:
     """Return the schema that folders of images suggest: all classes, and the most common size.
 
     The folders of the clients in `without` are not read.
@@ -92,7 +92,7 @@ def infer(
         stated["grey"] = True
     if size:
         stated["resize"] = True
-    return "\n".join([*write_keys(validate(ImageSchema, stated), notes), ""])
+    return Suggested("\n".join([*write_keys(validate(ImageSchema, stated), notes), ""]))
 
 
 def _most_common_size(files: Sequence[Path]) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Load a task by its name, and check, describe or digest its data."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from multiprocessing import parent_process
@@ -17,6 +17,7 @@ from fairbloom.protocol.settings import RunSettings, Setup, Value, split_names
 from fairbloom.system.files import expand_home
 from fairbloom.tables.reasons import MAX_FAULTS
 from fairbloom.tables.sizes import summarise_clients
+from fairbloom.tables.toml import Question
 from fairbloom.text import join_first, plural, text_if
 
 from .catalogue import TASKS
@@ -154,13 +155,24 @@ def check_data(settings: RunSettings) -> None:
         raise FairbloomError(
             f"the data of client {first} cannot be used: {reason}{more}"
         ) from reason
-    # the processes of a study have one that checks for all
-    if len(task.clients) > MAX_COMPARED or parent_process() is not None:
-        return
-    remarks = _find_remarks(task)
-    if remarks:
-        shown = plural(len(remarks), "1 remark", f"{len(remarks)} remarks")
-        log_once("%s on the data: see fairbloom data %s", shown, settings.data_dir)
+    if parent_process() is None:  # the processes of a study have one that checks for all
+        found = [*count_questions(task.questions)]
+        remarks = _find_remarks(task) if len(task.clients) <= MAX_COMPARED else ()
+        if remarks:
+            found.append(plural(len(remarks), "1 remark", f"{len(remarks)} remarks"))
+        if found:
+            log_once(
+                "%s on the data: see fairbloom data %s", " and ".join(found), settings.data_dir
+            )
+
+
+def count_questions(questions: Sequence[Question]) -> Iterator[str]:
+    """Yield how many questions there are, and the column that the only one is about."""
+    if len(questions) == 1:
+        (column,) = (each.column for each in questions)
+        yield f"1 question{text_if(column, f' ({column})')}"
+    elif questions:
+        yield f"{len(questions)} questions"
 
 
 def _find_remarks(task: Task) -> Sequence[Mapping[str, str | int]]:
@@ -199,7 +211,7 @@ def infer_schema(settings: RunSettings) -> str:
         )
     setup = info.setup(settings)
     check_permit(info.find_files(setup.data_dir))
-    return info.infer_schema(setup, info.check_parameters(settings.parameters), advise=True)
+    return info.infer_schema(setup, info.check_parameters(settings.parameters), advise=True).schema
 
 
 def describe_data(settings: RunSettings, every: bool = True) -> Described:
@@ -210,7 +222,11 @@ def describe_data(settings: RunSettings, every: bool = True) -> Described:
     find_task(settings.task).check_readable(settings.data_dir)
     task = load_task(settings)
     if task.describe is not None:
-        return task.describe(every)
+        found = task.describe(every)
+        questions = [
+            {"column": column, "client": "", "remark": text} for column, text in task.questions
+        ]
+        return {**found, "remarks": [*questions, *found.get("remarks", ())]}
     clients: list[dict[str, str | int]] = []
     for client in task.clients:
         try:
@@ -260,8 +276,8 @@ def _hold_out(
     """
     held_out = draw_held_out(setup, task.clients)
     if info.infer and not setup.schema_:
-        schema = info.infer_schema(setup, dict(parameters), held_out)
-        task = info.load(setup.model_copy(update={"schema_": schema}), dict(parameters))
+        suggested = info.infer_schema(setup, dict(parameters), held_out)
+        task = info.load_suggested(setup, dict(parameters), suggested)
     apart = frozenset(held_out)
     return replace(
         task, clients=tuple(name for name in task.clients if name not in apart), held_out=held_out

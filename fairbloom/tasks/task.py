@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fairbloom.errors import FairbloomError, ReportableError
 from fairbloom.protocol.scores import ACCURACY, GroupScore, Score
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from fairbloom.tables import Comparison
     from fairbloom.tables.preprocessing import Preprocessing
+    from fairbloom.tables.toml import Question
 
     from .collated import CollatedExamples
 
@@ -272,6 +273,13 @@ class Splits:
 Described = Mapping[str, Sequence[Mapping[str, str | int]]]
 
 
+class Suggested(NamedTuple):
+    """The text of the schema that files suggest, and what it asks on how they are read."""
+
+    schema: str
+    questions: tuple[Question, ...] = ()
+
+
 def classes_of(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return the predicted and the true class of each example, as integers.
 
@@ -396,6 +404,8 @@ class Task:
         → the part that all clients share. None: inputs are used unchanged.
     schema
         The text of the schema that the clients' files were read by, or "".
+    questions
+        What nobody has answered of how the files are read, where no schema is given.
     marks
         One word for each client that is special, by name; results show it after the name.
     left_out
@@ -436,6 +446,7 @@ class Task:
     output: str = ""
     preprocessing: Callable[[str], Preprocessing] | None = None
     schema: str = ""
+    questions: tuple[Question, ...] = ()
     marks: Mapping[str, str] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     held_out: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ from fairbloom.system.files import expand_home
 from fairbloom.tables.schema import SCHEMA_NAME, read_schema
 
 from .classifiers import PREFIX, check_classifier
-from .task import Splits, Task
+from .task import Splits, Suggested, Task
 
 # How lists name the user's own partition, which every task that splits its examples accepts.
 OWN_PARTITION = "yours as my_module:deal"
@@ -69,8 +69,8 @@ class TaskInfo:
     levels
         The depth of its files in that folder; 1: directly in the folder.
     infer
-        "module:function" that returns the text of the schema that these files suggest; called as
-        the loader.
+        "module:function" that returns the schema that these files suggest, and the questions on
+        it; called as the loader.
     schema
         "module:function" that checks the text of a schema.
     in_process
@@ -281,16 +281,15 @@ class TaskInfo:
         parameters: Mapping[str, Value],
         without: Collection[str] = (),
         advise: bool = False,
-    ) -> str:
-        """Return the text of the schema that the files of all clients but some suggest.
+    ) -> Suggested:
+        """Return the schema that the files of all clients but some suggest.
 
         `advise`: with comments on what stands out, which a run does not need.
         """
         self.check_readable(setup.data_dir)
-        infer = imported("task", self.infer)
-        return str(
-            infer(setup, **self._arguments(parameters), without=frozenset(without), advise=advise)
-        )
+        infer: Callable[..., Suggested] = imported("task", self.infer)
+        arguments = self._arguments(parameters)
+        return infer(setup, **arguments, without=frozenset(without), advise=advise)
 
     def load(self, setup: Setup, parameters: Mapping[str, Value]) -> Task:
         """Return the task, with the defaults of parameters that are missing.
@@ -299,7 +298,8 @@ class TaskInfo:
         because a server has none.
         """
         if self.infer and not setup.schema_:
-            setup = setup.model_copy(update={"schema_": self.infer_schema(setup, parameters)})
+            suggested = self.infer_schema(setup, parameters)
+            return self.load_suggested(setup, parameters, suggested)
         task = Task.of(imported("task", self.loader)(setup, **self._arguments(parameters)))
         if not self.reads:
             return task
@@ -313,6 +313,13 @@ class TaskInfo:
             return task.splits(client)
 
         return replace(task, splits=splits)
+
+    def load_suggested(
+        self, setup: Setup, parameters: Mapping[str, Value], suggested: Suggested
+    ) -> Task:
+        """Return the task by the schema that its files suggest, with the questions on them."""
+        task = self.load(setup.model_copy(update={"schema_": suggested.schema}), parameters)
+        return replace(task, questions=suggested.questions)
 
     def _arguments(self, parameters: Mapping[str, Value]) -> dict[str, Any]:
         return {

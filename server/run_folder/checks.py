@@ -18,10 +18,10 @@ from .files import (
     DATA,
     ENVIRONMENT,
     FRAMES,
-    LEFT_OUT,
     LOCK,
     MODEL,
     MODULES,
+    NO_FILES,
     SCORES,
     is_finished,
     is_run_folder,
@@ -91,7 +91,7 @@ def check_same_data(path: Path, digests: Mapping[str, str]) -> None:
     """Raise RunFolderError if the run in a folder began with data of other checksums."""
     if not digests:
         return
-    recorded = {name: each for name, each in DATA.read(path).items() if name != LEFT_OUT}
+    recorded = {name: each for name, each in DATA.read(path).items() if name not in NO_FILES}
     if recorded and recorded != digests:
         raise RunFolderError(
             f"the data have changed since the run in {path} was begun"

@@ -46,8 +46,11 @@ T = TypeVar("T")
 # The file that marks the folder of a study.
 STUDY = "study.json"
 
-# The key in data.json of the clients that are left out; all other keys are files.
+# The keys in data.json of the clients that are left out, and of the columns that nobody has answered
+# a question on; all other keys are files.
 LEFT_OUT = "left-out"
+QUESTIONS = "questions"
+NO_FILES = (LEFT_OUT, QUESTIONS)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -145,6 +148,13 @@ def _decode_scores(content: bytes) -> tuple[Score, ...]:
     return scores
 
 
+def _describe_data(start: RunStart) -> dict[str, Any]:
+    """Return the files' checksums, which clients are left out, and what has not been answered."""
+    columns = [each.column for each in start.task.questions]
+    found = {**start.data, LEFT_OUT: start.task.left_out, QUESTIONS: columns}
+    return {key: value for key, value in found.items() if value}
+
+
 def _splits() -> "type[Split]":
     from fairbloom.tasks.split import Split  # imported late: it needs PyTorch
 
@@ -189,15 +199,7 @@ DATA = File[Mapping[str, Any]](
     encode=_encode_json,
     decode=_decode_object,
     default={},
-    # the checksums of the files, and the names of clients that are left out, if any
-    initial=lambda start: (
-        {
-            key: value
-            for key, value in {**start.data, LEFT_OUT: start.task.left_out}.items()
-            if value
-        }
-        or None
-    ),
+    initial=lambda start: _describe_data(start) or None,
 )
 
 # The key in EXAMPLES of the numbers of examples of each client, see `Splits.count`.

@@ -13,7 +13,15 @@ from fairbloom.protocol.scores import ACCURACY, Score
 from fairbloom.rounds.screening import LARGEST_COUNT
 from fairbloom.server.run_folder.attendance import describe_rare
 from fairbloom.server.run_folder.csv_rows import ABSENT, SHARE_OF_LARGER_CLASS
-from fairbloom.server.run_folder.files import COUNTS, EXAMPLES, ROWS, SCHEMA, describe_missing
+from fairbloom.server.run_folder.files import (
+    COUNTS,
+    DATA,
+    EXAMPLES,
+    QUESTIONS,
+    ROWS,
+    SCHEMA,
+    describe_missing,
+)
 from fairbloom.tables.schema import parse_schema
 from fairbloom.tasks import TaskInfo
 from fairbloom.text import join_first, plural, text_if
@@ -109,6 +117,7 @@ def caveats_of_run(run: Run) -> list[str]:
             run.stopped,
             f"The run stopped after round {run.rounds_done} of {run.num_rounds}: {run.stopped}.",
         ),
+        *describe_questions(run),
         *describe_rare_clients(run),
         *describe_other_rows(run),
         _single([run], "the method had nothing"),
@@ -139,6 +148,7 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
             f"Runs stopped early ({', '.join(spans)} rounds), so methods are compared after"
             " different numbers of rounds.",
         ),
+        *dict.fromkeys(each for run in every for each in describe_questions(run)),
         *(f"{run.folder.name}: {each}" for run in every for each in describe_rare_clients(run)),
         *(f"{run.folder.name}: {each}" for run in every for each in describe_other_rows(run)),
         _describe_single_classes(every[0]),
@@ -150,6 +160,19 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
         *caveats_of_data(next(iter(runs.values()))),
     ]
     return [*filter(None, found)]
+
+
+def describe_questions(run: Run) -> list[str]:
+    """Return a sentence if the files were read in a way that nobody has confirmed."""
+    asked = DATA.read(run.folder).get(QUESTIONS, [])
+    if not asked:
+        return []
+    columns = join_first([*dict.fromkeys(filter(None, asked))], MAX_LISTED)
+    questions = plural(len(asked), "1 question", f"{len(asked)} questions")
+    return [
+        f"No schema was given, and fairbloom data has {questions} on how the files are read"
+        f"{text_if(columns, f': {columns}')}."
+    ]
 
 
 def describe_rare_clients(run: Run) -> list[str]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from fairbloom.errors import FairbloomError, join_names
 from fairbloom.protocol.settings import Mark, Setup, key_of, marked
-from fairbloom.server.run_folder.files import DATA, LEFT_OUT, ROWS
+from fairbloom.server.run_folder.files import DATA, NO_FILES, ROWS
 
 from ..results.comparison import Comparison
 from ..results.run import Run
@@ -67,7 +67,7 @@ def check_same_clients(run: Run, base: Run) -> None:
 def _contents_of(run: Run) -> Mapping[str, Sequence[object]]:
     """Return what is known of each client's rows, or in one process of all files."""
     digests = DATA.read(run.folder).items()
-    files = sorted(str(digest) for name, digest in digests if name != LEFT_OUT)
+    files = sorted(str(digest) for name, digest in digests if name not in NO_FILES)
     devices = ROWS.read(run.folder).items()
     if files:
         return {"all clients": files}
