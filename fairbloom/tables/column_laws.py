@@ -65,6 +65,9 @@ GAPS = ("n.a.", "n.a", "na.", "-", "--", "---", "none", "null", "unknown", "miss
 # Truth values of programs and spreadsheets, which other sites may write as numbers.
 BOOLEANS = {"true", "false", "wahr", "falsch", "vrai", "faux", "vero", "falso", "verdadero"}
 
+# A code with a letter, among others that are numbers: V45.81 of ICD-9.
+LETTERED = re.compile(r"[A-Z][0-9]{1,3}(\.[0-9]+)?")
+
 # The key of a field above which a line stands that a person may uncomment.
 SUGGESTED = "missing"
 
@@ -236,6 +239,8 @@ def _is_number(name: str, column: Column) -> bool:
     odd = {text: count for text, count in column.odd_counts.items() if not is_gap(text)}
     if not odd:
         return bool((~np.isnan(column.numbers) & (column.counts > 0)).any())
+    if all(map(LETTERED.fullmatch, odd)) and len(odd) > 1 and _find_signs_of_codes(name, column):
+        return False
     numbers, counts = column.number_counts
     are_written = are_numbers(odd, len(numbers)) or _find_flags(column)
     if are_written and not NAMED.fullmatch(name):

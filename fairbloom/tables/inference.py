@@ -778,10 +778,10 @@ def ask_about_names(unfinished: Unfinished) -> Unfinished:
     outcomes = Outcomes.of(target[rows], sites.of_row[rows])
     fields = dict(unfinished.fields)
     for name, each in unfinished.inputs.items():
-        is_amount = each.field.input and not each.field.categories
-        if is_amount and name not in unfinished.determining:
-            if act_as_names(each.values[rows], outcomes):
-                fields[name] = each.ask_about_names()
+        if not each.field.input or each.field.categories or name in unfinished.determining:
+            continue
+        if act_as_names(each.values[rows], outcomes):
+            fields[name] = each.ask_about_names()
     return replace(unfinished, fields=fields)
 
 

@@ -33,7 +33,7 @@ from .catalogue import TASKS
 from .partition import MIN_EXAMPLES, splits_of
 from .sides import count_missing, split_by_sides
 from .targets import POSITIVE_WORDS, Target, as_targets
-from .task import Setup, Suggested, Splits, Task
+from .task import Setup, Splits, Suggested, Task
 
 if TYPE_CHECKING:
     from PIL import Image

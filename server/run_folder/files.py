@@ -46,8 +46,8 @@ T = TypeVar("T")
 # The file that marks the folder of a study.
 STUDY = "study.json"
 
-# The keys in data.json of the clients that are left out, and of the columns that nobody has answered
-# a question on; all other keys are files.
+# The keys in data.json of the clients that are left out, and of the columns on which a question has
+# no answer; all other keys are files.
 LEFT_OUT = "left-out"
 QUESTIONS = "questions"
 NO_FILES = (LEFT_OUT, QUESTIONS)

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 import fairbloom
+from fairbloom.experiments.results.caveats import caveats_of_comparison, caveats_of_run
 from fairbloom.protocol.settings import RunSettings
-from fairbloom.tasks import check_data
+from fairbloom.tasks import check_data, infer_schema
 from tests.tables.helpers import Folder
 
 
@@ -45,3 +46,32 @@ def test_data_without_remarks_have_no_line(
 ) -> None:
     check_data(RunSettings.of({"task": "csv", "data-dir": str(folder(a=site(1.0), b=site(1.01)))}))
     assert "remark" not in caplog.text
+
+
+def codes(zeros: str) -> str:
+    """Return a table with a column of wards, written with or without zeros."""
+    lines = ["ward,age,target"]
+    for k in range(60):
+        lines.append(f"{zeros}{1 + k % 3},{(k * 37) % 61},{'no' if k * 7 % 5 < 2 else 'yes'}")
+    return "\n".join(lines) + "\n"
+
+
+def test_questions_are_in_the_reports_of_runs(folder: Folder) -> None:
+    there = folder(a=codes("0"), b=codes("0"))
+    out = {"progress": False, "device": "cpu", "rounds": 1}
+    place = there.parent
+    run = fairbloom.run("csv", data_dir=there, out=place / "run", **out)
+    said = "No schema was given, and fairbloom data has 1 question on how the files are read: ward."
+    assert said in caveats_of_run(run)
+    assert caveats_of_comparison({"FedAvg": [run, run]}).count(said) == 1
+    again = fairbloom.run("csv", data_dir=there, out=place / "run", **{**out, "rounds": 2})
+    assert said in caveats_of_run(again)
+    schema = place / "schema.toml"
+    schema.write_text(run_schema(there))
+    given = fairbloom.run("csv", data_dir=there, schema=schema, out=place / "given", **out)
+    assert [each for each in caveats_of_run(given) if "question" in each] == []
+
+
+def run_schema(there: object) -> str:
+    """Return the schema that a folder suggests."""
+    return infer_schema(RunSettings.of({"task": "csv", "data-dir": str(there)}))
