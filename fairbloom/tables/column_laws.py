@@ -330,7 +330,7 @@ def ask_about_codes(shown: str, column: Column) -> Note:
 
 
 def _write_codes(column: Column) -> tuple[str, ...]:
-    """Return the lines by which numbers are categories; () for too many of them.
+    """Return the lines that make categories of numbers; () for too many of them.
 
     Spellings of one number, such as 001 and 1, are one category, unless a site has both.
     """

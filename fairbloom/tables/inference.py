@@ -765,7 +765,7 @@ def ask_about_determining(unfinished: Unfinished) -> Unfinished:
 
 
 def ask_about_names(unfinished: Unfinished) -> Unfinished:
-    """Ask of inputs whose numbers act as names whether they are codes, and no amounts."""
+    """Ask whether inputs are codes if their numbers act as names."""
     target = unfinished.fields[unfinished.wanted.target].values
     sites = next(iter(unfinished.columns.values())).sites
     is_known = np.isfinite(target) if target.dtype.kind == "f" else target >= 0

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from .encoding import ColumnValues
 
-# Without so many values, rows, and rows of a value on average, it cannot be told.
+# Fewer values, rows, or rows of a value on average, show nothing.
 FEWEST_VALUES = 5
 FEWEST_ROWS = 100
 ROWS_OF_VALUE = 5
@@ -22,7 +22,7 @@ ROWS_OF_VALUE = 5
 # Rows that are drawn of more.
 MAX_ROWS = 100_000
 
-# Classes whose rows are counted, the most frequent ones: each is one outcome, the last follows.
+# Classes that are outcomes, the most frequent ones; the last follows from the others.
 MAX_CLASSES = 8
 
 # The largest degree of a polynomial, and the degree for few values: a third of their number.
@@ -77,7 +77,7 @@ class Outcomes:
 
 
 def act_as_names(values: NDArray[np.float64], outcomes: Outcomes) -> bool:
-    """Return whether values act as names; False if it cannot be told.
+    """Return whether values act as names; False if there is too little to show it.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ def act_as_names(values: NDArray[np.float64], outcomes: Outcomes) -> bool:
 
 @dataclass(frozen=True)
 class _Freedom:
-    """The degrees of freedom between values, beside a curve, and within them."""
+    """The degrees of freedom between values, less those of a curve, and within them."""
 
     between: int
     within: int

@@ -92,7 +92,8 @@ def infer(
         stated["grey"] = True
     if size:
         stated["resize"] = True
-    return Suggested("\n".join([*write_keys(validate(ImageSchema, stated), notes), ""]))
+    lines = write_keys(validate(ImageSchema, stated), notes)
+    return Suggested("\n".join([*lines, ""]))
 
 
 def _most_common_size(files: Sequence[Path]) -> tuple[int, int]:

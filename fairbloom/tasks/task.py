@@ -405,7 +405,7 @@ class Task:
     schema
         The text of the schema that the clients' files were read by, or "".
     questions
-        What nobody has answered of how the files are read, where no schema is given.
+        Questions on how the files are read, if no schema is given that answers them.
     marks
         One word for each client that is special, by name; results show it after the name.
     left_out

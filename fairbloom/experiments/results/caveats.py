@@ -163,7 +163,7 @@ def caveats_of_comparison(runs: Mapping[str, Sequence[Run]]) -> list[str]:
 
 
 def describe_questions(run: Run) -> list[str]:
-    """Return a sentence if the files were read in a way that nobody has confirmed."""
+    """Return a sentence if a question on how the files are read has no answer."""
     asked = DATA.read(run.folder).get(QUESTIONS, [])
     if not asked:
         return []
