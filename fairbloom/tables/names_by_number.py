@@ -115,7 +115,7 @@ def act_as_names(values: NDArray[np.float64], outcomes: Outcomes) -> bool:
 
 @dataclass(frozen=True)
 class _Freedom:
-    """The degrees of freedom between values, less those of a curve, and within them."""
+    """The degrees of freedom between values, without the curve's, and within them."""
 
     between: int
     within: int
