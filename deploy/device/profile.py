@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbloom.system.versions import FOLDER
+from fairbloom.system.versions import FOLDER, secret_of
 from fairbloom.tables.audit import Coded, Printed
 from fairbloom.tables.comparison import compare
 from fairbloom.tables.encoding import encode_files
@@ -20,9 +20,8 @@ from fairbloom.tables.letters import (
     encode_letter,
     letter_of,
 )
-from fairbloom.tables.profiles import ColumnProfile
-from fairbloom.tables.releases import ALL, LETTER, Release, find_free, find_shared
-from fairbloom.tables.schema import fold
+from fairbloom.tables.releases import ALL, LETTER, MAX_LETTERS, Release, find_free, find_shared
+from fairbloom.tables.schema import parse_schema
 from fairbloom.tables.site_table import SiteTable
 from fairbloom.tables.toml import quote
 from fairbloom.text import plural, text_if
@@ -31,8 +30,14 @@ from ..errors import DeployError
 from .answers import ANSWER
 from .book import read_book
 from .client import ClientSettings
-from .table import print_table
-from .today import Chosen, Today, describe_held, find_persons, paths_of, schema_of
+from .table import code_letters, find_letters, print_table
+from .today import Chosen, Reading, Today, describe_held, find_persons, paths_of
+
+# Why a profile is not of the columns as they are read now.
+READ_ANEW = (
+    "Since then owner.toml, or the accepted schema, says otherwise how columns are read: a profile"
+    " that has it may leave once enough rows have changed."
+)
 
 
 def show_site(client: ClientSettings, site: SiteTables) -> Iterator[str]:
@@ -57,20 +62,26 @@ def choose_letter(client: ClientSettings, site: SiteTables, day: str) -> Chosen:
     Raise FairbloomError if none may leave.
     """
     today = Today.of(client, site, day)
-    for release in today.snapshot.releases:
-        if release.kind == LETTER:
+    reading = Reading.of(client)
+    left = [release for release in today.snapshot.releases if release.kind == LETTER]
+    for release in left:
+        if release.reading == reading.text:
             return today.again(release)
+    if left and (today.held or len(left) >= MAX_LETTERS):
+        return today.again(left[-1], READ_ANEW)
     today.check_new()
-    letter = letter_of(site, client.name, day, today.snapshot.floor, client.unit)
+    floor = today.snapshot.floor
+    letter = letter_of(site, client.name, day, floor, client.unit, reading.schema)
     named = [name for name, each in letter.columns.items() if not each.identifier]
-    sources = [(fold(name),) for name in named]
-    cells = [today.snapshot.read_of(source) for source in sources]
+    secret = secret_of(Path(client.state_dir))
+    cells = [site.digest_read(name, today.rows, secret) for name in named]
     release = Release(
         kind=LETTER,
         content="",
         columns=tuple(named),
-        sources=tuple(sources),
+        sources=tuple(site.sources[name] for name in named),
         cells=_stack(cells),
+        reading=reading.text,
     )
     every, _ = find_free(today.book, today.snapshot, release)
     showing = _find_showing(client, today, letter, every)
@@ -89,28 +100,28 @@ def choose_letter(client: ClientSettings, site: SiteTables, day: str) -> Chosen:
 def _find_showing(
     client: ClientSettings, today: Today, letter: Letter, names: Sequence[str]
 ) -> set[str]:
-    """Return the columns of a letter that would show few units, with the tables that left."""
-    cells = today.site.take(today.rows)
-    by_source = {fold(name): name for name in names}
-    coded = dict[str, tuple[ColumnProfile, Coded]]()
+    """Return the columns of a letter that would show few units, with what left of the snapshot."""
+    site = today.site
+    cells = site.take(today.rows)
+    coded = [*code_letters(client, today)]
     for name in names:
         column = letter.columns[name]
-        coded[name] = column, Coded.of_letter(cells[name], column)
+        coded.append((site.sources[name], (column, Coded.of_letter(cells[name], column))))
     no_classes = np.full(len(today.rows), ALL)
     showing = set[str]()
     for name in names:
-        if Printed(letter.floor, [coded[name]], None, no_classes).tells:
+        if Printed(letter.floor, find_letters(coded, site.sources[name]), None, no_classes).tells:
             showing.add(name)
-    for table in today.snapshot.releases:
+    for table in today.tables:
         letters = SiteTable.decode(table.content.encode()).letters
-        file = encode_files(paths_of(client), client.name, schema_of(client, table.schema))
-        showing |= {by_source[source] for source in find_shared(table) if source in by_source}
+        file = encode_files(paths_of(client), client.name, parse_schema(table.reading))
+        showing |= site.name_all(find_shared(table)).intersection(names)
         for field, sources in zip(table.columns, table.sources, strict=True):
-            own = [by_source[source] for source in sources if source in by_source]
+            own = site.name_all(sources).intersection(names)
             printed = print_table(file, today.rows, letters, field)
-            columns = [coded[name] for name in own]
-            if Printed(letter.floor, columns, printed, table.classes).tells:
-                showing.update(own)
+            columns = find_letters(coded, sources)
+            if own and Printed(letter.floor, columns, printed, table.classes).tells:
+                showing |= own
     return showing
 
 

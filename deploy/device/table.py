@@ -1,6 +1,6 @@
 """Tables of a device's rows by a schema: which may leave, and without which columns."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from fairbloom.tables.releases import (
     find_parted,
     find_shared,
 )
-from fairbloom.tables.schema import fold
+from fairbloom.tables.schema import fold, parse_schema, with_files
 from fairbloom.tables.site_table import (
     SiteTable,
     describe_rows,
@@ -36,7 +36,7 @@ from fairbloom.tables.site_table import (
 from ..errors import DeployError
 from .answers import find_faults
 from .client import ClientSettings
-from .today import Chosen, Today, describe_held, paths_of, read_site, schema_of
+from .today import Chosen, Today, describe_held, paths_of, read_site_by
 
 
 def choose_table(client: ClientSettings, schema: str, day: str) -> Chosen:
@@ -50,9 +50,10 @@ def choose_table(client: ClientSettings, schema: str, day: str) -> Chosen:
             'limits.describe is "off", so no table of the rows leaves: write describe = "counts" or'
             ' "all" under [limits] in owner.toml'
         )
-    today = Today.of(client, read_site(client), day)
+    reading = with_files(schema, client.files, client.name)
+    today = Today.of(client, read_site_by(client, reading), day)
     snapshot = today.snapshot
-    tables = [each for each in snapshot.releases if each.kind == TABLE]
+    tables = today.tables
     for release in tables:
         if release.schema == schema:
             return today.again(release)
@@ -62,13 +63,13 @@ def choose_table(client: ClientSettings, schema: str, day: str) -> Chosen:
         raise DeployError(
             f"{len(faults)} faults, which client data shows: the first is {faults[0]}"
         )
-    file = encode_files(paths_of(client), client.name, schema_of(client, schema))
+    file = encode_files(paths_of(client), client.name, parse_schema(reading))
     if len(tables) >= MAX_TABLES or any(each.target != file.schema.target for each in tables):
         raise DeployError(
             f"{len(tables)} tables of the same rows have left, of the target"
             f" {tables[0].target!r}: {MAX_TABLES} of one target are the most"
         )
-    release = _release_of(client, today, file, schema)
+    release = replace(_release_of(client, today, file, schema), reading=reading)
     about = Letter(
         client=client.name,
         date=day,
@@ -83,7 +84,7 @@ def choose_table(client: ClientSettings, schema: str, day: str) -> Chosen:
     free = release.keep({*every} - find_parted(snapshot, release), by_class)
     lone = {*find_lone(file, today.rows, release.classes, snapshot.floor)}
     free = free.keep(free.columns, {*free.by_class} - lone)
-    free = _keep_untold(today, file, letters, free)
+    free = _keep_untold(client, today, file, letters, free)
     if not free.columns:
         raise DeployError("of each column, few cells changed since a profile or a table left")
     table = SiteTable(digest_of(schema), keep_fields(letters, free.columns, free.by_class))
@@ -125,38 +126,59 @@ def _release_of(client: ClientSettings, today: Today, file: EncodedFile, schema:
 
 
 def _keep_untold(
-    today: Today, file: EncodedFile, letters: Mapping[str, Letter], release: Release
+    client: ClientSettings,
+    today: Today,
+    file: EncodedFile,
+    letters: Mapping[str, Letter],
+    release: Release,
 ) -> Release:
-    """Return a table without what would show few units, together with a letter that left.
+    """Return a table without what would show few units, together with letters that left.
 
     Some columns stay for all units, and leave each class.
     """
     shared = find_shared(release)
     floor = today.snapshot.floor
-    cells = today.site.take(today.rows)
-    left = dict[str, tuple[ColumnProfile, Coded]]()
-    for sent in today.snapshot.releases:
-        if sent.kind == LETTER:
-            profiles = decode_letter(sent.content.encode()).columns
-            for name, (source,) in zip(sent.columns, sent.sources, strict=True):
-                coded = Coded.of_letter(cells[name], profiles[name])
-                left[source] = profiles[name], coded
+    left = code_letters(client, today)
     every = list[str]()
     by_class = list[str]()
     for name, sources in zip(release.columns, release.sources, strict=True):
-        printed, coded = print_table(file, today.rows, letters, name)
-        if not shared.isdisjoint(left.keys() & sources):
+        if any(not shared.isdisjoint(own) and not {*own}.isdisjoint(sources) for own, _ in left):
             continue
-        columns = [left[source] for source in sources if source in left]
+        printed, coded = print_table(file, today.rows, letters, name)
+        told = find_letters(left, sources)
         if (
             name in release.by_class
-            and not Printed(floor, columns, (printed, coded), release.classes).tells
+            and not Printed(floor, told, (printed, coded), release.classes).tells
         ):
             by_class.append(name)
             every.append(name)
-        elif not Printed(floor, columns, ({ALL: printed[ALL]}, coded), release.classes).tells:
+        elif not Printed(floor, told, ({ALL: printed[ALL]}, coded), release.classes).tells:
             every.append(name)
     return release.keep(every, by_class)
+
+
+# The columns of letters that left: their files' columns, the profile, and the cells as it has them.
+CodedLetters = Sequence[tuple[Collection[str], tuple[ColumnProfile, Coded]]]
+
+
+def code_letters(client: ClientSettings, today: Today) -> CodedLetters:
+    """Return the columns of the snapshot's letters, as the files were read for each."""
+    coded = list[tuple[Collection[str], tuple[ColumnProfile, Coded]]]()
+    for sent in today.snapshot.releases:
+        if sent.kind != LETTER:
+            continue
+        cells = read_site_by(client, sent.reading).take(today.rows)
+        by_name = {fold(name): column for name, column in cells.items()}
+        profiles = decode_letter(sent.content.encode()).columns
+        for name, sources in zip(sent.columns, sent.sources, strict=True):
+            as_read = Coded.of_letter(by_name[fold(name)], profiles[name])
+            coded.append((sources, (profiles[name], as_read)))
+    return coded
+
+
+def find_letters(left: CodedLetters, sources: Collection[str]) -> list[tuple[ColumnProfile, Coded]]:
+    """Return the columns of letters that are read from some of these columns of the files."""
+    return [coded for own, coded in left if not {*own}.isdisjoint(sources)]
 
 
 def print_table(

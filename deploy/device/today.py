@@ -14,6 +14,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fairbloom.client.guard.accepted_schemas import Schemas, counting_keys
 from fairbloom.client.guard.limits import Limits
 from fairbloom.client.guard.log_entries import NO_RUN
 from fairbloom.client.guard.log_files import open_log
@@ -26,8 +27,15 @@ from fairbloom.tables.identifiers import may_name_persons
 from fairbloom.tables.inference import survey_files
 from fairbloom.tables.letters import MIN_FLOOR, ROW, Letter, SiteTables, decode_letter
 from fairbloom.tables.reading import ReadTable, read
-from fairbloom.tables.releases import LETTER, Release, Snapshot, choose_snapshot
-from fairbloom.tables.schema import Schema, fold, parse_schema, with_files
+from fairbloom.tables.releases import LETTER, TABLE, Release, Snapshot, choose_snapshot
+from fairbloom.tables.schema import (
+    Schema,
+    files_alone,
+    fold,
+    parse_files,
+    parse_schema,
+    with_files,
+)
 from fairbloom.tables.site_table import SiteTable
 from fairbloom.tables.toml import quote
 from fairbloom.tasks.catalogue import TASKS
@@ -60,14 +68,45 @@ class Chosen:
         return SiteTable.decode(self.release.content.encode())
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How a device reads its files.
+
+    Attributes
+    ----------
+    schema
+        The digest of the schema that its owner accepted last, "" without one.
+    text
+        That schema with what the owner says of the files, or only this.
+    """
+
+    schema: str
+    text: str
+
+    @classmethod
+    def of(cls, client: ClientSettings) -> Self:
+        """Return how a device reads its files today."""
+        schemas = Schemas(Path(client.state_dir))
+        for known in reversed(schemas.accepted()):
+            text = schemas.text_of(known)
+            if "classes" not in counting_keys(text):  # of images
+                return cls(known.digest, with_files(text, client.files, client.name))
+        return cls("", files_alone(client.files, client.name))
+
+
 def read_site(client: ClientSettings) -> SiteTables:
-    """Return the tables of a device, as its owner's `files` describe them."""
-    formats = Schema(target="", fields={}, files=client.files)
+    """Return the tables of a device, as its owner and the accepted schema describe them."""
+    return read_site_by(client, Reading.of(client).text)
+
+
+def read_site_by(client: ClientSettings, reading: str) -> SiteTables:
+    """Return the tables of a device by the text of a `Reading`."""
+    schema = parse_files(reading)
     tables: dict[Path, ReadTable] = {}
     for path in paths_of(client):
-        tables[path] = read(path, formats.file(path.name, client.name))
+        tables[path] = read(path, schema.file(path.name, client.name))
     marked, parts, _ = survey_files(tables)
-    return SiteTables([*marked.values()], parts)
+    return SiteTables.of([*marked.values()], parts, schema)
 
 
 def schema_of(client: ClientSettings, text: str) -> Schema:
@@ -137,10 +176,19 @@ class Today:
         units = rows if chosen.units is None else rows[chosen.units]
         return cls(site, book, chosen.snapshot, units, chosen.held)
 
-    def again(self, release: Release) -> Chosen:
-        """Return a release of the snapshot that goes again, with the reason, if rows changed."""
-        note = f"{self.held} What left on {self.snapshot.day} goes again."
-        return Chosen(self.snapshot, release, text_if(self.held, note))
+    @property
+    def tables(self) -> Sequence[Release]:
+        """The tables of the snapshot that have left."""
+        return [each for each in self.snapshot.releases if each.kind == TABLE]
+
+    def again(self, release: Release, held: str = "") -> Chosen:
+        """Return a release of the snapshot that goes again, with the reason if it is an older one.
+
+        `held` is the reason, if it is not that of the rows.
+        """
+        why = self.held or held
+        note = f"{why} What left on {self.snapshot.day} goes again."
+        return Chosen(self.snapshot, release, text_if(why, note))
 
     def check_new(self) -> None:
         """Raise DeployError if nothing that has not left before may leave."""

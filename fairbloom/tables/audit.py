@@ -1,9 +1,10 @@
-"""What a letter and a table of the same rows tell of a column together.
+"""What letters and a table of the same rows tell of a column together.
 
-A column of the table may be read from several of the letter, if each of a site's files has one.
+A column of the table may be read from several of a letter, if each of a site's files has one; and a
+second letter has a column as it was read after it was mended.
 
-Both print counts of the same units, of which n is known exactly. Their sums may show that a count
-below the floor, which neither prints, is not 0.
+All print counts of the same units, of which n is known exactly. Their sums may show that a count
+below the floor, which none prints, is not 0.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -69,8 +70,8 @@ class Printed:
     floor
         The floor of all counts.
     letters
-        The columns of a letter that the table's is read from, and each as the letter reads it. Of
-        several, as each of a site's files has one of them, most units have one.
+        The columns of letters that are read from the same ones of the files as the table's, and
+        each as its letter reads it.
     table
         The column in the table, of all units and by class, and as the table reads it; None if it
         has not left.
@@ -92,6 +93,9 @@ class Printed:
             self._add_letter(counts, source, profile, coded)
         if self.table is not None:
             self._add_table(counts, *self.table)
+        elif len(self.letters) > 1:  # as a table of one value that all units have
+            counts.know(("all", 0), len(self.classes))
+            self._link(counts, [0], Coded(np.zeros(len(self.classes), np.int64), [""]))
         return bool(counts.find_told())
 
     def _add_letter(
@@ -173,7 +177,7 @@ class Printed:
             counts.show(key, count, profile.values.get(coded.names[place], 0))
 
     def _link(self, counts: Counts, places: Sequence[int], coded: Coded) -> None:
-        """Add of which of the letter's values each value of the table consists.
+        """Add of which of the letters' values each value of the table consists.
 
         A cell is of units with a value in each column of the letter, and one in the table.
         Everybody may know which of them are read as which: other cells are empty.

@@ -238,18 +238,27 @@ class FileColumn:
     is_missing: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, values: Any, file: SchemaFile) -> "FileColumn":
-        """Return a column of a file that writes its numbers as `file` says."""
-        sample = parse_numbers(values.slice(0, SAMPLE), file, (), MISSING)
+    def of(
+        cls,
+        values: Any,
+        file: SchemaFile,
+        units: Collection[str] = (),
+        missing: Collection[str] = MISSING,
+    ) -> "FileColumn":
+        """Return a column of a file that writes its numbers as `file` says.
+
+        `units` may follow the numbers; `missing` are the markers of a missing value, in lower case.
+        """
+        sample = parse_numbers(values.slice(0, SAMPLE), file, units, missing)
         if len(np.unique(sample[0])) > MAX_CATEGORIES and not sample[1].any():
-            numbers, is_wrong, is_missing = parse_numbers(values, file, (), MISSING)
+            numbers, is_wrong, is_missing = parse_numbers(values, file, units, missing)
             if not is_wrong.any():
                 return cls(
                     (), np.arange(len(values), dtype=np.int32), numbers, is_wrong, is_missing
                 )
         texts, codes = different_cells(values)
         how = file if str(values.type) == "string" else SchemaFile()  # numbers need no decimal mark
-        numbers, is_wrong, is_missing = parse_texts(texts, how, (), MISSING)
+        numbers, is_wrong, is_missing = parse_texts(texts, how, units, missing)
         is_code = np.array(["e" in text.casefold() for text in texts]) & ~np.isnan(numbers)
         if all(CODE.fullmatch(texts[place].strip()) for place in np.flatnonzero(is_code).tolist()):
             numbers[is_code] = np.nan

@@ -31,6 +31,7 @@ from .conversions import OF_FACTORS
 from .findings import Change, Finding
 from .grammar import NEARLY_ALL
 from .identifiers import DATE, find_units, judge_most_texts, judge_numbers
+from .mended import Mended, mend
 from .profiles import (
     MAX_LISTED,
     MAX_PATTERN,
@@ -41,7 +42,7 @@ from .profiles import (
 )
 from .reading import ReadTable
 from .reasons import DataError
-from .schema import MAX_TEXT, Field, SchemaFile, fold, normalise, squash
+from .schema import MAX_TEXT, Field, Schema, SchemaFile, fold, normalise, squash
 from .survey import Column, Sites
 
 # The unit of a site where each row is another person.
@@ -56,6 +57,9 @@ USUAL = {"encoding": "utf-8", "decimalChar": ".", "groupChar": ""}
 
 # A field of which no schema says more yet.
 NUMBER = Field(type="number")
+
+# The schema that reads files as they are.
+AS_FILES_HAVE = Schema(target="", fields={})
 
 # Bytes of the digest of a cell.
 DIGEST_BYTES = 4
@@ -84,7 +88,9 @@ class Letter:
     rows
         The number of rows, one of each person, rounded down to a multiple of the floor.
     columns
-        The profile of each column, by its name at the site.
+        The profile of each column, by its name as the site reads it.
+    schema
+        The digest of the schema by which the site reads its files, "" without one.
     """
 
     client: str
@@ -94,6 +100,7 @@ class Letter:
     formats: tuple[Mapping[str, str], ...]
     rows: int
     columns: Mapping[str, ColumnProfile]
+    schema: str = ""
 
 
 def encode_letter(letter: Letter) -> bytes:
@@ -132,6 +139,8 @@ def _find_broken(letter: Letter) -> Iterator[str]:
         yield "its client has a client's name"
     if not all(0 < len(each) <= MAX_TEXT for each in names):
         yield "names have 1 to 200 characters"
+    if not re.fullmatch("([0-9a-f]{64})?", letter.schema):
+        yield "its schema is a digest"
     if any(each.keys() != USUAL.keys() for each in formats):
         yield "formats have their keys"
     for name, column in letter.columns.items():
@@ -185,10 +194,32 @@ def _find_broken_of(column: ColumnProfile, rows: int, floor: int) -> Iterator[st
 
 @dataclass(frozen=True, eq=False)
 class SiteTables:
-    """The tables of one site, and their columns by folded name."""
+    """The tables of one site, as their files have them and as they are read.
+
+    Attributes
+    ----------
+    tables
+        The files.
+    parts
+        The columns of each as it has them, by folded name.
+    mended
+        The columns of each as they are read, by folded name.
+    """
 
     tables: Sequence[ReadTable]
     parts: Sequence[Mapping[str, FileColumn]]
+    mended: Sequence[Mapping[str, Mended]]
+
+    @classmethod
+    def of(
+        cls,
+        tables: Sequence[ReadTable],
+        parts: Sequence[Mapping[str, FileColumn]],
+        schema: Schema = AS_FILES_HAVE,
+    ) -> "SiteTables":
+        """Return the tables as a schema reads them, by default as the files have them."""
+        pairs = zip(tables, parts, strict=True)
+        return cls(tables, parts, [mend(table, part, schema) for table, part in pairs])
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -196,23 +227,55 @@ class SiteTables:
 
     @cached_property
     def columns(self) -> dict[str, Column]:
-        """The columns by their names in the first table that has them."""
+        """The columns as the files have them, by their names in the first one that has them."""
+        every = self._sites_of(np.arange(len(self)))
+        names = {fold(name): name for table in self.tables[::-1] for name in table.columns}
+        return {
+            name: Column.of(every, [part.get(folded) for part in self.parts])
+            for folded, name in names.items()
+        }
+
+    @cached_property
+    def sources(self) -> dict[str, tuple[str, ...]]:
+        """The files' columns, by folded name, that each column is read from."""
+        names: dict[str, str] = {}
+        sources: dict[str, dict[str, None]] = {}
+        for part in self.mended:
+            for folded, each in part.items():
+                name = names.setdefault(folded, each.name)
+                sources.setdefault(name, {})[each.source] = None
+        return {name: tuple(own) for name, own in sources.items()}
+
+    @cached_property
+    def read(self) -> dict[str, Column]:
+        """The columns as they are read, with all rows."""
         return self.take(np.arange(len(self)))
 
     def take(self, rows: NDArray[np.intp]) -> dict[str, Column]:
-        """Return the columns with these rows only, of all tables, counted from 0."""
+        """Return the columns as they are read, of these rows of all tables, counted from 0."""
+        sites = self._sites_of(rows)
+        columns: dict[str, Column] = {}
+        for name in self.sources:
+            parts = [part.get(fold(name)) for part in self.mended]
+            columns[name] = Column.of(sites, [each and each.column for each in parts])
+        return columns
+
+    def _sites_of(self, rows: NDArray[np.intp]) -> Sites:
+        """Return the one site with these rows."""
         starts = np.cumsum([0, *map(len, self.tables)])
         own = [
             rows[(rows >= start) & (rows < end)] - start
             for start, end in itertools.pairwise(starts)
         ]
-        sites = Sites([""], self.tables, own, np.array([len(rows)]), [0] * len(self.tables))
-        names = {fold(name): name for table in self.tables[::-1] for name in table.columns}
-        columns: dict[str, Column] = {}
-        for folded, name in names.items():
-            parts = [part.get(folded) for part in self.parts]
-            columns[name] = Column.of(sites, parts)
-        return columns
+        return Sites([""], self.tables, own, np.array([len(rows)]), [0] * len(self.tables))
+
+    def name_all(self, sources: Collection[str]) -> set[str]:
+        """Return the names under which columns of the files, by folded name, are read."""
+        return {name for name, own in self.sources.items() if not {*own}.isdisjoint(sources)}
+
+    def name_read(self, source: str) -> str:
+        """Return the name under which a column of the files is read, "" if it is not."""
+        return next(iter(self.name_all([fold(source)])), "")
 
     def rows_of(self, unit: str) -> NDArray[np.intp]:
         """Return the first row of each person, or all rows if `unit` is ROW.
@@ -259,12 +322,15 @@ class SiteTables:
         """Return the profile of each column; only that it is one of a column of identifiers."""
         rows = self.rows_of(unit)
         columns = self.take(rows)
+        named = {fold(name): name for name in self.columns}
         cells: dict[str, Cells] = {}
         for name, column in columns.items():
-            if fold(name) == fold(unit):
-                continue
-            # by the rows that count, and by all
-            if not (is_identifier(name, column) or is_identifier(name, self.columns[name])):
+            sources = [named[source] for source in self.sources[name]]
+            # by the rows that count and by all, as they are read and as the files have them
+            judged = [(name, column), (name, self.read[name])]
+            judged += [(source, self.columns[source]) for source in sources]
+            is_unit = fold(unit) in self.sources[name]
+            if not is_unit and not any(is_identifier(*each) for each in judged):
                 cells[name] = Cells.of_column(column, slice(None))
         hidden = ColumnProfile(len(rows) // floor * floor, {}, floor=floor, identifier=True)
         return dict.fromkeys(columns, hidden) | profile(cells, floor)
@@ -285,6 +351,24 @@ class SiteTables:
             column = self.columns[name]
             read.append(_digest_entries(column, secret)[column.codes[rows]])
         return np.stack(written), np.stack(read)
+
+    def digest_read(self, name: str, rows: NDArray[np.intp], secret: bytes) -> NDArray[np.uint32]:
+        """Return the digests of the cells of a column as they are read; 0 for a missing one.
+
+        A factor and an offset change no digest: they move all numbers, and hide no change.
+        """
+        column = self.take(rows)[name]
+        digests = _digest_entries(column, secret)[column.codes]
+        owned = [part[fold(name)] for part in self.mended if fold(name) in part]
+        if not any(each.is_converted for each in owned):
+            return digests
+        raw = np.zeros(len(rows), np.uint32)
+        by_source = {fold(each): column for each, column in self.columns.items()}
+        for source in self.sources[name]:
+            own = by_source[source]
+            found = _digest_entries(own, secret)[own.codes[rows]]
+            raw = np.where(raw == 0, found, raw)
+        return np.where(digests == 0, 0, raw).astype(np.uint32)
 
 
 def _digest_cells(table: ReadTable, name: str, secret: bytes) -> NDArray[np.uint32]:
@@ -323,14 +407,20 @@ def read_value(category: str) -> str | float:
     return category if number is None else number
 
 
-def letter_of(site: SiteTables, client: str, day: str, floor: int, unit: str) -> Letter:
+def letter_of(
+    site: SiteTables, client: str, day: str, floor: int, unit: str, schema: str = ""
+) -> Letter:
     """Return the letter of a site, with a floor of at least MIN_FLOOR.
 
-    `day` is the date, and `unit` the column of persons, or ROW. Raise DataError if the files have
-    no such column, or the names of their columns look like data.
+    `day` is the date, `unit` the files' column of persons, or ROW, and `schema` the digest of the
+    one by which the site reads its files. Raise DataError if the files have no such column, or the
+    names of their columns look like data.
     """
     site.check_names()
     columns = site.profile(unit, floor)
+    read_unit = unit if unit == ROW else site.name_read(unit)
+    if not read_unit:
+        raise DataError(f"owner.toml ignores {unit!r}, the unit: take it out of ignore")
     ways = dict.fromkeys(
         (table.file.encoding, table.decimal, table.file.groupChar) for table in site.tables
     )
@@ -338,7 +428,8 @@ def letter_of(site: SiteTables, client: str, day: str, floor: int, unit: str) ->
         client=client,
         date=day,
         floor=floor,
-        unit=unit,
+        unit=read_unit,
+        schema=schema,
         formats=tuple(dict(zip(USUAL, way, strict=True)) for way in ways),
         rows=next(iter(columns.values())).rows,
         columns=columns,

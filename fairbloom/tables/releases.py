@@ -31,14 +31,19 @@ FLOORS_OF_CHANGES = 2
 # Tables of one snapshot.
 MAX_TABLES = 2
 
+# Letters of one snapshot: the second has its columns as they are read after they were mended.
+MAX_LETTERS = 2
+
 # For so long a snapshot counts against the owner's limit.
 YEAR = timedelta(days=365)
 
 # The group of all units; the others are classes of a table's target.
 ALL = ""
 
-# Before the name of a file's own column, as the key of a block.
+# Before the name of a file's own column, as the key of a block: as the file has it, and as a letter
+# reads it, under whichever name.
 SOURCE = "="
+AS_READ = "~"
 
 # The kinds of releases.
 LETTER = "letter"
@@ -69,6 +74,8 @@ class Release:
         The name of a table's target.
     classes
         Each unit's class by a table, "" for none; empty for a letter.
+    reading
+        The text of a schema by which the files were read for it, with what the owner said of them.
     """
 
     kind: str
@@ -80,6 +87,7 @@ class Release:
     schema: str = ""
     target: str = ""
     classes: NDArray[np.str_] = field(default_factory=lambda: np.empty(0, str))
+    reading: str = ""
 
     def keep(self, every: Collection[str], by_class: Collection[str]) -> "Release":
         """Return it with these columns only."""
@@ -189,6 +197,9 @@ class Snapshot:
                     given = units & (self.read[row] != 0)
                     key = (name, f"{SOURCE}{source}", group)
                     blocks[key] = Block(self.read[row][given], self.written[row][given])
+                    if release.kind == LETTER:
+                        key = (name, f"{AS_READ}{source}", group)
+                        blocks[key] = Block(cells[units & (cells != 0)])
         return blocks
 
 

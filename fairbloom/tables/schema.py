@@ -100,6 +100,9 @@ TOKEN = re.compile(r"""(?P<part>[ \t]+|[\w-]+|"(?:[^"\\]|\\.)*"?|'[^']*'?)|.""",
 # The file of a schema in a run folder, and its name in errors if it came as text.
 SCHEMA_NAME = "schema.toml"
 
+# The file in which a device's owner describes its files.
+OWNERS_FILE = "owner.toml"
+
 # The server gets this text if a device's description of its own files has a fault.
 OWN_FILES = (
     "its owner.toml says something of a file that the schema does not have: its own log says what"
@@ -546,29 +549,60 @@ def with_files(text: str, files: Mapping[str, Any], client: str = "") -> str:
     SchemaError if `files` has a fault, or does not fit the schema. The server may not read names of
     the device's own files and columns, so it gets OWN_FILES instead of such an error.
     """
-    name = "owner.toml"
-    try:
-        read = TypeAdapter(dict[str, SchemaFile]).validate_python(files)
-    except ValidationError as error:
-        raise SchemaError(f"{name}: files.{_explain(error)}", OWN_FILES) from error
+    read = _read_own_files(files)
     if not files and "files" not in text:
         return text
-    written = parse_toml(text, name)
+    written = parse_toml(text, OWNERS_FILE)
     if "fields" not in written:
         return text
     schema = parse_schema(text)  # its own faults are the run's, and the server may read them
     together = {**written, "files": {**written.get("files", {}), **files}}
     try:
-        check_schema(validate(Schema, together, name), text, name)
+        check_schema(validate(Schema, together, OWNERS_FILE), text, OWNERS_FILE)
     except SchemaError as error:
         raise SchemaError(str(error), OWN_FILES) from error
+    written["files"] = _dump_files(_join_files(schema, read, client))
+    return tomli_w.dumps(written)
+
+
+def files_alone(files: Mapping[str, Any], client: str) -> str:
+    """Return what a device says of its own files as the text of a schema that has only files.
+
+    `files` is a TOML table of owner.toml. Raise SchemaError if it has a fault.
+    """
+    read = _read_own_files(files)
+    schema = Schema(target="", fields={})
+    return tomli_w.dumps({"files": _dump_files(_join_files(schema, read, client))})
+
+
+def parse_files(text: str) -> Schema:
+    """Return the schema in a text that may have only files, of `files_alone`."""
+    written = parse_toml(text)
+    if "fields" in written:
+        return parse_schema(text)
+    return validate(Schema, {"target": "", "fields": {}, **written})
+
+
+def _read_own_files(files: Mapping[str, Any]) -> dict[str, SchemaFile]:
+    """Return what a device says of its own files; raise SchemaError if it has a fault."""
+    try:
+        return TypeAdapter(dict[str, SchemaFile]).validate_python(files)
+    except ValidationError as error:
+        raise SchemaError(f"{OWNERS_FILE}: files.{_explain(error)}", OWN_FILES) from error
+
+
+def _join_files(
+    schema: Schema, read: Mapping[str, SchemaFile], client: str
+) -> dict[str, SchemaFile]:
+    """Return the files of a schema with what a device says of its own."""
     own = {key.rpartition("/")[2]: about for key, about in read.items()}
     every = schema.file("", client).changed_by(own.pop(EVERY_FILE, SchemaFile()))
     said = [about.fields for about in own.values() if about.fields]
     if not every.fields and any(fields != said[0] for fields in said):
         raise SchemaError(
-            f"{name}: files has different fields, and all files of a device are of one client: keep"
-            f" one table with fields, or say under [files.{EVERY_FILE!r}] what holds for all",
+            f"{OWNERS_FILE}: files has different fields, and all files of a device are of one"
+            " client: keep one table with fields, or say under"
+            f" [files.{EVERY_FILE!r}] what holds for all",
             OWN_FILES,
         )
     every = every.changed_by(SchemaFile(fields=every.fields or next(iter(said), {})))
@@ -580,10 +614,12 @@ def with_files(text: str, files: Mapping[str, Any], client: str = "") -> str:
         if file in own or (client_of(file) == client and not is_of_client(file)):
             tables[f"{EVERY_FILE}/{file.rpartition('/')[2]}"] = about
     tables[EVERY_FILE] = every
-    written["files"] = {
-        key: about.model_dump(mode="json", exclude_unset=True) for key, about in tables.items()
-    }
-    return tomli_w.dumps(written)
+    return tables
+
+
+def _dump_files(files: Mapping[str, SchemaFile]) -> dict[str, Any]:
+    """Return files as the keys that they state."""
+    return {key: about.model_dump(mode="json", exclude_unset=True) for key, about in files.items()}
 
 
 AnyTable = TypeVar("AnyTable", bound=_Table)

@@ -58,7 +58,7 @@ def site_of(folder: Path, *files: Rows, formats: dict[str, Any] | None = None) -
     tables, parts, _ = survey_files(
         {path: read(path, SchemaFile(**formats or {})) for path in paths}
     )
-    return SiteTables([*tables.values()], parts)
+    return SiteTables.of([*tables.values()], parts)
 
 
 def letter(folder: Path, *files: Rows, floor: int = 5, unit: str = ROW) -> Letter:
@@ -287,7 +287,9 @@ def test_a_file_without_a_header_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "0.csv"
     file.write_text("\n".join(["a,b,c,d,e,f", file.read_text()]))
     tables, parts, _ = survey_files({file: read(file, SchemaFile())})
-    assert letter_of(SiteTables([*tables.values()], parts), "n", "2025-01-31", 5, ROW).rows == 130
+    assert (
+        letter_of(SiteTables.of([*tables.values()], parts), "n", "2025-01-31", 5, ROW).rows == 130
+    )
 
 
 @pytest.mark.parametrize("name", ["63.5", "63,5", "2025-01-31", "NA", "m"])
@@ -388,7 +390,7 @@ def test_a_stand_in_has_the_profile_of_its_letter(tmp_path: Path) -> None:
     made = letter(tmp_path, rows, unit="patient")
     table = stand_in(made, "person")
     tables, parts, _ = survey_files({table.path: table})
-    again = letter_of(SiteTables([*tables.values()], parts), "north", "2025-01-31", 5, ROW)
+    again = letter_of(SiteTables.of([*tables.values()], parts), "north", "2025-01-31", 5, ROW)
     assert [*again.columns] == ["person", *[*made.columns][1:]]
     assert again.columns["sex"] == made.columns["sex"]
     assert again.columns["remark"] == made.columns["remark"]
