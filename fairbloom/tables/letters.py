@@ -256,8 +256,9 @@ class SiteTables:
         sites = self._sites_of(rows)
         columns: dict[str, Column] = {}
         for name in self.sources:
-            parts = [part.get(fold(name)) for part in self.mended]
-            columns[name] = Column.of(sites, [each and each.column for each in parts])
+            mended = [part.get(fold(name)) for part in self.mended]
+            parts = [None if each is None else each.column for each in mended]
+            columns[name] = Column.of(sites, parts)
         return columns
 
     def _sites_of(self, rows: NDArray[np.intp]) -> Sites:

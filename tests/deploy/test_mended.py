@@ -1,0 +1,212 @@
+"""A device's profile is of its columns as they are read then: by owner.toml and the schema."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fairbloom.client.guard.accepted_schemas import Schemas, digest_of
+from fairbloom.deploy.device.profile import choose_letter, show_site
+from fairbloom.deploy.device.table import choose_table
+from fairbloom.deploy.device.today import read_site
+from fairbloom.tables.letters import decode_letter, encode_letter
+from tests.tables.helpers import refused_with
+from tests.tables.test_letters import Rows, hospital, renamed, with_cells
+
+from .test_profiles import DAY, Owner, choose, owner as owner, scaled, send_quietly, write
+
+SCHEMA = """
+target = "outcome"
+unit = "person"
+missing = "fill"
+ignore = ["remark"]
+
+[fields.age]
+type = "number"
+
+[fields.stage]
+type = "integer"
+categories = [1, 2, 3, 4]
+
+[fields.sex]
+type = "string"
+categories = ["female", "male"]
+
+[fields.outcome]
+type = "integer"
+categories = [0, 1]
+"""
+
+# The lines of a hospital whose files have months, m and f, and columns of its own.
+LINES = (
+    '[files."*"]',
+    'fields.person.name = "patient"',
+    'fields.age.name = "months"',
+    "fields.age.factor = 0.0833333333333",
+    'fields.age.missingValues = ["9588"]',
+    'fields.sex.spellings = {female = ["f"], male = ["m"]}',
+)
+
+MENDED = {"person", "age", "sex", "stage", "outcome", "remark"}
+
+
+def in_months(rows: Rows) -> Rows:
+    return renamed([row | {"age": f"{12 * float(row['age']):.0f}"} for row in rows], age="months")
+
+
+def accept(owner: Owner, schema: str = SCHEMA) -> None:
+    Schemas(Path(owner.client.state_dir)).accept(schema)
+
+
+@pytest.mark.parametrize("with_schema", [False, True])
+def test_a_profile_is_of_the_columns_as_they_are_read(owner: Owner, with_schema: bool) -> None:
+    rows = in_months(with_cells(hospital(), "age", *["799"] * 10))  # 9588 months
+    raw = choose(owner, rows).letter
+    assert (raw.schema, raw.unit) == ("", "patient")
+    owner.say('unit = "patient"', *LINES)
+    if with_schema:
+        accept(owner)
+    made = owner.send(rows)
+    assert made.columns.keys() == MENDED
+    assert made.unit == "person"
+    assert made.columns["person"].identifier
+    assert made.schema == (digest_of(SCHEMA) if with_schema else "")
+    assert 55 < (made.columns["age"].quantiles[3] or 0) < 65
+    assert made.columns["age"].missing == {"9588": 10}
+    assert made.columns["sex"].values == {"female": 65, "male": 65}
+    assert decode_letter(encode_letter(made)) == made
+
+
+def test_one_files_factor_is_of_its_cells_alone(owner: Owner) -> None:
+    """The same text means another number in each of the two files."""
+    years = with_cells(hospital(), "age", *["48"] * 60)
+    months = with_cells(in_months(hospital(seed=1)), "months", *["48"] * 60)
+    write(owner.data, years, "2023.csv")
+    write(owner.data, renamed(months, months="age"), "2024.csv")
+    every = ('[files."*"]', 'fields.age.unit = "years"')
+    owner.say(
+        'unit = "patient"', *every, '[files."2024.csv"]', "fields.age.factor = 0.0833333333333"
+    )
+    client = owner.client
+    ages = read_site(client).read["age"]
+    numbers = ages.numbers[ages.codes]
+    assert (numbers[:60] == 48.0).all()
+    np.testing.assert_allclose(numbers[130:190], 4.0)
+
+
+def test_an_ignored_column_stays(owner: Owner) -> None:
+    owner.say('unit = "patient"', '[files."*"]', 'ignore = ["Stage", "remark"]')
+    assert owner.send(hospital()).columns.keys() == {"patient", "age", "sex", "outcome"}
+    shown = "".join(show_site(owner.client, read_site(owner.client)))
+    assert "remark" not in shown
+    owner.say('unit = "patient"', '[files."*"]', 'ignore = ["patient"]')
+    with refused_with("owner.toml ignores 'patient', the unit: take it out of ignore"):
+        owner.send(hospital(seed=1))
+
+
+def test_a_column_named_as_a_field_of_another_stays(owner: Owner) -> None:
+    """Neither a model nor the profile reads it."""
+    owner.say('unit = "patient"', '[files."*"]', 'fields.sex.name = "stage"')
+    made = owner.send(hospital())
+    assert made.columns["sex"].values.keys() == {"1", "2", "3", "4"}
+    assert "stage" not in made.columns
+
+
+def test_a_name_of_persons_is_hidden_under_any_name(owner: Owner) -> None:
+    lines = ('fields.amount.name = "case no"', "fields.amount.factor = 0.001")
+    owner.say('unit = "row"', '[files."*"]', *lines)
+    made = owner.send([row | {"case no": f"{k * 37 + 4711}"} for k, row in enumerate(hospital())])
+    assert made.columns["amount"].identifier
+
+
+# One book -----------------------------------------------------------------------------------------
+
+
+def test_a_mended_profile_of_the_same_rows_leaves_once(owner: Owner) -> None:
+    """With another name and a factor each cell is as it was; a third profile waits for rows."""
+    rows = in_months(hospital())
+    first = owner.send(rows)
+    assert "months" in first.columns
+    owner.say('unit = "patient"', *LINES)
+    second = owner.send(rows)
+    assert {"person", "age"} <= second.columns.keys()
+    assert owner.left == ["0001.snapshot"]
+    assert owner.send(rows) == second
+    owner.say('unit = "patient"', '[files."*"]', 'fields.years.name = "months"')
+    chosen = choose(owner, rows)
+    assert chosen.letter == second
+    assert "owner.toml, or the accepted schema, says otherwise" in chosen.note
+    owner.say('unit = "patient"')
+    assert owner.send(rows) == first  # as it left
+    owner.say('unit = "patient"', '[files."*"]', 'fields.years.name = "months"')
+    assert "years" in owner.send(in_months(hospital()[10:] + hospital(10, seed=3))).columns
+
+
+@pytest.mark.parametrize(("count", "leaves"), [(3, False), (5, True), (10, True)])
+@pytest.mark.parametrize("name", ["age", "years"])
+def test_few_cells_read_anew_do_not_leave(
+    owner: Owner, count: int, leaves: bool, name: str
+) -> None:
+    """Two profiles of the same rows would show the three cells that one reads as missing."""
+    rows = with_cells(hospital(), "age", *["799"] * count)
+    assert "age" in owner.send(rows).columns
+    lines = [f'fields.{name}.missingValues = ["799"]', f'fields.{name}.name = "age"']
+    owner.say('unit = "patient"', '[files."*"]', *lines)
+    chosen = choose(owner, rows)
+    assert (name in chosen.letter.columns) == leaves
+    assert (f"few rows, or persons: {name}." in chosen.note) != leaves
+
+
+def test_few_cells_with_another_word_do_not_leave(owner: Owner) -> None:
+    rows = with_cells(hospital(), "sex", "x", "x", "x")
+    assert owner.send(rows).columns["sex"].values == {"f": 60, "m": 60}
+    owner.say('unit = "patient"', '[files."*"]', 'fields.sex.spellings = {m = ["x"]}')
+    made = owner.send(rows)
+    assert "sex" not in made.columns
+    assert "age" in made.columns
+
+
+def test_a_table_is_read_beside_both_profiles(owner: Owner) -> None:
+    """Each was read in another way: by the files, by owner.toml, by the schema."""
+    limits = ("[limits]", 'describe = "all"')
+    rows = in_months(hospital(200))
+    owner.say('unit = "patient"', *limits)
+    owner.send(rows)
+    owner.say('unit = "patient"', *limits, *LINES)
+    accept(owner)
+    owner.send(rows)
+    table = choose_table(owner.client, SCHEMA, DAY)
+    assert table.release.columns == ("age", "stage", "sex", "outcome")
+    assert table.note == ""
+    send_quietly(owner, table)
+    owner.say('unit = "patient"', *limits, *LINES[:-1])  # f and m are faults now
+    again = choose_table(owner.client, SCHEMA, DAY)
+    assert again.release.content == table.release.content
+
+
+def test_a_profile_is_read_beside_a_table(owner: Owner) -> None:
+    rows = with_cells(hospital(200), "sex", "x", "x", "x")
+    limits = ("[limits]", 'describe = "all"')
+    spelled = 'fields.sex.spellings = {female = ["f"], male = ["m", "x"]}'
+    owner.say('unit = "patient"', *limits, '[files."*"]', 'fields.person.name = "patient"', spelled)
+    write(owner.data, rows)
+    send_quietly(owner, choose_table(owner.client, SCHEMA, DAY))
+    owner.say('unit = "patient"', *limits)
+    client = owner.client
+    chosen = choose_letter(client, read_site(client), DAY)
+    assert "sex" not in chosen.letter.columns  # male less m would be three
+    assert "age" in chosen.letter.columns
+
+
+@pytest.mark.parametrize("schema", ["x", "0" * 63, 7])
+def test_a_letters_schema_is_a_digest(owner: Owner, schema: Any) -> None:
+    written = json.loads(encode_letter(owner.send(hospital())))
+    with refused_with("it is no profile as a device makes it"):
+        decode_letter(json.dumps(written | {"schema": schema}).encode())
+
+
+def test_a_schema_of_images_reads_no_tables(owner: Owner) -> None:
+    accept(owner, 'classes = ["a", "b"]\nsize = [8, 8]\n')
+    assert owner.send(scaled(hospital(), 2.0)).schema == ""
