@@ -62,16 +62,15 @@ def choose_letter(client: ClientSettings, site: SiteTables, day: str) -> Chosen:
     Raise FairbloomError if none may leave.
     """
     today = Today.of(client, site, day)
-    reading = Reading.of(client)
+    reading = Reading.of(client).text
     left = [release for release in today.snapshot.releases if release.kind == LETTER]
     for release in left:
-        if release.reading == reading.text:
+        if release.reading == reading:
             return today.again(release)
     if left and (today.held or len(left) >= MAX_LETTERS):
         return today.again(left[-1], READ_ANEW)
     today.check_new()
-    floor = today.snapshot.floor
-    letter = letter_of(site, client.name, day, floor, client.unit, reading.schema)
+    letter = letter_of(site, client.name, day, today.snapshot.floor, client.unit)
     named = [name for name, each in letter.columns.items() if not each.identifier]
     secret = secret_of(Path(client.state_dir))
     cells = [site.digest_read(name, today.rows, secret) for name in named]
@@ -81,7 +80,7 @@ def choose_letter(client: ClientSettings, site: SiteTables, day: str) -> Chosen:
         columns=tuple(named),
         sources=tuple(site.sources[name] for name in named),
         cells=_stack(cells),
-        reading=reading.text,
+        reading=reading,
     )
     every, _ = find_free(today.book, today.snapshot, release)
     showing = _find_showing(client, today, letter, every)

@@ -6,7 +6,7 @@ it.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Self
@@ -96,7 +96,8 @@ class Reading:
 
 def read_site(client: ClientSettings) -> SiteTables:
     """Return the tables of a device, as its owner and the accepted schema describe them."""
-    return read_site_by(client, Reading.of(client).text)
+    reading = Reading.of(client)
+    return replace(read_site_by(client, reading.text), schema=reading.schema)
 
 
 def read_site_by(client: ClientSettings, reading: str) -> SiteTables:

@@ -95,7 +95,8 @@ class Printed:
             self._add_table(counts, *self.table)
         elif len(self.letters) > 1:  # as a table of one value that all units have
             counts.know(("all", 0), len(self.classes))
-            self._link(counts, [0], Coded(np.zeros(len(self.classes), np.int64), [""]))
+            zeros = np.zeros(len(self.classes), np.int64)
+            self._link(counts, [0], Coded(zeros, [""]))
         return bool(counts.find_told())
 
     def _add_letter(

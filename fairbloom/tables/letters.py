@@ -90,7 +90,7 @@ class Letter:
     columns
         The profile of each column, by its name as the site reads it.
     schema
-        The digest of the schema by which the site reads its files, "" without one.
+        The digest of the schema that the site reads its files with, "" without one.
     """
 
     client: str
@@ -204,11 +204,14 @@ class SiteTables:
         The columns of each as it has them, by folded name.
     mended
         The columns of each as they are read, by folded name.
+    schema
+        The digest of the schema that they are read with, "" without one.
     """
 
     tables: Sequence[ReadTable]
     parts: Sequence[Mapping[str, FileColumn]]
     mended: Sequence[Mapping[str, Mended]]
+    schema: str = ""
 
     @classmethod
     def of(
@@ -228,12 +231,13 @@ class SiteTables:
     @cached_property
     def columns(self) -> dict[str, Column]:
         """The columns as the files have them, by their names in the first one that has them."""
-        every = self._sites_of(np.arange(len(self)))
+        sites = self._sites_of(np.arange(len(self)))
         names = {fold(name): name for table in self.tables[::-1] for name in table.columns}
-        return {
-            name: Column.of(every, [part.get(folded) for part in self.parts])
-            for folded, name in names.items()
-        }
+        columns: dict[str, Column] = {}
+        for folded, name in names.items():
+            parts = [part.get(folded) for part in self.parts]
+            columns[name] = Column.of(sites, parts)
+        return columns
 
     @cached_property
     def sources(self) -> dict[str, tuple[str, ...]]:
@@ -276,7 +280,8 @@ class SiteTables:
 
     def name_read(self, source: str) -> str:
         """Return the name under which a column of the files is read, "" if it is not."""
-        return next(iter(self.name_all([fold(source)])), "")
+        names = [*self.name_all([fold(source)])]
+        return names[0] if names else ""
 
     def rows_of(self, unit: str) -> NDArray[np.intp]:
         """Return the first row of each person, or all rows if `unit` is ROW.
@@ -408,14 +413,11 @@ def read_value(category: str) -> str | float:
     return category if number is None else number
 
 
-def letter_of(
-    site: SiteTables, client: str, day: str, floor: int, unit: str, schema: str = ""
-) -> Letter:
+def letter_of(site: SiteTables, client: str, day: str, floor: int, unit: str) -> Letter:
     """Return the letter of a site, with a floor of at least MIN_FLOOR.
 
-    `day` is the date, `unit` the files' column of persons, or ROW, and `schema` the digest of the
-    one by which the site reads its files. Raise DataError if the files have no such column, or the
-    names of their columns look like data.
+    `day` is the date, and `unit` the files' column of persons, or ROW. Raise DataError if the files
+    have no such column, or the names of their columns look like data.
     """
     site.check_names()
     columns = site.profile(unit, floor)
@@ -430,7 +432,7 @@ def letter_of(
         date=day,
         floor=floor,
         unit=read_unit,
-        schema=schema,
+        schema=site.schema,
         formats=tuple(dict(zip(USUAL, way, strict=True)) for way in ways),
         rows=next(iter(columns.values())).rows,
         columns=columns,

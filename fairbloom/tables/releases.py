@@ -75,7 +75,7 @@ class Release:
     classes
         Each unit's class by a table, "" for none; empty for a letter.
     reading
-        The text of a schema by which the files were read for it, with what the owner said of them.
+        The text of a schema that the files were read with, and what the owner said of them.
     """
 
     kind: str

@@ -339,7 +339,7 @@ def test_a_letters_words_and_a_tables_values_are_one_sum(
     of_letter = [(letter, Coded(np.array(codes), names))]
     of_table = {"": table}, Coded.of_table(about, read, table)
     classes = np.full(len(read), "")
-    assert Printed(5, [of_letter], of_table, classes).tells == tells
+    assert Printed(5, of_letter, of_table, classes).tells == tells
 
 
 @pytest.mark.parametrize(
