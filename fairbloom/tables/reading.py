@@ -8,11 +8,12 @@ import importlib.util
 import posixpath
 import re
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import BytesIO, StringIO
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from xml.etree.ElementTree import Element, ParseError, iterparse
@@ -90,6 +91,9 @@ POINT = re.compile(r"[+-]?[0-9]*\.[0-9]+([eE][+-]?[0-9]+)?")
 
 # A number with a decimal comma, unless its commas can separate thousands.
 COMMA = re.compile(r"(?![+-]?[0-9]{1,3}(,[0-9]{3})+$)[+-]?[0-9]*,[0-9]+")
+
+# What is said of a column with merged cells.
+MERGED = "cells of it are merged with those below them: the value is read in each of these rows"
 
 # The attribute of a hidden row or column.
 TRUE = ("1", "true")
@@ -345,6 +349,10 @@ def _read_text(path: Path, file: SchemaFile) -> ReadTable:
         content = re.sub(spaces, rb"\1", content)
         end, lines = _find_rows(content)
         first = content[:end].decode().lstrip("\n")
+    if b'="' in content:
+        content = _read_formulas(content, delimiter)
+        end, lines = _find_rows(content)
+        first = content[:end].decode().lstrip("\n")
     _check_quotes(path, content, delimiter)
     header = next(csv.reader(StringIO(first, newline=""), delimiter=delimiter))
     names = [name.strip() for name in header]
@@ -448,6 +456,26 @@ def _find_rows(content: bytes) -> tuple[int, NDArray[np.int64]]:
     filled = np.diff(ends, prepend=-1) > 1
     first_end = int(ends[filled][0]) if filled.any() else 0
     return first_end, lines[filled]
+
+
+def _read_formulas(content: bytes, delimiter: str) -> bytes:
+    """Return a text in which ="000017" is "000017": systems write it so that Excel keeps the zeros.
+
+    A value in quotation marks may be such a formula, too, with its own marks doubled.
+    """
+    ends = re.escape(delimiter.encode())
+    # Other quoted values match before a formula within them does.
+    pattern = (
+        rb'"=""(?P<doubled>[^"\n]*)"""(?=[%b\n]|\Z)|(?P<other>"[^"]*+(?:""[^"]*+)*+")'
+        rb'|(?<![^%b\n])=(?P<plain>"[^"\n]*")(?=[%b\n]|\Z)'
+    ) % (ends, ends, ends)
+
+    def read_one(found: re.Match[bytes]) -> bytes:
+        if found["doubled"] is not None:
+            return b'"%b"' % found["doubled"]
+        return found["other"] or found["plain"]
+
+    return re.sub(pattern, read_one, content)
 
 
 def _check_quotes(path: Path, content: bytes, delimiter: str) -> None:
@@ -663,16 +691,16 @@ def _read_workbook(path: Path, file: SchemaFile) -> ReadTable:
     texts: dict[int, list[str]] = {}
     for number, cells in enumerate(sheet_rows, start=1):
         row = [as_text(number, column, cell) for column, cell in enumerate(cells, start)]
-        if number < file.headerRows[0] or not any(row):
-            continue
-        if not (file.commentChar and row[0].startswith(file.commentChar)):
+        if any(row) and not (file.commentChar and row[0].startswith(file.commentChar)):
             texts[number] = row
-    (_, names), *rows = texts.items()
+    merged = _fill_merged(texts, start, about.merged, file.headerRows[0])
+    (_, names), *rows = (each for each in texts.items() if each[0] >= file.headerRows[0])
     columns = [[row[place] for _, row in rows] for place in range(len(names))]
     kept = [place for place, cells in enumerate(columns) if names[place] or any(cells)]
     arrays = [pa.chunked_array([columns[place]], pa.string()) for place in kept]
     lines = np.array([number for number, _ in rows], np.int64)
-    remarks: list[Remark] = [
+    remarks: list[Remark] = [(names[place], MERGED) for place in kept if place in merged]
+    remarks += [
         (names[place], "it is hidden in the sheet, and read: show it, or put it in ignore")
         for place in kept
         if any(place + start in group for group in about.hidden_columns)
@@ -687,6 +715,35 @@ def _read_workbook(path: Path, file: SchemaFile) -> ReadTable:
         remarks.append((None, remark))
     by_name = columns_by_name(path, [names[place] for place in kept], arrays)
     return ReadTable(path, by_name, lines, "row", file, remarks)
+
+
+def _fill_merged(
+    texts: Mapping[int, list[str]], start: int, merged: Sequence["Merged"], header: int
+) -> set[int]:
+    """Write the text of merged cells, which the first of them has, into those below it.
+
+    `texts` has the rows by number, from column `start`. Return the places of the cells that are
+    filled below row `header`.
+    """
+    numbers = [*texts]
+    places = set[int]()
+    for column, first, last in merged:
+        place = column - start
+        text = texts[first][place] if first in texts and place < len(texts[first]) else ""
+        below = numbers[bisect_right(numbers, first) : bisect_right(numbers, last)]
+        for number in below if text else ():
+            texts[number][place] = text
+            if number > header:
+                places.add(place)
+    return places
+
+
+class Merged(NamedTuple):
+    """Cells that are merged into one: a column, the first if there are several, and rows."""
+
+    column: int
+    first: int
+    last: int
 
 
 class Sheet(NamedTuple):
@@ -782,12 +839,15 @@ class SheetNotes:
         The (row, column) of each cell that is shown as per cent.
     hidden_rows, hidden_columns
         The numbers of the hidden ones, of columns a range for each group.
+    merged
+        The cells that are merged with others below them, by column; none overlap.
     """
 
     uncomputed: str = ""
     per_cent: set[tuple[int, int]] = field(default_factory=set)
     hidden_rows: set[int] = field(default_factory=set)
     hidden_columns: list[range] = field(default_factory=list)
+    merged: list[Merged] = field(default_factory=list)
 
 
 def _check_sheets(path: Path) -> list[SheetNotes]:
@@ -864,17 +924,15 @@ def _read_notes(
                 column = 0
                 if element.get("hidden") in TRUE:
                     notes.hidden_rows.add(row)
+            case "end", "mergeCell":
+                corner, _, other = element.get("ref", "").partition(":")
+                (first_column, first), (_, last) = _find_cell(corner), _find_cell(other or corner)
+                if last > first:
+                    notes.merged.append(Merged(first_column, first, last))
             case "end", "c":
                 column += 1
                 if reference := element.get("r"):
-                    found = CELL_REFERENCE.fullmatch(reference)
-                    if found is None:
-                        raise ValueError(f"{shorten(reference)!r} is no cell")
-                    row = int(found[2])
-                    column = sum(
-                        26**place * (ord(letter) - ord("@"))  # A is 1, Z is 26, AA is 27
-                        for place, letter in enumerate(reversed(found[1].upper()))
-                    )
+                    column, row = _find_cell(reference)
                 last_row = max(row, last_row)
                 last_column = max(column, last_column)
                 if last_row * last_column > MAX_SHEET_CELLS:
@@ -893,7 +951,23 @@ def _read_notes(
                     and element.get("t") != "str"
                 ):
                     notes.uncomputed = notes.uncomputed or reference or f"{column} of row {row}"
+    notes.merged.sort()
+    for before, after in pairwise(notes.merged):
+        if before.column == after.column and after.first <= before.last:
+            raise ValueError(f"merged cells of column {after.column} overlap in row {after.first}")
     return notes
+
+
+def _find_cell(reference: str) -> tuple[int, int]:
+    """Return the column and the row of a cell as C7, from 1; raise ValueError if it is none."""
+    found = CELL_REFERENCE.fullmatch(reference)
+    if found is None:
+        raise ValueError(f"{shorten(reference)!r} is no cell")
+    column = sum(
+        26**place * (ord(letter) - ord("@"))  # A is 1, Z is 26, AA is 27
+        for place, letter in enumerate(reversed(found[1].upper()))
+    )
+    return column, int(found[2])
 
 
 def _parse_xml(archive: ZipFile, file: str, kept: str) -> Iterator[tuple[str, str, Element]]:

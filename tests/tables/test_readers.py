@@ -841,6 +841,75 @@ def test_hidden_rows_and_columns_are_remarked(path: Path) -> None:
     assert not read(path).remarks
 
 
+def merged(*ranges: str) -> str:
+    cells = "".join(f'<mergeCell ref="{each}"/>' for each in ranges)
+    return f"<mergeCells>{cells}</mergeCells>"
+
+
+def test_a_merged_cell_has_its_value_in_all_of_its_rows(path: Path) -> None:
+    """A blank row in between is none; a cell that is merged over columns is in the first."""
+    rows: list[list[object]] = [
+        ["ward", None, None],
+        [None, "age", "site"],  # names in two rows
+        ["A", 61, "x"],
+        [None, 62, None],
+        [],
+        [None, 63, "y"],
+        ["B", 64, "y"],
+        [None, 65, None],
+    ]
+    after = merged("A1:A2", "A3:A6", "B1:C1", "C3:C4", "A7:A8", "C8:D8", "A20:A99")
+    write_workbook(path, {"S": rows}, after=after)
+    table = read(path, headerRows=(2,))
+    assert [*table.columns] == ["ward", "age", "site"]
+    assert texts_of(table, "ward") == ["A", "A", "A", "B", "B"]
+    assert texts_of(table, "age") == ["61", "62", "63", "64", "65"]
+    assert texts_of(table, "site") == ["x", "x", "y", "y", ""]
+    assert [name for name, _ in table.remarks] == ["ward", "site"]
+    write_workbook(path, {"S": rows}, after=merged("A1:A2", "B3:C3"))
+    plain = read(path, headerRows=(2,))
+    assert texts_of(plain, "ward") == ["A", "", "", "B", ""]
+    assert not plain.remarks
+
+
+def test_merged_cells_that_overlap_are_refused(path: Path) -> None:
+    """Valid workbooks have none, and each would be filled again."""
+    rows = [["x", "y"], *([k, k] for k in range(9))]
+    write_workbook(path, {"S": rows}, after=merged("A2:A5", "A5:A7"))
+    assert "merged cells of column 1 overlap in row 5" in str(refusal(path))
+    write_workbook(path, {"S": rows}, after=merged("A2:A5", "A6:A7", "B5:B7"))
+    assert len(read(path)) == 9
+    write_workbook(path, {"S": rows}, after=merged("A2:what"))
+    assert "'what' is no cell" in str(refusal(path))
+
+
+@pytest.mark.parametrize(
+    ("line", "cells"),
+    [
+        ('="000017",61,="F"', ["000017", "61", "F"]),
+        ('"=""000017""",61,"=""F"""', ["000017", "61", "F"]),  # as csv.writer has it
+        ('="1,5",61,=""', ["1,5", "61", ""]),
+        ('a="b,61,"x,=""y"",z"', None),  # no formula, and a mark that is not closed
+        ('"a=""b""",61,"x,=""y"",z"', ['a="b"', "61", 'x,="y",z']),
+    ],
+)
+def test_formulas_that_keep_zeros_are_read(
+    tmp_path: Path, line: str, cells: list[str] | None
+) -> None:
+    path = tmp_path / "a.csv"
+    for head in ("case,age,sex", '="case",age,"=""sex"""'):
+        path.write_text(f"{head}\n{line}\nb,62,M\n")
+        if cells is None:
+            assert refusal(path).why == "quotes"
+        else:
+            table = read(path)
+            assert [texts_of(table, name)[0] for name in ("case", "age", "sex")] == cells
+            assert [texts_of(table, name)[1] for name in ("case", "age", "sex")] == ["b", "62", "M"]
+        path.write_text(f"{head};\n{line};\n".replace(",", "\t").replace(";", ""))
+        if cells and "," not in "".join(cells):
+            assert texts_of(read(path), "case") == cells[:1]
+
+
 @pytest.mark.parametrize(
     ("rows", "words"),
     [

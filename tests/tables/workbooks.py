@@ -70,10 +70,11 @@ def write_workbook(
     sheets: Mapping[str, Sequence[Sequence[object]] | str],
     hidden: Sequence[str] = (),
     before: str = "",
+    after: str = "",
     styles: str = STYLES,
 ) -> None:
     """Write an .xlsx file of these sheets, as rows of cells or XML; each has `before` in front of
-    its rows."""
+    its rows, and `after` behind them."""
     states = ("visible", "hidden")
     names = "".join(
         f'<sheet name="{escape(name)}" sheetId="{k}" state="{states[name in hidden]}"'
@@ -107,7 +108,7 @@ def write_workbook(
     for k, rows in enumerate(sheets.values(), start=1):
         content = rows if isinstance(rows, str) else sheet_of(rows)
         whole[f"xl/worksheets/sheet{k}.xml"] = (
-            f'<worksheet xmlns="{MAIN}">{before}<sheetData>{content}</sheetData></worksheet>'
+            f'<worksheet xmlns="{MAIN}">{before}<sheetData>{content}</sheetData>{after}</worksheet>'
         )
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in whole.items():
