@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -35,6 +36,7 @@ from fairbloom.protocol.names import (
     TAKE,
     TRAIN_LOSS,
 )
+from fairbloom.protocol.schedule import learning_rate_in
 from fairbloom.protocol.scores import put_first
 from fairbloom.protocol.settings import (
     split_names,
@@ -51,6 +53,7 @@ from fairbloom.rounds.quorum import Quorum
 from fairbloom.rounds.records import record_of
 from fairbloom.rounds.round import StopRun
 from fairbloom.rounds.screening import BrokenModelError
+from fairbloom.rounds.sums import Summing
 from fairbloom.tasks import find_task
 from fairbloom.tasks.models import (
     arrays_of,
@@ -302,6 +305,16 @@ def build_rounds(plan: Plan) -> Rounds:
     # clients.csv does not name clients without tests
     if plan.place.deployed or not settings.test_share:
         known = record_known(plan.place.path, federation.clients.online(1)).known
+    spend = float(SPENDS.get(settings.privacy__spend, settings.privacy__spend))
+    summing = None
+    if settings.privacy__honest > 1:
+        summing = Summing(
+            honest=settings.privacy__honest,
+            weight_cap=settings.weight_cap,
+            num_rounds=settings.num_rounds,
+            spend=spend,
+            learning_rate=partial(learning_rate_in, settings),
+        )
     return Rounds(
         plan.method,
         federation.clients,
@@ -311,9 +324,10 @@ def build_rounds(plan: Plan) -> Rounds:
         # Only real devices report their own counts.
         first_limit=MOST_TIMES if os.environ.get(CLIENTS_FOLDER) else math.inf,
         scores=(*task.group_scores, *task.scores),
-        spend=float(SPENDS.get(settings.privacy__spend, settings.privacy__spend)),
+        spend=spend,
         units=price_of_round(settings, plan.method),
         accounts=federation.accounts.items(),
+        summing=summing,
     )
 
 
@@ -336,7 +350,7 @@ def run_rounds(plan: Plan, recorder: RunRecorder, rounds: Rounds, on_round: OnRo
     settings, method, score = plan.settings, plan.method, recorder.records.score
     model = _resume(recorder, plan.module)
     if not method.run_state.finished_rounds:
-        method.enter(method.run_state.charged(rounds.accounts, {}))
+        rounds.note_first_accounts()
     write_accounts(recorder, rounds)
     method.summary()
     if (usual := usual_learning_rate(settings)) is not None:

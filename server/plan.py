@@ -5,7 +5,7 @@ refused has loaded no data.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -27,8 +27,10 @@ from fairbloom.protocol.private import (
 )
 from fairbloom.protocol.scores import Score
 from fairbloom.protocol.settings import SETTINGS, Mark, SettingsError, digest, marked
+from fairbloom.protocol.sums import FEWEST_PARTNERS, check_asked, check_work
+from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import ModelMakers
-from fairbloom.rounds.method import Method
+from fairbloom.rounds.method import UNIFORM, Method
 from fairbloom.strategies import FairStrategy
 from fairbloom.tables.groups import find_two_groups
 from fairbloom.tasks import Task, digests, find_task, load_task
@@ -170,6 +172,8 @@ def check_federation(federation: Federation) -> None:
     """Raise SettingsError for what privacy accounts refuse, and log for whom they do not last."""
     settings, method, accounts = federation.settings, federation.method, federation.accounts
     check_accounts(settings, method, accounts)
+    if settings.privacy__honest > 1:
+        check_partners(settings, method, federation.clients.online(1), accounts)
     is_new = federation.place.deployed and not federation.is_known
     compare_budgets(settings, method, accounts, refuses=is_new)
 
@@ -279,9 +283,50 @@ def check_accounts(
         _check_tests(settings)
         check_settings(settings)
         measured = tuple(sorted(method.needs))
-        check_terms(replace(method.terms(1), measure=measured))
+        asked = replace(method.terms(1), measure=measured)
+        check_terms(asked)
+        if settings.privacy__honest > 1:
+            _check_shared(settings, method, asked)
     except ReportableError as error:
         raise SettingsError(f"{error}; the clients with an account: {names}") from error
+
+
+def _check_shared(settings: Settings, method: FairStrategy, asked: Terms) -> None:
+    """Raise ReportableError for what clients that share their noise refuse."""
+    if not method.sums:
+        raise ReportableError(
+            f"method = {settings.method!r} weighs by more than rows and losses, and with shared"
+            " noise the server sees no update: set method = term, which weighs by losses, or fedavg"
+        )
+    if method.draw != UNIFORM:
+        raise ReportableError(
+            f"draw = {method.draw!r}: with shared noise, every client is in each round, once: set"
+            f" draw = {UNIFORM}"
+        )
+    check_work(settings)
+    check_asked(asked)
+
+
+def check_partners(
+    settings: Settings,
+    method: FairStrategy,
+    names: Sequence[str],
+    accounts: Mapping[str, AccountStatus],
+) -> None:
+    """Raise SettingsError unless these clients of a federation can share their noise."""
+    partners = method.training_clients or names
+    if without := sorted(set(partners).difference(accounts)):
+        raise SettingsError(
+            f"privacy.honest = {settings.privacy__honest}: all clients that train share their"
+            f" noise, and {join_names(without)} has no privacy account: open one, or leave it out by"
+            " training-clients"
+        )
+    fewest = max(FEWEST_PARTNERS, settings.privacy__honest)
+    if len(partners) < fewest:
+        raise SettingsError(
+            f"privacy.honest = {settings.privacy__honest}: {len(partners)} clients train, and at"
+            f" least {fewest} must share their noise: lower it, or leave it out"
+        )
 
 
 def _check_tests(settings: Settings) -> None:
@@ -305,6 +350,8 @@ def _check_tests(settings: Settings) -> None:
 
 def price_of_round(settings: Settings, method: FairStrategy) -> int:
     """Return the least units that a round costs a client's privacy account."""
+    if settings.privacy__honest > 1:  # one step, at the price that the strictest owner sets
+        return 1 + LOSS_UNITS * (LOSS_BEFORE in method.needs)
     terms = method.terms(1)
     steps = 1 if terms.full_batch_step else terms.local_steps or settings.local_epochs
     price = STEP_UNITS * steps

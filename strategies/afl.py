@@ -50,6 +50,7 @@ class AFL(FairStrategy):
     # Hu et al. (FedMGDA+), Table 5.
     tries: ClassVar[Tries] = {"gamma": (0.01, 0.1, 0.2, 0.5)}
     needs = frozenset({"loss-before"})
+    sums = True
 
     def __init__(self, *, gamma: NonNegative = 0.1, **options: Unpack[Options]) -> None:
         super().__init__(**options)

@@ -38,6 +38,7 @@ class DeltaFL(FairStrategy):
     # Malekmohammadi and Yu (Semi-VRed), appendix B.2.
     tries: ClassVar[Tries] = {"theta": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)}
     needs = frozenset({"loss-before"})
+    sums = True
 
     def __init__(
         self, *, theta: Annotated[float, Range("(0, 1]")] = 0.5, **options: Unpack[Options]

@@ -43,6 +43,7 @@ class Ditto(FedAvg):
     """
 
     tries: ClassVar[Tries] = {"lam": (0.1, 1.0)}
+    sums = False
     own_terms = frozenset({"personal_lambda"})
 
     def __init__(

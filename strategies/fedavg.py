@@ -33,6 +33,7 @@ class FedAvg(FairStrategy):
     """
 
     fixed_weights = True
+    sums = True
 
     def __init__(self, **options: Unpack[Options]) -> None:
         super().__init__(**options)

@@ -45,6 +45,7 @@ class GiFair(FairStrategy):
     # Malekmohammadi and Yu (Semi-VRed), appendix B.2: four values up to the bound.
     tries: ClassVar[Tries] = {"strength": (0.25, 0.5, 0.75, 1.0)}
     needs = frozenset({"loss-before"})
+    sums = True
 
     def __init__(
         self, *, strength: Annotated[float, Range("[0, 1]")] = 0.5, **options: Unpack[Options]

@@ -41,6 +41,7 @@ class PropFair(FedAvg):
 
     # Malekmohammadi and Yu (Semi-VRed), appendix B.2.
     tries: ClassVar[Tries] = {"baseline": (2.0, 3.0, 4.0, 5.0)}
+    sums = False
 
     def __init__(
         self, *, baseline: Positive = 5.0, epsilon: Positive = 0.2, **options: Unpack[Options]

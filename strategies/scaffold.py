@@ -52,6 +52,7 @@ class SCAFFOLD(FedAvg):
     """
 
     fixed_weights = True  # times a constant
+    sums = False
     needs = frozenset({STEP_SUM})
     requires = frozenset({"roster", "whole updates"})
 

@@ -38,6 +38,7 @@ class TERM(FairStrategy):
     # Malekmohammadi and Yu (Semi-VRed), appendix B.2; and 5, which helps on the four hospitals.
     tries: ClassVar[Tries] = {"tilt": (0.01, 0.1, 0.5, 1.0, 5.0)}
     needs = frozenset({"loss-before"})
+    sums = True
 
     def __init__(self, *, tilt: float = 1.0, **options: Unpack[Options]) -> None:
         super().__init__(**options)

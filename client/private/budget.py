@@ -87,6 +87,13 @@ class Budget:
         """σ of a release at a price of c units: 1/√(c u), in its sensitivity."""
         return math.sqrt(self.units / units) / self.mu
 
+    def units_for(self, sigma: float) -> int:
+        """Return the least whole units that pay for a release of noise σ: ⌈1/(σ² u)⌉.
+
+        Rounding of u does not make it one more.
+        """
+        return max(1, math.ceil((1.0 - 1e-12) * self.units / (sigma * self.mu) ** 2))
+
     @property
     def sigma(self) -> float:
         """σ of a training step at the lowest price, in clipped norms of a row: 1/(2 √u)."""
@@ -111,6 +118,10 @@ class Budget:
             *(self.epsilon, self.delta, self.steps, self.tests, self.sigma, rows),
             *(left[UNITS], left[REPORTS]),
         )
+
+    def epsilon_with(self, honest: int, followed: int) -> float:
+        """Return ε of shared noise for `honest` clients, if `followed` of them do their part."""
+        return epsilon_of(self.mu * math.sqrt(honest / followed), self.delta)
 
     @property
     def replacement_epsilon(self) -> float:

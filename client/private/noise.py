@@ -14,18 +14,14 @@ the discrete Gaussian of deviation s around q, η ≤ 5 exp(−2π²r²) (Peiker
 Gaussian of variance s² − 4, and μ is lowered by more than that (`budget.mu_of`).
 """
 
-import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbloom.errors import ReportableError
+from fairbloom.protocol.lattice import DEVIATION_BITS as DEVIATION_BITS, Integers, Lattice as Lattice, Vector
 
-Vector = NDArray[np.float64]
-Integers = NDArray[np.int64]
 Naturals = NDArray[np.uint64]
 
 # Returns this number of random words of 64 bits.
@@ -34,22 +30,11 @@ Words = Callable[[int], Naturals]
 # Returns this number of draws of a discrete Gaussian of deviation 2^DEVIATION_BITS.
 Draw = Callable[[int], Integers]
 
-DEVIATION_BITS = 24
-
 # Draws are made in whole blocks: the time of a single draw tells its size.
 BLOCK = 4096
 
 # A draw of as many deviations is left out, which has the probability e^−32,768.
 DEVIATIONS = 256
-
-# The most that the rounding of a sum may add to its sensitivity, in deviations of the noise; and
-# the largest integer that is released: larger ones are no exact floats.
-MOST_ROUNDING = 2.0**22
-MOST_PLACES = 2.0**52
-
-# What the float64 arithmetic before the rounding may add to a sensitivity, for up to MOST_ROWS.
-ARITHMETIC = 2.0**-16
-MOST_ROWS = 2**18
 
 
 def system_words(count: int) -> Naturals:
@@ -131,45 +116,6 @@ def _one_in(number: int, count: int, words: Words) -> NDArray[np.bool_]:
         drawn[beyond] = words(int(beyond.sum())) >> np.uint64(1)
     happens: NDArray[np.bool_] = drawn % np.uint64(number) == 0
     return happens
-
-
-@dataclass(frozen=True)
-class Lattice:
-    """The lattice on which a sum of `size` numbers is released with noise of `sigma`.
-
-    `sensitivity` is the largest Euclidean change of the sum if a row is blanked. Rounding
-    adds up to the spacing for each number, and float64 arithmetic a little: noise is for both.
-    """
-
-    sigma: float
-    sensitivity: float
-    size: int
-
-    @property
-    def spacing(self) -> float:
-        """γ, with which the deviation γ 2^24 is σ times the sensitivity with both parts."""
-        places = 2.0**DEVIATION_BITS - self.sigma * math.sqrt(self.size)
-        return self.sigma * self.sensitivity * (1.0 + ARITHMETIC) / places
-
-    @property
-    def deviation(self) -> float:
-        """The standard deviation of the noise of each number."""
-        return self.spacing * 2.0**DEVIATION_BITS
-
-    def check(self, rows: int) -> None:
-        """Raise ReportableError unless the arithmetic is exact for a sum over `rows` rows."""
-        rounding = self.sigma * math.sqrt(self.size)
-        too_many = rounding > MOST_ROUNDING or rows > MOST_ROWS
-        if too_many or rows * self.sensitivity > MOST_PLACES * self.spacing:
-            raise ReportableError(
-                f"{self.size} numbers with noise {self.sigma:.3g} over {rows} rows are beyond the"
-                f" exact arithmetic of a privacy account: take a smaller model, or at most"
-                f" {MOST_ROWS} rows"
-            )
-
-    def places(self, total: Vector) -> Integers:
-        """Return the nearest places of the lattice."""
-        return np.rint(total / self.spacing).astype(np.int64)
 
 
 def release(places: Integers, spacing: float, draw: Draw) -> Vector:

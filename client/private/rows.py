@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fairbloom.errors import ReportableError
-from fairbloom.protocol.accounts import largest_loss
+from fairbloom.protocol.accounts import CLIP as CLIP, largest_loss
 from fairbloom.tasks import Examples, Splits, Task
 from fairbloom.tasks.models import shared_parameters
 from fairbloom.tasks.partition import Parts, splits_of
@@ -27,9 +27,6 @@ from fairbloom.tasks.targets import Target
 from fairbloom.tasks.task import AnyExamples
 
 from ..chain import ELEMENTWISE
-
-# The norm to which the gradient of a row is clipped.
-CLIP = 1.0
 
 # The layers of a model that is trained by an account. A probe of other layers would prove nothing.
 LAYERS: tuple[type[nn.Module], ...] = (nn.Linear, nn.Flatten, nn.Dropout, *ELEMENTWISE)

@@ -13,20 +13,24 @@ from fairbloom.protocol.accounts import AccountStatus
 from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.protocol.private import check_settings, epsilon_of_client
 from fairbloom.protocol.settings import RunSettings
+from fairbloom.protocol.sums import SharedNoise
 from fairbloom.protocol.streams import generator
 from fairbloom.protocol.terms import Terms
 
 from ..local import LocalClient, Metrics
 from ..local_round import Update, evaluate_client, train_client
-from ..states import StateDict
+from ..states import StateDict, Version
 from .budget import REPORTS, UNITS, Budget, check_budget
 from .mechanism import Testing, Training
-from .noise import DEVIATION_BITS, Draw, Naturals, draw_gaussian
+from .noise import DEVIATION_BITS, Draw, Integers, Naturals, draw_gaussian
 from .rows import split_rows
+from .sums import Partner, price_of
 
-# The names of the states with what a client has spent of its account, in units and in reports, and
-# with the cost of its last reply.
-STATES = ("privacy-train", "privacy-evaluate")
+# The states with what a client has spent of its account, in units of steps, in reports, and in
+# units of losses that it reported by themselves, each with the cost of the last reply of its kind.
+STEPS = "privacy-train"
+TESTS = "privacy-evaluate"
+LOSSES = "privacy-loss"
 
 TOTAL = "total"
 
@@ -46,14 +50,29 @@ class SimulatedAccount(Budget):
         draw = self._draw("train", terms.server_round, client)
         mechanism = training.mechanism(self, draw, int(left))
         cost = training.cost(mechanism)
-        if cost["spent"] > left:
-            raise ReportableError(
-                f"the privacy budget is spent: {cost['spent']} units are asked for, {left:g} are"
-                " left",
-                code=ErrorCode.BUDGET_SPENT,
-            )
-        self._keep(client, terms.server_round, cost, 0)
+        self._charge(client, terms.server_round, STEPS, cost)
         return training.run(mechanism)
+
+    def add(
+        self, client: LocalClient, received: StateDict, terms: Terms, asked: SharedNoise
+    ) -> Integers:
+        """Return the client's part of a sum, at the received model; raise as `train`."""
+        partner = Partner(client, received, terms, asked)
+        price = price_of(self, asked.sigma)
+        cost = {"spent": price.step, "step_sigma": asked.sigma}
+        self._charge(client, terms.server_round, STEPS, cost)
+        return partner.add(self._draw("train", terms.server_round, client))
+
+    def report_loss(
+        self, client: LocalClient, received: StateDict, terms: Terms, asked: SharedNoise
+    ) -> float:
+        """Return the client's mean loss at the received model, with noise; raise as `train`."""
+        partner = Partner(client, received, terms, asked)
+        price = price_of(self, asked.sigma)
+        lattice = partner.loss_lattice(self, price.loss)
+        cost = {"spent": price.loss, "loss_deviation": lattice.deviation / partner.count}
+        self._charge(client, terms.server_round, LOSSES, cost)
+        return partner.report_loss(lattice, self._draw("loss", terms.server_round, client))
 
     def evaluate(self, client: LocalClient, received: StateDict, terms: Terms) -> Metrics:
         """Return the exact results, and if one is left a test report as a device would send it."""
@@ -63,7 +82,7 @@ class SimulatedAccount(Budget):
             return exact
         mechanism = testing.mechanism(self, self._draw("evaluate", terms.server_round, client), 0)
         cost = testing.cost(mechanism)
-        self._keep(client, terms.server_round, cost, 1)
+        self._keep(client, terms.server_round, TESTS, cost)
         reported = testing.run(mechanism).metrics
         return {
             **exact,
@@ -75,10 +94,11 @@ class SimulatedAccount(Budget):
 
     def status_of(self, client: LocalClient, before: int) -> AccountStatus:
         """Return what a device would tell after its last reply of the rounds before one."""
-        found = [client.states.find(each, before) for each in STATES]
-        last = max(filter(None, found), key=lambda each: each.made, default=None)
-        spent = [0.0 if each is None else float(each.state[TOTAL]) for each in found]
-        left = {UNITS: self.units - int(spent[0]), REPORTS: max(0, self.tests - int(spent[1]))}
+        kept = {name: client.states.find(name, before) for name in (STEPS, TESTS, LOSSES)}
+        last = max(filter(None, kept.values()), key=lambda each: each.made, default=None)
+        spent = {name: _total_of(version) for name, version in kept.items()}
+        units = int(spent[STEPS] + spent[LOSSES])
+        left = {UNITS: self.units - units, REPORTS: max(0, self.tests - int(spent[TESTS]))}
         cost = {} if last is None else {key: float(each) for key, each in last.state.items()}
         cost.pop(TOTAL, None)
         return self.status(left, len(client.splits.train))._replace(**cost)
@@ -93,15 +113,35 @@ class SimulatedAccount(Budget):
         # the time of a draw in one process is no secret
         return partial(draw_gaussian, bits=DEVIATION_BITS, words=words, block=1)
 
-    def _keep(
-        self, client: LocalClient, number: int, cost: Mapping[str, float], reports: int
+    def _charge(
+        self, client: LocalClient, number: int, name: str, cost: Mapping[str, float]
     ) -> None:
-        name = STATES[reports]
-        found = client.states.find(name, number)
-        before = 0.0 if found is None else float(found.state[TOTAL])
-        spent = reports or cost["spent"]
-        state = {**cost, TOTAL: before + spent}
+        """Keep what a reply of a round costs; raise ReportableError if less is left.
+
+        A loss that was reported in the same round is spent before its step.
+        """
+        of_losses = number + (name == STEPS)
+        spent = [client.states.find(STEPS, number), client.states.find(LOSSES, of_losses)]
+        left = self.units - int(sum(map(_total_of, spent)))
+        if cost["spent"] > left:
+            raise ReportableError(
+                f"the privacy budget is spent: {cost['spent']} units are asked for, and {left} are"
+                " left",
+                code=ErrorCode.BUDGET_SPENT,
+            )
+        self._keep(client, number, name, cost)
+
+    def _keep(
+        self, client: LocalClient, number: int, name: str, cost: Mapping[str, float]
+    ) -> None:
+        spent = 1 if name == TESTS else cost["spent"]
+        state = {**cost, TOTAL: _total_of(client.states.find(name, number)) + spent}
         client.states.keep(name, number, {key: torch.tensor(each) for key, each in state.items()})
+
+
+def _total_of(version: Version | None) -> float:
+    """Return what the state of a kind of reply says that was spent for it."""
+    return 0.0 if version is None else float(version.state[TOTAL])
 
 
 class NoAccount:

@@ -15,6 +15,9 @@ COUNTS = Range("[1, 1000000]")
 STEP_UNITS = 4
 LOSS_UNITS = 1
 
+# C, the norm to which the gradient of a row is clipped.
+CLIP = 1.0
+
 # The largest loss of a row that counts, over that of guessing.
 LOSS_BOUND = 1.5
 

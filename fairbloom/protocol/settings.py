@@ -389,6 +389,22 @@ class RunSettings(Setup):
     privacy__tests: Annotated[int, COUNTS, Mark.VARIANT, NO_ACCOUNTS] = Field(
         1, description="Evaluations that a simulated account is for"
     )
+    privacy__honest: Annotated[int, Range("[1, 1000000]"), Mark.VARIANT, NO_ACCOUNTS] = Field(
+        1,
+        description=(
+            "Clients that follow the protocol, if all share their noise in sums; 1: each has its"
+            " own"
+        ),
+    )
+    weight_cap: Annotated[
+        float,
+        Range("[1, inf)"),
+        Mark.VARIANT,
+        IdleIf("privacy__honest", 1, "set privacy.honest, as in 8", " without shared noise"),
+    ] = Field(
+        2.0,
+        description="With shared noise, the most that a client weighs over its share of the rows",
+    )
     privacy__spend: Annotated[str, Mark.VARIANT] = Field(
         "",
         description=(

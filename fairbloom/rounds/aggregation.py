@@ -1,7 +1,7 @@
 """From the replies of a round to the model after its step."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from types import MappingProxyType
@@ -103,14 +103,8 @@ def build_cohort(
         weights = method.prior_weights_of(replies.names, counts.tolist())
 
     metrics = {metric: replies.column(metric) for metric in method.needs}
-    accounts = method.run_state.accounts
-    if accounts and LOSS_BEFORE in metrics:
-        losses = zip(replies.names, metrics[LOSS_BEFORE].tolist(), strict=True)
-        smoothed = [
-            accounts.get(name, NO_ACCOUNT).smooth(loss, method.largest_loss)
-            for name, loss in losses
-        ]
-        metrics[LOSS_BEFORE] = np.array(smoothed)
+    if LOSS_BEFORE in metrics:
+        metrics[LOSS_BEFORE] = smooth_losses(method, replies)
 
     @cache  # not the cohort's: in a cycle with it, the updates would stay for rounds
     def compute_grams() -> FloatArray:
@@ -140,6 +134,16 @@ def build_cohort(
         squared_norms_of=lambda: _check_finite(updates.squared_norms, replies),
     )
     return CohortRows(cohort, vectors)
+
+
+def smooth_losses(method: Method, replies: Replies) -> FloatArray:
+    """Return the losses of a round's replies, shape (m,); those of accounts are smoothed."""
+    accounts = method.run_state.accounts
+    smoothed = [
+        accounts.get(name, NO_ACCOUNT).smooth(report[LOSS_BEFORE], method.largest_loss)
+        for name, report in replies.metrics.items()
+    ]
+    return np.array(smoothed, np.float64)
 
 
 def recall_rows(method: Method, replies: TrainReplies, server_round: int) -> dict[Kept, Vectors]:
@@ -358,9 +362,16 @@ def remember(
                 f"{type(method).__name__}.weigh, in round {cohort.round}, keeps {key}"
                 " without a row: with None, only one of cohort.past.kept stays as it is"
             )
-    memory = state.memory if decision.memory is None else decision.memory
+    return learn(method, decision, cohort, kept, probed), kept
+
+
+def learn(
+    method: Method, decision: Decision, cohort: Cohort, kept: Iterable[Kept], probed: Probed
+) -> dict[str, Any]:
+    """Return the memory after a decision: what the method learns of its round, or as it was."""
+    memory = method.run_state.memory if decision.memory is None else decision.memory
     past = replace(cohort.past, memory=MappingProxyType({**memory}), kept=tuple(kept))
-    return {**method.learn(past, cohort, probed)}, kept
+    return {**method.learn(past, cohort, probed)}
 
 
 def _apply_step(

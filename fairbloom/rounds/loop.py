@@ -35,6 +35,7 @@ from .screening import (
     screen_replies,
     usable_sizes,
 )
+from .sums import Summing, take_sum
 
 
 class Rounds:
@@ -67,6 +68,8 @@ class Rounds:
         That lowest price.
     accounts
         The privacy accounts that are known before the first round.
+    summing
+        How the clients share the noise of their accounts; None: each has its own.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class Rounds:
         spend: float = 0.0,
         units: int = 1,
         accounts: Iterable[tuple[str, AccountStatus]] = (),
+        summing: Summing | None = None,
     ) -> None:
         self.clients = clients
         # The clients that were online at the last draw, in the order of names.
@@ -105,6 +109,7 @@ class Rounds:
         self._scores = {score.name: score for score in scores}
         self._spend = spend
         self._units = units
+        self._summing = summing
         self._watcher = Watcher(method, num_rounds)
         self._has_asked = False  # whether this process has asked clients to train
         self._has_checked_names = False
@@ -129,6 +134,8 @@ class Rounds:
         check_model(self._method, model)
 
         def train(number: int, model: Model) -> tuple[Model | None, Metrics]:
+            if self._summing is not None:
+                return self._train_by_sum(number, model, self._summing)
             recorded = measure(number)
             current = self.configure_train(number, model, recorded)
             if recorded:
@@ -297,6 +304,19 @@ class Rounds:
         if model is None:
             return None, metrics
         return model, metrics | current.step.metrics
+
+    def _train_by_sum(
+        self, number: int, model: Model, summing: Summing
+    ) -> tuple[Model | None, Metrics]:
+        """Take the step of the sum of all clients; see `take_sum`."""
+        current = self.configure_train(number, model, ())
+        taken = take_sum(self._method, self.clients, current, model, summing, self.accounts)
+        current.replies = taken.replies
+        current.step = taken.step
+        self.accounts.update(taken.replies.accounts)
+        self._watcher.check_step(number, "")
+        metrics = taken.replies.summarize(len(current.draws), self._method.weighted_by_key)
+        return taken.model, metrics | taken.step.metrics
 
     def configure_evaluate(
         self,
@@ -578,9 +598,12 @@ class Rounds:
     # Privacy accounts -----------------------------------------------------------------------------
 
     def _offer(self, current: RoundInProgress) -> dict[str, Any]:
-        """Return the terms of what the run may still spend of its clients' privacy accounts."""
+        """Return the terms of what the run may still spend of its clients' privacy accounts.
+
+        The price of shared noise follows from the noise of the sum.
+        """
         accounts = self._method.run_state.accounts
-        if not self._spend or not accounts or self.num_rounds is None:
+        if not self._spend or not accounts or self.num_rounds is None or self._summing:
             return {}
         # It is asked now; the factor allows for rounding: a tenth of 30 rounds is 3.
         more = (self.num_rounds - current.number) * self._method.fraction_train * (1.0 - 1e-12)
@@ -590,6 +613,11 @@ class Rounds:
             if name in accounts
         }
         return {"privacy_budgets": budgets, "privacy_rounds": 1 + math.ceil(more)}
+
+    def note_first_accounts(self) -> None:
+        """Note the accounts with which the run begins."""
+        shared = self._summing is not None
+        self._method.enter(self._method.run_state.charged(self.accounts, {}, shared=shared))
 
     def _find_excluded(self) -> frozenset[str]:
         """Return the clients that cannot train: their privacy accounts are spent or halted."""

@@ -108,6 +108,9 @@ class Method(CommonOptions):
     step."""
     serves: ClassVar[str] = "global"
     """The model that clients use: "global", or "personal" if the global one is not trained."""
+    sums: ClassVar[bool] = False
+    """Whether its weights are at least 0 and follow from rows and reported losses alone, so that
+    clients may share their noise, and the server sees the sum of their gradients alone."""
     reports: tuple[str, ...] = ()
     """The names of the metrics that the method itself reports."""
     requires: frozenset[str] = frozenset()

@@ -26,14 +26,15 @@ from fairbloom.client.states import (
     state_folder,
     store,
 )
-from fairbloom.errors import FairbloomError, failure_reason
+from fairbloom.errors import FairbloomError, ReportableError, failure_reason
 from fairbloom.protocol.accounts import AccountStatus
 from fairbloom.protocol.attacks import attack_of
 from fairbloom.protocol.bfloat16 import BITS, widen
 from fairbloom.protocol.error_codes import code_of
-from fairbloom.protocol.names import HITS, POSITIVES, STEP_SUM
+from fairbloom.protocol.names import HITS, LOSS_BEFORE, POSITIVES, STEP_SUM
 from fairbloom.protocol.private import SIMULATED
 from fairbloom.protocol.settings import RunSettings
+from fairbloom.protocol.sums import SharedNoise
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.aggregation import screen_updates
 from fairbloom.rounds.arrays import Model
@@ -49,6 +50,7 @@ from fairbloom.rounds.method import Method
 from fairbloom.rounds.refusals import Refusals
 from fairbloom.rounds.round import size_on_the_wire
 from fairbloom.rounds.screening import usable_evaluation, usable_metrics
+from fairbloom.rounds.sums import SumReplies
 from fairbloom.rounds.updates import Updates
 from fairbloom.rounds.vectors import Matrix
 from fairbloom.system.versions import Versions
@@ -382,6 +384,54 @@ class LocalClients:
             self.evaluated(reports, refused, names, model, terms),
             accounts=self._statuses(reports, terms.server_round, spent=0.0),
         )
+
+    def report_losses(
+        self, names: Sequence[str], model: Model, terms: Terms, asked: SharedNoise
+    ) -> Replies:
+        """Return the clients' mean training losses at a model, by their simulated accounts."""
+        received = self.on_device(model)
+        refused = Refusals(terms.server_round)
+
+        def report(name: str) -> float:
+            client, account = self._partner(name)
+            return account.report_loss(client, received, terms, asked)
+
+        losses = refuse_failed({name: self._answer(report, name) for name in names}, refused)
+        return Replies(
+            metrics={name: {LOSS_BEFORE: loss} for name, loss in losses.items()},
+            refused=refused,
+            bytes_sent=len(names) * self._size_of(model),
+            accounts=self._statuses(losses, terms.server_round),
+        )
+
+    def add_up(
+        self, names: Sequence[str], model: Model, terms: Terms, asked: SharedNoise
+    ) -> SumReplies:
+        """Return the sum of the clients' parts: what masks would leave of them."""
+        received = self.on_device(model)
+        refused = Refusals(terms.server_round)
+        total = np.zeros(self.method.layout_of(model).size, np.int64)
+
+        def add(name: str) -> None:
+            client, account = self._partner(name)
+            np.add(total, account.add(client, received, terms, asked), out=total)
+
+        added = refuse_failed({name: self._answer(add, name) for name in names}, refused)
+        return SumReplies(
+            metrics={name: {} for name in added},
+            refused=refused,
+            bytes_sent=len(names) * self._size_of(model),
+            sizes=dict.fromkeys(added, size_on_the_wire(total)),
+            accounts=self._statuses(added, terms.server_round),
+            total=total,
+        )
+
+    def _partner(self, name: str) -> tuple[LocalClient, SimulatedAccount]:
+        client = self.local(name)  # it opens the account
+        account = self._accounts[name]
+        if not isinstance(account, SimulatedAccount):
+            raise ReportableError("it has no privacy account, and adds no noise to a sum")
+        return client, account
 
     def probe(self, names: Sequence[str], model: Model, terms: Terms) -> Replies:
         """Return the training losses of these clients at a model, which the method reads."""
