@@ -5,7 +5,9 @@ all rows, in one process with one thread. `python -m benchmarks.private served` 
 that accounts allow, with accounts in one process, and writes docs/data/private.csv: the mean of the
 exact test accuracies over clients and over the worst tenth of them. `python -m benchmarks.private
 spent` shows what `privacy.spend` buys, and `clients` who pays, client by client, in
-docs/data/private-clients.csv. FAIRBLOOM_DATA names the folder of the federations.
+docs/data/private-clients.csv. `python -m benchmarks.private shared` compares noise that clients
+share with noise of their own, in docs/data/private-shared.csv. FAIRBLOOM_DATA names the folder of
+the federations.
 """
 
 import csv
@@ -19,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pandas
+import scipy.stats
 import tomli_w
 import torch
 from sklearn.datasets import load_digits
@@ -47,9 +50,23 @@ FOLDER = Path("runs/private")
 
 SEEDS = range(2)
 
+# Runs for intervals, and the numbers of clients that follow the protocol, by federation.
+MANY = range(10)
+HONEST = {
+    "digits": (16, 10),
+    "digits-5": (4,),
+    "digits-3": (2,),
+    "acs-income": (16, 10),
+    "contraception": (24,),
+}
+
+PIXELS = {f"pixel{place}": (8.0, 5.0) for place in range(64)}
+
 # A plausible center and scale of each number, by federation: from no row of a client.
 STATED: Mapping[str, Mapping[str, tuple[float, float]]] = {
-    "digits": {f"pixel{place}": (8.0, 5.0) for place in range(64)},
+    "digits": PIXELS,
+    "digits-5": PIXELS,
+    "digits-3": PIXELS,
     "acs-income": {"AGEP": (45.0, 15.0), "SCHL": (18.0, 4.0), "WKHP": (40.0, 12.0)},
     "contraception": {"age": (0.0, 10.0)},
     "chem97": {"age": (0.0, 4.0), "gcsescore": (6.0, 1.0)},
@@ -82,14 +99,14 @@ def cost(model: str, repeats: int = 5) -> tuple[float, float]:
 # Federations --------------------------------------------------------------------------------------
 
 
-def digits() -> Mapping[str, pandas.DataFrame]:
-    """Return 20 clients' tables of digits, three of them turned by 90 degrees."""
+def digits(clients: int = 20, turned: int = 3) -> Mapping[str, pandas.DataFrame]:
+    """Return clients' tables of 90 digits each, a number of them turned by 90 degrees."""
     images, targets = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(targets))
     found = {}
-    for number, rows in enumerate(np.array_split(order, 20)):
-        turned = np.rot90(images[rows].reshape(-1, 8, 8), axes=(1, 2)).reshape(-1, 64)
-        table = pandas.DataFrame(turned if number < 3 else images[rows], dtype=int)
+    for number, rows in enumerate(np.array_split(order, 20)[:clients]):
+        sideways = np.rot90(images[rows].reshape(-1, 8, 8), axes=(1, 2)).reshape(-1, 64)
+        table = pandas.DataFrame(sideways if number < turned else images[rows], dtype=int)
         table.columns = [*STATED["digits"]]
         table["digit"] = [f"d{target}" for target in targets[rows]]
         found[f"client-{number:02d}"] = table
@@ -115,11 +132,19 @@ def districts(name: str) -> Mapping[str, pandas.DataFrame]:
 
 FEDERATIONS: Mapping[str, Callable[[], Mapping[str, pandas.DataFrame]]] = {
     "digits": digits,
+    "digits-5": lambda: digits(5, 1),
+    "digits-3": lambda: digits(3, 1),
     "acs-income": acs_income,
     "contraception": lambda: districts("contraception"),
     "chem97": lambda: districts("chem97"),
 }
-TARGETS = {"digits": "digit", "acs-income": "PINCP", "contraception": "use", "chem97": "high"}
+TARGETS = {
+    **{"digits": "digit", "digits-5": "digit", "digits-3": "digit"},
+    **{"acs-income": "PINCP", "contraception": "use", "chem97": "high"},
+}
+
+# The federations of the tables of all methods.
+SERVED = ("digits", "acs-income", "contraception", "chem97")
 
 
 def federation(name: str) -> dict[str, Any]:
@@ -179,11 +204,11 @@ def mean_of(*runs: Mapping[str, float]) -> str:
     return f"{mean:.1f} / {worst:.1f}"
 
 
-def tune(name: str, epsilon: str) -> float:
+def tune(name: str, epsilon: str, **more: Any) -> float:
     """Return FedAvg's best learning rate at an ε, on seeds that no table has."""
 
     def score(rate: float) -> float:
-        runs = [train(name, "fedavg", epsilon, rate, seed) for seed in TUNED]
+        runs = [train(name, "fedavg", epsilon, rate, seed, **more) for seed in TUNED]
         return statistics.fmean(summarize(scores)[0] for scores in runs)
 
     return max(RATES, key=score)
@@ -206,7 +231,7 @@ def serve(names: Sequence[str]) -> None:
 def compare_prices() -> None:
     """Compare the lowest price with that of all units, for a method with losses and one without."""
     rows = list[list[str]]()
-    for name, method, epsilon in itertools.product(FEDERATIONS, ("fedavg", "term"), ("3", "1")):
+    for name, method, epsilon in itertools.product(SERVED, ("fedavg", "term"), ("3", "1")):
         rate = tune(name, epsilon)
         row = [name, method, epsilon]
         for spent in ("lowest", "all"):
@@ -229,6 +254,31 @@ def compare_clients() -> None:
     write_table("private-clients", ["federation", "client", "trained", "accuracy"], rows)
 
 
+def share(names: Sequence[str]) -> None:
+    """Compare noise that clients share with noise of their own, in mean and worst tenth."""
+    rows = list[list[str]]()
+    for name, epsilon in itertools.product(names, EPSILONS[1:]):
+        for honest in (1, *HONEST[name]):
+            noise = {"privacy.honest": honest}
+            rate = tune(name, epsilon, **noise)
+            for method, own in (("fedavg", {}), ("term", {"term.tilt": 2.0})):
+                found = [train(name, method, epsilon, rate, seed, **noise, **own) for seed in MANY]
+                mean, worst = map(interval, zip(*map(summarize, found), strict=True))
+                rows.append([name, epsilon, str(honest), method, mean, worst])
+                print(*rows[-1], flush=True)
+    write_table(
+        "private-shared",
+        ["federation", "ε", "h (1: own noise)", "method", "mean, %", "worst tenth, %"],
+        rows,
+    )
+
+
+def interval(values: Sequence[float]) -> str:
+    """Return the mean of several runs, with its 95 % interval by Student's t."""
+    reach = float(scipy.stats.t.ppf(0.975, len(values) - 1)) / len(values) ** 0.5
+    return f"{statistics.fmean(values):.1f} ± {reach * statistics.stdev(values):.1f}"
+
+
 def write_table(name: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Write a table of docs/data."""
     with Path("docs/data", f"{name}.csv").open("w", newline="") as file:
@@ -248,5 +298,7 @@ if __name__ == "__main__":
             compare_prices()
         case ["clients"]:
             compare_clients()
+        case ["shared", *names]:
+            share(names or [*HONEST])
         case ["served", *names]:
-            serve(names or [*FEDERATIONS])
+            serve(names or SERVED)

@@ -20,7 +20,13 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbloom.protocol.lattice import DEVIATION_BITS as DEVIATION_BITS, Integers, Lattice as Lattice, Vector
+from fairbloom.protocol.lattice import (
+    DEVIATION_BITS as DEVIATION_BITS,
+    MOST_ROWS as MOST_ROWS,
+    Integers,
+    Lattice as Lattice,
+    Vector,
+)
 
 Naturals = NDArray[np.uint64]
 
