@@ -314,6 +314,7 @@ def build_rounds(plan: Plan) -> Rounds:
             num_rounds=settings.num_rounds,
             spend=spend,
             learning_rate=partial(learning_rate_in, settings),
+            accounts=federation.accounts,
         )
     return Rounds(
         plan.method,

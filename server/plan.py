@@ -298,11 +298,15 @@ def _check_shared(settings: Settings, method: FairStrategy, asked: Terms) -> Non
             f"method = {settings.method!r} weighs by more than rows and losses, and with shared"
             " noise the server sees no update: set method = term, which weighs by losses, or fedavg"
         )
-    if method.draw != UNIFORM:
-        raise ReportableError(
-            f"draw = {method.draw!r}: with shared noise, every client is in each round, once: set"
-            f" draw = {UNIFORM}"
-        )
+    for key, value, needed in (
+        ("draw", method.draw, UNIFORM),
+        ("fraction-train", settings.fraction_train, 1.0),
+    ):
+        if value != needed:
+            raise ReportableError(
+                f"{key} = {value!r}: with shared noise, every client is in each round, once: set"
+                f" {key} = {needed}"
+            )
     check_work(settings)
     check_asked(asked)
 
@@ -318,8 +322,8 @@ def check_partners(
     if without := sorted(set(partners).difference(accounts)):
         raise SettingsError(
             f"privacy.honest = {settings.privacy__honest}: all clients that train share their"
-            f" noise, and {join_names(without)} has no privacy account: open one, or leave it out by"
-            " training-clients"
+            f" noise, and {join_names(without)} has no privacy account: open one, or leave it out"
+            " by training-clients"
         )
     fewest = max(FEWEST_PARTNERS, settings.privacy__honest)
     if len(partners) < fewest:
@@ -351,7 +355,10 @@ def _check_tests(settings: Settings) -> None:
 def price_of_round(settings: Settings, method: FairStrategy) -> int:
     """Return the least units that a round costs a client's privacy account."""
     if settings.privacy__honest > 1:  # one step, at the price that the strictest owner sets
-        return 1 + LOSS_UNITS * (LOSS_BEFORE in method.needs)
+        least = 1
+        if LOSS_BEFORE in method.needs:
+            least += LOSS_UNITS
+        return least
     terms = method.terms(1)
     steps = 1 if terms.full_batch_step else terms.local_steps or settings.local_epochs
     price = STEP_UNITS * steps

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from fairbloom.protocol.lattice import (
     DEVIATION_BITS as DEVIATION_BITS,
     MOST_ROWS as MOST_ROWS,
-    Integers,
+    Integers as Integers,
     Lattice as Lattice,
-    Vector,
+    Vector as Vector,
 )
 
 Naturals = NDArray[np.uint64]

@@ -13,8 +13,8 @@ from fairbloom.protocol.accounts import AccountStatus
 from fairbloom.protocol.error_codes import ErrorCode
 from fairbloom.protocol.private import check_settings, epsilon_of_client
 from fairbloom.protocol.settings import RunSettings
-from fairbloom.protocol.sums import SharedNoise
 from fairbloom.protocol.streams import generator
+from fairbloom.protocol.sums import SharedNoise
 from fairbloom.protocol.terms import Terms
 
 from ..local import LocalClient, Metrics
@@ -131,9 +131,7 @@ class SimulatedAccount(Budget):
             )
         self._keep(client, number, name, cost)
 
-    def _keep(
-        self, client: LocalClient, number: int, name: str, cost: Mapping[str, float]
-    ) -> None:
+    def _keep(self, client: LocalClient, number: int, name: str, cost: Mapping[str, float]) -> None:
         spent = 1 if name == TESTS else cost["spent"]
         state = {**cost, TOTAL: _total_of(client.states.find(name, number)) + spent}
         client.states.keep(name, number, {key: torch.tensor(each) for key, each in state.items()})

@@ -1,6 +1,6 @@
 """A client's part of a sum: the noise in it is shared with other clients.
 
-The server sees the sum of all parts alone. What a row moves it by is bounded as in a step of an
+The server sees only the sum of all parts. What a row moves it by is bounded as in a step of an
 account that stands for itself; the noise is that of the h clients that follow the protocol,
 together (`Lattice.honest`).
 
@@ -25,7 +25,7 @@ from .rows import CLIP, Rows
 
 
 class Partner:
-    """A client that shares noise, with a received model; `rows` are those of its training split.
+    """A client that shares noise, with a received model; and its rows of training.
 
     Raises
     ------
@@ -60,7 +60,7 @@ class Partner:
     def report_loss(self, lattice: Lattice, draw: Draw) -> float:
         """Return the client's mean loss with noise of its own: (1/n) [Σ clip(loss, 0, B) + noise].
 
-        It is no part of a sum.
+        It is not part of a sum.
         """
         total = np.array([float(self._rows().losses().sum())])
         return float(release(lattice.places(total), lattice.spacing, draw)[0]) / self.count

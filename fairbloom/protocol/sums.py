@@ -51,7 +51,7 @@ class SharedNoise:
 def check_work(settings: RunSettings) -> None:
     """Raise ReportableError for the first setting with which no client adds to a sum.
 
-    A round is one plain step of SGD from the received model: the server sees its gradient alone.
+    A round is one plain step of SGD from the received model: the server sees no more of it.
     """
     check_settings(settings)
     asked = (
@@ -61,14 +61,13 @@ def check_work(settings: RunSettings) -> None:
         ("weight-decay", settings.weight_decay, 0.0),
         ("gradient-clip", settings.gradient_clip, 0.0),
         ("stragglers", settings.stragglers, 0.0),
-        ("fraction-train", settings.fraction_train, 1.0),
         ("wire-dtype", settings.wire_dtype, "float32"),
     )
     for key, value, needed in asked:
         if value != needed:
             raise ReportableError(
                 f"{key} = {value!r}: with shared noise, each client adds the gradient of one plain"
-                f" step to a sum, in every round: set {key} = {needed}"
+                f" step to a sum: set {key} = {needed}"
             )
 
 

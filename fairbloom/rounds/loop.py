@@ -310,7 +310,7 @@ class Rounds:
     ) -> tuple[Model | None, Metrics]:
         """Take the step of the sum of all clients; see `take_sum`."""
         current = self.configure_train(number, model, ())
-        taken = take_sum(self._method, self.clients, current, model, summing, self.accounts)
+        taken = take_sum(self._method, self.clients, current, model, summing)
         current.replies = taken.replies
         current.step = taken.step
         self.accounts.update(taken.replies.accounts)

@@ -109,8 +109,8 @@ class Method(CommonOptions):
     serves: ClassVar[str] = "global"
     """The model that clients use: "global", or "personal" if the global one is not trained."""
     sums: ClassVar[bool] = False
-    """Whether its weights are at least 0 and follow from rows and reported losses alone, so that
-    clients may share their noise, and the server sees the sum of their gradients alone."""
+    """Whether its weights are at least 0 and follow only from rows and reported losses, so that
+    clients may share their noise, and the server sees only the sum of their gradients."""
     reports: tuple[str, ...] = ()
     """The names of the metrics that the method itself reports."""
     requires: frozenset[str] = frozenset()

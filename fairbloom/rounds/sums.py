@@ -45,6 +45,8 @@ class Summing:
         The most units that the run spends of each account; 0: the lowest price of each round.
     learning_rate
         Returns η of a round by its number.
+    accounts
+        The clients' accounts, of which a run changes neither rows nor σ.
     """
 
     honest: int
@@ -52,6 +54,7 @@ class Summing:
     num_rounds: int
     spend: float
     learning_rate: Callable[[int], float]
+    accounts: Mapping[str, AccountStatus]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +95,14 @@ def choose_sigma(
         For the accounts that pay for too few rounds.
     """
     affordable = {name: _dearest_part(left[name] // rounds, with_loss=with_loss) for name in left}
-    if short := [name for name, units in affordable.items() if units < 1]:
+    short = [name for name, units in affordable.items() if units < 1]
+    if short:
+        least = rounds * (1 + LOSS_UNITS)
+        if not with_loss:
+            least = rounds
         raise FairbloomError(
             f"{join_names(short)}: the privacy account has too few units for {rounds} rounds,"
-            f" {left[short[0]]} for at least {rounds * (1 + with_loss)}: lower num-rounds, or raise"
-            " privacy.spend"
+            f" {left[short[0]]} for at least {least}: lower num-rounds, or raise privacy.spend"
         )
     # u = 1/(4 σ²) of the σ at the lowest price, which a status has
     units = {name: 1.0 / (STEP_UNITS * accounts[name].sigma ** 2) for name in left}
@@ -134,7 +140,7 @@ def cap_weights(weights: FloatArray, counts: FloatArray, cap: float) -> FloatArr
     """
     shares = counts / counts.sum()
     most = cap * shares
-    capped = weights / weights.sum()
+    capped: FloatArray = weights / weights.sum()
     free = capped > 0.0
     while (over := free & (capped > most)).any():
         capped[over] = most[over]
@@ -167,7 +173,6 @@ def take_sum(
     current: RoundInProgress,
     model: Model,
     summing: Summing,
-    accounts: Mapping[str, AccountStatus],
 ) -> Taken:
     """Ask a round's clients for their losses and for the sum of their gradients; take its step.
 
@@ -183,11 +188,11 @@ def take_sum(
     pool = cast(SummingClients, clients)
     names = [*current.draws]
     asked = SharedNoise(
-        sigma=_decide_sigma(method, names, summing, accounts),
+        sigma=_decide_sigma(method, names, summing),
         honest=summing.honest,
         shares=dict.fromkeys(names, 1.0),
     )
-    metrics = {name: {NUM_EXAMPLES: accounts[name].rows} for name in names}
+    metrics = {name: {NUM_EXAMPLES: summing.accounts[name].rows} for name in names}
     if LOSS_BEFORE in method.needs:
         losses = pool.report_losses(names, model, current.terms, asked)
         _note_all(method, losses)
@@ -219,18 +224,19 @@ def take_sum(
     return Taken(after, step, replies)
 
 
-def _decide_sigma(
-    method: Method, names: Sequence[str], summing: Summing, accounts: Mapping[str, AccountStatus]
-) -> float:
+def _decide_sigma(method: Method, names: Sequence[str], summing: Summing) -> float:
     """Return σ of the run's sums, which is decided before the first one."""
     state = method.run_state
     if state.sum_sigma:
         return state.sum_sigma
     with_loss = LOSS_BEFORE in method.needs
     rounds = summing.num_rounds - state.finished_rounds
-    spend = summing.spend or rounds * (STEP_UNITS + LOSS_UNITS * with_loss)
+    lowest = STEP_UNITS
+    if with_loss:
+        lowest += LOSS_UNITS
+    spend = summing.spend or rounds * lowest
     left = {name: state.accounts[name].units_left(spend) for name in names}
-    sigma = choose_sigma(accounts, left, rounds, with_loss=with_loss)
+    sigma = choose_sigma(summing.accounts, left, rounds, with_loss=with_loss)
     method.enter(state.sharing(sigma))
     return sigma
 
@@ -263,7 +269,7 @@ def build_cohort_of_sum(
 
     def refuse() -> FloatArray:
         raise MethodError(
-            f"{type(method).__name__} reads updates, and the server has their sum alone, as clients"
+            f"{type(method).__name__} reads updates, and the server has only their sum, as clients"
             " share noise (privacy.honest): take a method that weighs by rows or losses, fedavg or"
             " term for example"
         )

@@ -204,6 +204,7 @@ def test_one_module_makes_states_and_few_enter_them() -> None:
     assert making <= {Path("fairbloom/rounds/run_state.py"), Path("fairbloom/rounds/method.py")}
     assert entering == {
         Path("fairbloom/rounds/loop.py"),
+        Path("fairbloom/rounds/sums.py"),  # what a sum's two questions cost
         Path("strategies/strategy.py"),  # what Flower's hooks have changed
         Path("server/run_folder/recorder.py"),  # what it knows of recorded rounds
         Path("server/app.py"),  # counts and accounts of devices, before the first round
