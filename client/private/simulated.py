@@ -120,9 +120,12 @@ class SimulatedAccount(Budget):
 
         A loss that was reported in the same round is spent before its step.
         """
-        of_losses = number + (name == STEPS)
-        spent = [client.states.find(STEPS, number), client.states.find(LOSSES, of_losses)]
-        left = self.units - int(sum(map(_total_of, spent)))
+        losses_before = number
+        if name == STEPS:
+            losses_before += 1
+        steps = client.states.find(STEPS, number)
+        losses = client.states.find(LOSSES, losses_before)
+        left = self.units - int(_total_of(steps) + _total_of(losses))
         if cost["spent"] > left:
             raise ReportableError(
                 f"the privacy budget is spent: {cost['spent']} units are asked for, and {left} are"
@@ -139,7 +142,9 @@ class SimulatedAccount(Budget):
 
 def _total_of(version: Version | None) -> float:
     """Return what the state of a kind of reply says that was spent for it."""
-    return 0.0 if version is None else float(version.state[TOTAL])
+    if version is None:
+        return 0.0
+    return float(version.state[TOTAL])
 
 
 class NoAccount:

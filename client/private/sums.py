@@ -62,8 +62,9 @@ class Partner:
 
         It is not part of a sum.
         """
-        total = np.array([float(self._rows().losses().sum())])
-        return float(release(lattice.places(total), lattice.spacing, draw)[0]) / self.count
+        total = self._rows().losses().sum().numpy()
+        noisy = release(lattice.places(total.reshape(1)), lattice.spacing, draw)
+        return float(noisy[0]) / self.count
 
     def _rows(self) -> Rows:
         return Rows(self._client.model, self._client.splits.train, self._classes)

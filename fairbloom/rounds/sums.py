@@ -106,7 +106,8 @@ def choose_sigma(
         )
     # u = 1/(4 σ²) of the σ at the lowest price, which a status has
     units = {name: 1.0 / (STEP_UNITS * accounts[name].sigma ** 2) for name in left}
-    return max(1.0 / math.sqrt(affordable[name] * units[name]) for name in left)
+    least = min(affordable[name] * units[name] for name in left)
+    return 1.0 / math.sqrt(least)
 
 
 def _dearest_part(units: int, *, with_loss: bool) -> int:

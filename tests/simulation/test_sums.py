@@ -268,7 +268,9 @@ def test_a_users_method_may_add_up(tmp_path: Path) -> None:
     assert [float(weight) > 0.0 for weight in used].count(True) >= 3
 
 
-@pytest.mark.parametrize(("name", "words"), [("ByNorms", "only their sum"), ("Negative", "below 0")])
+@pytest.mark.parametrize(
+    ("name", "words"), [("ByNorms", "only their sum"), ("Negative", "below 0")]
+)
 def test_a_users_method_that_cannot_is_told(tmp_path: Path, name: str, words: str) -> None:
     with pytest.raises(FairbloomError, match=words):
         shared(tmp_path, {"method": f"{__name__}:{name}"})
