@@ -10,8 +10,6 @@ of deviation t√h within a factor e^±η a number, η ≤ 5 (h − 1) exp(−π
 `noise` then applies once, to the sum.
 """
 
-import numpy as np
-
 from fairbloom.protocol.accounts import LOSS_UNITS, STEP_UNITS, largest_loss
 from fairbloom.protocol.sums import SharedNoise, check_asked
 from fairbloom.protocol.terms import Terms
@@ -62,7 +60,8 @@ class Partner:
 
         It is not part of a sum.
         """
-        total = self._rows().losses().sum().numpy()
+        losses = self._rows().losses()
+        total = losses.sum().numpy()
         noisy = release(lattice.places(total.reshape(1)), lattice.spacing, draw)
         return float(noisy[0]) / self.count
 

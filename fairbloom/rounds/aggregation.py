@@ -137,7 +137,7 @@ def build_cohort(
 
 
 def smooth_losses(method: Method, replies: Replies) -> FloatArray:
-    """Return the losses of a round's replies, shape (m,); those of accounts are smoothed."""
+    """Return the losses of a round's replies, shape (m,), smoothed for accounts."""
     accounts = method.run_state.accounts
     smoothed = [
         accounts.get(name, NO_ACCOUNT).smooth(report[LOSS_BEFORE], method.largest_loss)

@@ -211,10 +211,8 @@ def take_sum(
     norms = method.run_state.norms.plus(current.number, np.empty(0), length)
     state = method.run_state.stepped(current.number, memory, {}, moments, norms)
     method.enter(state.learned(changed=length > 0.0, unchanged=False))
-    step = Step(
-        metrics=method.own_metrics(cohort, weights),
-        coefficients=dict(zip(names, weights.tolist(), strict=True)),
-    )
+    coefficients = dict(zip(names, weights.tolist(), strict=True))
+    step = Step(metrics=method.own_metrics(cohort, weights), coefficients=coefficients)
     replies = Replies(
         metrics=metrics,
         refused=added.refused,

@@ -19,6 +19,7 @@ from fairbloom.simulation.run import simulate
 from fairbloom.strategies import TERM, FairStrategy
 from fairbloom.strategies.registry import METHODS
 from tests.client.private.device import SCHEMA, write_table
+from tests.experiments.helpers import fairbloom
 
 from .helpers import Outcome, StoppedError, rounds, run, small, stop_after, table
 
@@ -305,3 +306,18 @@ def test_what_cannot_be_shared_is_refused(
     with pytest.raises(FairbloomError, match=words):
         simulate(small(tmp_path, **{**SHARED, **changes}))
     assert not (tmp_path / "rounds.csv").exists() or not rounds(tmp_path)
+
+
+def test_the_page_says_whose_noise_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ε with h honest clients and with one, of each budget; own noise says neither."""
+    shared(tmp_path / "sum", {"privacy.honest": 2, "num_rounds": 2})
+    shared(tmp_path / "own", {**OWN, "num_rounds": 2})
+    capsys.readouterr()
+    assert fairbloom("show", str(tmp_path / "sum")) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "if 2 of them, itself included, follow the protocol" in said
+    assert "only it does: 3 (4.46)." in said
+    assert fairbloom("show", str(tmp_path / "own")) == 0
+    assert "share their noise" not in " ".join(capsys.readouterr().out.split())

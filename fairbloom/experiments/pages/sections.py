@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fairbloom.client.private.budget import Budget
 from fairbloom.errors import MAX_LISTED
 from fairbloom.protocol.accounts import LOSS_UNITS, STEP_UNITS
 from fairbloom.protocol.private import SIMULATED_NOISE
@@ -322,6 +323,22 @@ def absences_section(lines: Iterable[Line]) -> Section | None:
     return Section("absences", "Absences and refusals", "", blocks) if blocks else None
 
 
+def describe_noise(run: Run) -> str:
+    """Return whose noise protects a client of a run with privacy accounts, and who weighs less."""
+    honest = int(str(run.settings.get("privacy.honest", 1)))
+    if honest == 1:
+        return "Weights by rows are n/(1 + σ²/n): a stricter ε counts for less."
+    epsilons = list[str]()
+    for account in run.privacy["clients"].values():
+        budget = Budget(account["epsilon"], account["delta"], int(account["steps"]))
+        epsilons.append(f"{account['epsilon']:g} ({budget.epsilon_with(honest, 1):.3g})")
+    return (
+        f"The clients share their noise: ε holds if {honest} of them, itself included, follow the"
+        " protocol; in parentheses, if only it does:"
+        f" {join_first(sorted({*epsilons}), MAX_LISTED)}. The strictest account sets the noise."
+    )
+
+
 def privacy_section(run: Run) -> Section | None:
     """Return the clients' privacy accounts, and who has none."""
     accounts = run.privacy.get("clients", {})
@@ -342,7 +359,7 @@ def privacy_section(run: Run) -> Section | None:
         " client that is blanked, over the life of its account. Its units are five for each of its"
         " steps. σ is the noise of a step at the lowest price, in largest gradients of a row. The"
         " last column divides the length of that noise by the longest update of a step: above 1 it"
-        " is mostly noise. Weights by rows are n/(1 + σ²/n): a stricter ε counts for less."
+        f" is mostly noise. {describe_noise(run)}"
         f"{text_if(without, f' Without an account: {join_first(without, MAX_LISTED)}.')}"
     )
     table = Table(
