@@ -106,12 +106,12 @@ def choose_sigma(
         )
     # u = 1/(4 σ²) of the σ at the lowest price, which a status has
     units = {name: 1.0 / (STEP_UNITS * accounts[name].sigma ** 2) for name in left}
-    least = min(affordable[name] * units[name] for name in left)
-    return 1.0 / math.sqrt(least)
+    strictest = min(affordable[name] * units[name] for name in left)
+    return 1.0 / math.sqrt(strictest)
 
 
 def _dearest_part(units: int, *, with_loss: bool) -> int:
-    """Return the units of the dearest part of a sum that a round of so many units pays for.
+    """Return the units of the dearest part of a sum for which this many units of a round pay.
 
     A loss costs a quarter of it, rounded down, and 1 at least.
     """
@@ -128,7 +128,7 @@ def cap_weights(weights: FloatArray, counts: FloatArray, cap: float) -> FloatArr
     """Return weights of sum 1, none of them above `cap` times the client's share of the rows.
 
     The noise of a step grows by the largest such multiple. The others keep their proportions;
-    where these are all at their caps or 0, what is left is dealt by rows.
+    where these are all at their caps or 0, the rest is dealt by rows.
 
     Parameters
     ----------
@@ -161,7 +161,7 @@ def cap_weights(weights: FloatArray, counts: FloatArray, cap: float) -> FloatArr
 
 
 class Taken(NamedTuple):
-    """A round's model, its step, and its replies, each with what it was charged in all."""
+    """A round's model, its step, and its replies."""
 
     model: Model
     step: Step

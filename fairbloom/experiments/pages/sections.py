@@ -324,7 +324,7 @@ def absences_section(lines: Iterable[Line]) -> Section | None:
 
 
 def describe_noise(run: Run) -> str:
-    """Return whose noise protects a client of a run with privacy accounts, and who weighs less."""
+    """Return in words which noise is added in a run with privacy accounts, and who weighs less."""
     honest = int(str(run.settings.get("privacy.honest", 1)))
     if honest == 1:
         return "Weights by rows are n/(1 + σ²/n): a stricter ε counts for less."
