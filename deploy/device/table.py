@@ -145,14 +145,14 @@ def _keep_untold(
         if any(not shared.isdisjoint(own) and not {*own}.isdisjoint(sources) for own, _ in left):
             continue
         printed, coded = print_table(file, today.rows, letters, name)
-        told = find_letters(left, sources)
+        of_letters = find_letters(left, sources)
         if (
             name in release.by_class
-            and not Printed(floor, told, (printed, coded), release.classes).tells
+            and not Printed(floor, of_letters, (printed, coded), release.classes).tells
         ):
             by_class.append(name)
             every.append(name)
-        elif not Printed(floor, told, ({ALL: printed[ALL]}, coded), release.classes).tells:
+        elif not Printed(floor, of_letters, ({ALL: printed[ALL]}, coded), release.classes).tells:
             every.append(name)
     return release.keep(every, by_class)
 

@@ -201,6 +201,12 @@ def describe_findings(findings: Sequence[Finding]) -> Iterator[str]:
         yield f"{site} {kind.has} {join_first(fields)}"
 
 
+def read_drafted(folder: Path) -> Schema | None:
+    """Return the schema that an earlier draft has left in a folder, None if there is none."""
+    file = folder / SCHEMA_NAME
+    return parse_schema(file.read_text(), str(file)) if file.exists() else None
+
+
 def write_schema(
     letters: Mapping[str, Letter],
     findings: Sequence[Finding],
@@ -244,9 +250,7 @@ def write_schema(
     for client, letter in letters.items():
         block = folder / "clients" / f"{client}.toml"
         if not block.exists():
-            own = [
-                each for each in findings if client in each.sites and not isinstance(each, Quiet)
-            ]
+            own = [each for each in findings if client in each.odd and not isinstance(each, Quiet)]
             lines = _block_of(letter, schema, own)
             write_whole(block, "\n".join(lines).encode())
             yield f"{block} is written: lines for the owner.toml of {client}"
@@ -345,7 +349,8 @@ def _block_of(letter: Letter, schema: Schema, findings: Sequence[Finding]) -> It
         if isinstance(finding, Alike):
             change = Change(finding.field, EVERY_FILE, [finding.change_at(letter.client)])
         if change and change.file:
-            yield f"# {escape_unprintable(f'{finding.field}: {finding.say()}')}"
+            said = f"{finding.field}: {finding.say()}; {finding.condition}:"
+            yield f"# {escape_unprintable(said)}"
             for line in chain(*change.lines):
                 yield f"# {line}"
     yield ""

@@ -269,7 +269,8 @@ def profiles(
     for each in received.left_out:
         say(each)
     found = received.usable
-    fields, findings = compare_letters(found.values())
+    known = None if write_schema is None else of_clients.read_drafted(write_schema)
+    fields, findings = compare_letters(found.values(), known.fields if known else {})
     print_lines(*[*of_clients.describe_findings(findings)] or ["no client stands out"])
     if page is not None:
         # by its name: a bare server lacks what draws it

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, combinations, islice
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,8 +156,11 @@ def _let_leave(
         if not found:
             return
         finding = max(found, key=lambda each: each.size)
-        yield replace(finding, sites=tuple(left)) if len(left) == 2 else finding
-        left.remove(finding.sites[0])
+        (odd,) = finding.sites
+        left.remove(odd)
+        if len(left) == 1:  # each may be the odd one
+            finding = replace(finding, sites=(*left, odd), others=tuple(left))
+        yield finding
 
 
 def _usual(distances: NDArray[np.float64], of_few: float) -> float:
@@ -226,6 +229,11 @@ class Numbers(Explained):
         cause = self.looks_like or "another quantity, another unit, or other people"
         elsewhere = three_digits(self.elsewhere)
         return f"median {three_digits(self.median)}, and {elsewhere} elsewhere: {cause}"
+
+    def turn(self, sites: Sequence[str], columns: Sequence[Collection[str]]) -> Self:
+        """Return it as a finding about the other side, of these sites."""
+        turned = super().turn(sites, columns)
+        return replace(turned, median=self.elsewhere, elsewhere=self.median)
 
     def change_site(self, about: Field) -> Sequence[Mapping[str, str]]:
         """Return the conversions of the site's numbers."""
@@ -397,7 +405,8 @@ def _explain_numbers(
 
     # Years of birth, from the year in which an age is counted.
     year = float(np.nanmedian(site + others[::-1]))
-    births = [Conversion("years of birth and ages", -1.0, round(year))]
+    birth = Conversion("years of birth", "ages", -1.0, round(year))
+    births = [birth if np.nanmedian(site) > np.nanmedian(others) else birth.inverse()]
     is_turned = bool((np.isnan(site) == np.isnan(site[::-1])).all())
     more = births if is_turned and YEARS[0] <= year <= YEARS[1] else []
     return _explain(name, left, distance(site, others), usual, more)
@@ -418,6 +427,16 @@ class Categories(Explained):
         """Return what stands out."""
         like = f": {self.looks_like}" if self.explained_by else ""
         return f"its categories, {join_words(self.words)}, are other ones{like}"
+
+    @property
+    def has_line(self) -> bool:
+        """Whether it proposes anything."""
+        return True
+
+    def turn(self, sites: Sequence[str], columns: Sequence[Collection[str]]) -> Self:
+        """Return it as a finding about the other side, of these sites."""
+        words = dict.fromkeys(chain(*columns))
+        return replace(super().turn(sites, columns), words=tuple(words))
 
     def change_site(self, about: Field) -> Sequence[Mapping[str, str]]:
         """Return the conversions of the site's codes, or spellings to fill in."""

@@ -27,6 +27,7 @@ from .profiles import Cells, ColumnProfile, profile
 from .reading import CellError, ReadTable
 from .reasons import DataError
 from .schema import Field, Schema, key_of_client, normalise
+from .sides import settle
 from .sizes import Row, summarise_clients
 from .table_one import SiteRow, table_one
 from .toml import quote
@@ -246,7 +247,7 @@ def compare_clients(schema: Schema, tables: Tables, *, on_device: bool = False) 
         for name, table in _read_tables(tables).items()
         if table.file.rows is None
     }
-    findings = compare(fields)
+    findings = [*settle(compare(fields), fields, schema=schema.fields)]
     advice: list[str] = []
     for each in findings:
         about = schema.fields[each.field]

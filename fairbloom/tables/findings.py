@@ -1,9 +1,9 @@
 """What a finding is: who stands out in a field, how that is said, and what a person may change."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import ClassVar, Self
 
 from fairbloom.text import join_first, text_if
 
@@ -14,6 +14,9 @@ from .toml import quote, write_key, write_table
 
 # Names of sites, and of categories, that a sentence lists.
 SHOWN = 3
+
+# When lines are right that nothing else is said of.
+IF_SO = "if so"
 
 # Significant digits of a conversion.
 DIGITS = 6
@@ -64,9 +67,11 @@ class Finding(ABC):
     field
         The column.
     sites
-        The sites that stand out; of two, for most kinds, both.
+        The sites that stand out; where they are as many as the rest, all.
     size
         How far they stand out, in multiples of the limit; findings are ranked by it.
+    others
+        The other side: the sites for which nothing is proposed.
     """
 
     kind: ClassVar[str]
@@ -75,6 +80,18 @@ class Finding(ABC):
     field: str
     sites: tuple[str, ...]
     size: float = 1.0
+    _: KW_ONLY
+    others: tuple[str, ...] = ()
+
+    @property
+    def odd(self) -> tuple[str, ...]:
+        """The sites that the proposed lines are for."""
+        return tuple(site for site in self.sites if site not in self.others)
+
+    @property
+    def condition(self) -> str:
+        """When the proposed lines are right, for a sentence."""
+        return IF_SO
 
     @abstractmethod
     def say(self) -> str:
@@ -125,10 +142,36 @@ class Quiet(Finding):
 class Explained(Finding):
     """A finding that conversions may explain.
 
-    They go from the others' numbers, or codes, into the site's, the most usual first.
+    They go from the others' numbers, or codes, into the site's, the most usual first. The sites are
+    one of two sides, if `if_as` names the other one: the schema may be as either has it.
     """
 
     explained_by: tuple[Conversion, ...] = ()
+    if_as: tuple[str, ...] = ()
+
+    @property
+    def condition(self) -> str:
+        """When the proposed lines are right, for a sentence."""
+        if not self.if_as:
+            return IF_SO
+        for way in self.explained_by[:1]:
+            if way.unit and way.other:
+                return f"if the schema is in {way.other}"
+        return f"if the schema is as at {join_first(self.if_as, SHOWN)}"
+
+    def turn(self, sites: Sequence[str], columns: Sequence[Collection[str]]) -> Self:
+        """Return it as a finding about the other side, of these sites.
+
+        `columns` has the values that each of them lists.
+        """
+        del columns
+        ways = tuple(way.inverse() for way in self.explained_by)
+        return replace(self, sites=tuple(sites), others=(), explained_by=ways)
+
+    @property
+    def has_line(self) -> bool:
+        """Whether it proposes anything."""
+        return bool(self.explained_by)
 
     @property
     def looks_like(self) -> str:
@@ -162,7 +205,13 @@ def say_and_propose(finding: Finding, about: Field, files: Mapping[str, str]) ->
     `about` is the field, and `files` has each site's key under `files`; none if one file has the
     rows of all.
     """
-    return _join(finding, finding.propose(about, files.get(finding.sites[-1], "")))
+    keys = [files[site] for site in finding.odd if site in files]
+    change = finding.propose(about, keys[-1] if keys else "")
+    said = _join(finding, change)
+    if change is None or not change.file or len(keys) == 1:
+        return said
+    also = join_first([f"[files.{quote(key)}]" for key in keys[:-1]], SHOWN)
+    return f"{said}, and the same under {also}"
 
 
 def say_and_propose_own(finding: Finding, about: Field) -> str:
@@ -171,7 +220,7 @@ def say_and_propose_own(finding: Finding, about: Field) -> str:
 
 
 def _join(finding: Finding, change: Change | None) -> str:
-    return f"{finding.say()}; if so, say {change}" if change else finding.say()
+    return f"{finding.say()}; {finding.condition}, say {change}" if change else finding.say()
 
 
 def join_words(words: Sequence[str]) -> str:

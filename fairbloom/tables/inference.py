@@ -46,6 +46,7 @@ from .schema import (
     squash,
     validate,
 )
+from .sides import settle
 from .survey import Column, Sites
 from .toml import (
     Note,
@@ -692,7 +693,7 @@ def say_who_stands_out(unfinished: Unfinished) -> Unfinished:
         }
     remarks: list[tuple[str, str]] = []
     named = [*match_names(fields, own)]
-    for finding in [*named, *compare(fields)]:
+    for finding in [*named, *settle(compare(fields), fields)]:
         if not isinstance(finding, Quiet):
             about = unfinished.fields[finding.field].field
             advice = say_and_propose(finding, about, keys)

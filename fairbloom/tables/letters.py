@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 
 from fairbloom.errors import FairbloomError
 from fairbloom.system.values import decode_as
-from fairbloom.text import join_first
+from fairbloom.text import join_first, text_if
 
 from .cells import MAX_NUMBER, MISSING, FileColumn, different_cells, parse_number
 from .comparison import IN_ROWS, Absent, Profiles, compare, match_names, match_rare
 from .conversions import OF_FACTORS
-from .findings import Change, Finding
+from .findings import IF_SO, Change, Finding
 from .grammar import NEARLY_ALL
 from .identifiers import DATE, find_units, judge_most_texts, judge_numbers
 from .mended import Mended, mend
@@ -43,6 +43,7 @@ from .profiles import (
 from .reading import ReadTable
 from .reasons import DataError
 from .schema import MAX_TEXT, Field, Schema, SchemaFile, fold, normalise, squash
+from .sides import settle
 from .survey import Column, Sites
 
 # The unit of a site where each row is another person.
@@ -463,11 +464,14 @@ def join_columns(letters: Collection[Letter]) -> dict[str, dict[str, ColumnProfi
     return {spelled[key].most_common(1)[0][0]: sites for key, sites in fields.items()}
 
 
-def compare_letters(letters: Collection[Letter]) -> tuple[dict[str, Profiles], list[Finding]]:
+def compare_letters(
+    letters: Collection[Letter], schema: Mapping[str, Field] = {}
+) -> tuple[dict[str, Profiles], list[Finding]]:
     """Return the profiles of each field by site, and what stands out.
 
     A column that most sites have, and one does not, is absent there. Columns that most sites lack
-    may be one of several names.
+    may be one of several names. The sites that are read by the schema that most of such sites name
+    get no line because of others that are not. `schema` has the fields of a schema that is there.
     """
     fields: dict[str, Profiles] = {**join_columns(letters)}
     common = {name: sites for name, sites in fields.items() if 2 * len(sites) > len(letters)}
@@ -482,7 +486,11 @@ def compare_letters(letters: Collection[Letter]) -> tuple[dict[str, Profiles], l
         absent += [Absent(name, (client,), 0.0) for client in lacking]
     named = [*match_names(common, own)]
     rare = {name: sites for name, sites in fields.items() if name not in common}
-    return fields, [*named, *match_rare(rare, named), *compare(fields), *absent]
+    schemas = Counter(each.schema for each in letters if each.schema)
+    agreed = schemas.most_common(1)[0][0] if schemas else None
+    right = [each.client for each in letters if each.schema == agreed]
+    settled = settle(compare(fields), fields, right, schema)
+    return fields, [*named, *match_rare(rare, named), *settled, *absent]
 
 
 def describe(findings: Sequence[Finding], file: str) -> Iterator[str]:
@@ -491,8 +499,10 @@ def describe(findings: Sequence[Finding], file: str) -> Iterator[str]:
     `file` is the key under `files` of a proposal for a site.
     """
     for each in findings:
-        yield f"{join_first(each.sites, 3)}: {each.field}: {each.say()}"
-        yield from _indent(each.propose(NUMBER, file))
+        change = each.propose(NUMBER, file)
+        only = text_if(change and each.condition != IF_SO, f"; {each.condition}:")
+        yield f"{join_first(each.sites, 3)}: {each.field}: {each.say()}{only}"
+        yield from _indent(change)
 
 
 def describe_own(findings: Sequence[Finding]) -> Iterator[str]:

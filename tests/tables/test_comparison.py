@@ -80,7 +80,8 @@ def test_a_site_in_another_unit_leaves_and_the_rest_stay(way: Conversion, floor:
 
 def test_of_two_sites_both_are_named() -> None:
     (finding,) = found({"a": numbers_of(normal(170, 9)), "b": numbers_of(normal(67, 4))})
-    assert finding.sites == ("a", "b")
+    assert {*finding.sites} == {"a", "b"}
+    assert len(finding.odd) == 1
     assert "cm and inches" in finding.say()
 
 
@@ -290,7 +291,7 @@ def test_each_kind_of_rows_has_a_sentence() -> None:
         assert shown in finding.say()
 
 
-LB = Conversion("lb and kg", 2.2046)
+LB = Conversion("lb", "kg", 2.2046)
 WORDS = ("u", "v", "w", "z")
 
 
