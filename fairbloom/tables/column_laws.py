@@ -15,7 +15,7 @@ import numpy as np
 from fairbloom.text import join_first, plural, text_if
 
 from .cells import CODE, FLAG, WITH_UNIT, find_sign, parse_number, shorten, sort_classes
-from .code_signs import CODED, CodeSigns, find_code_signs
+from .code_signs import CODED, find_code_signs
 from .comparison import compare
 from .encoding import ColumnValues, explain_cell, is_unknown, measure_moments
 from .findings import SHOWN, Explained, join_words
@@ -315,18 +315,19 @@ def draft_numbers(column: Column, drafted: ColumnDraft) -> ColumnDraft:
 
 def _find_signs_of_codes(name: str, column: Column) -> str:
     """Return what shows that numbers are codes, by their name and how they are written."""
-    if NEVER.fullmatch(name) or len(column.number_counts[0]) <= TWO:
+    if NEVER.fullmatch(name):
         return ""
-    if CODED.fullmatch(name):
-        return "by its name, its numbers are codes"
+    found = "by its name, its numbers are codes" if CODED.fullmatch(name) else ""
     for table in column.sites.tables:
-        values = table.find(table.column_name(name))
-        signs = CodeSigns() if values is None else find_code_signs(values)
-        if signs.is_padded:
-            return "zeros are before other digits, as in codes"
-        if signs.has_widths:
-            return "some decimals end with 0 and others are shorter, as in codes"
-    return ""
+        values = None if found else table.find(table.column_name(name))
+        if values is not None:
+            signs = find_code_signs(values)
+            if signs.is_padded:
+                found = "zeros are before other digits, as in codes"
+            elif signs.has_widths:
+                found = "some decimals end with 0 and others are shorter, as in codes"
+    # the different numbers are counted last: it takes long
+    return text_if(found and len(column.number_counts[0]) > TWO, found)
 
 
 def ask_about_codes(shown: str, column: Column) -> Note:

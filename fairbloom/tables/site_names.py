@@ -12,10 +12,8 @@ OF_ONE_SITE = 0.95
 REPEATED = 0.5
 FEWEST_ROWS = 20
 
-# Of more rows, all those of some values are chosen by the values' bits, a part in SHARE, unless
-# they are too few.
+# Of more rows, all those of some values, chosen by the values' bits, show that most columns do not.
 MANY_ROWS = 200_000
-SHARE = 64
 FEWEST_CHOSEN = 1_000
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
@@ -24,19 +22,43 @@ def names_the_site(column: Column) -> bool:
     """Return whether nearly each value of a column is of one site only."""
     if np.count_nonzero(column.is_there) < 2:
         return False
-    present = column.is_present if column.is_missing.any() else slice(None)
-    values, sites = _choose(_keys_of(column)[column.codes[present]], column.sites.of_row[present])
+    several = len(column.sites.names)
+    keys = _keys_of(column)
+    if several * len(keys) <= len(column.codes):  # few different cells are counted
+        cells = np.bincount(column.sites.of_row * len(keys) + column.codes)
+        sites, entries = np.divmod(np.flatnonzero(cells), len(keys))
+        counts = cells[cells > 0]
+        is_present = ~column.is_missing[entries]
+        return _are_of_one_site(keys[entries[is_present]], sites[is_present], counts[is_present])
+    rows = np.flatnonzero(column.is_present)
+    values = keys[column.codes[rows]]
+    sites = column.sites.of_row[rows]
+    if len(values) > MANY_ROWS:
+        is_chosen = (values.view(np.uint64) * MULTIPLIER) >> np.uint64(58) == 0
+        are_enough = is_chosen.sum() >= FEWEST_CHOSEN
+        if are_enough and not _are_of_one_site(values[is_chosen], sites[is_chosen]):
+            return False
+    return _are_of_one_site(values, sites)
+
+
+def _are_of_one_site(
+    values: NDArray[np.float64],
+    sites: NDArray[np.int64],
+    rows: NDArray[np.int64] | None = None,
+) -> bool:
+    """Return whether values are of one site each; `rows` has the rows of each, by default one."""
     if not len(values):
         return False
+    weights = np.ones(len(values), np.int64) if rows is None else rows
     kinds, codes = np.unique(values, return_inverse=True)
-    counts = np.bincount(codes)
-    several = len(column.sites.names)
+    counts = np.bincount(codes, weights)
+    several = int(sites.max()) + 1
     pairs = np.unique(codes * several + sites) // several
     is_of_one = np.bincount(pairs, minlength=len(kinds)) == 1
-    repeated = counts * (counts > 1)
-    rows = int(repeated.sum())
-    are_enough = rows >= max(FEWEST_ROWS, REPEATED * len(values)) and len(kinds) > 1
-    return are_enough and int((repeated * is_of_one).sum()) >= OF_ONE_SITE * rows
+    repeated = np.where(counts > 1, counts, 0)
+    count = int(repeated.sum())
+    are_enough = count >= max(FEWEST_ROWS, REPEATED * int(weights.sum())) and len(kinds) > 1
+    return are_enough and int(repeated[is_of_one].sum()) >= OF_ONE_SITE * count
 
 
 def _keys_of(column: Column) -> NDArray[np.float64]:
@@ -47,14 +69,3 @@ def _keys_of(column: Column) -> NDArray[np.float64]:
         if np.isnan(keys[entry]):
             keys[entry] = known.setdefault(fold_cell(text), 1e200 * (1.0 + len(known)))
     return keys
-
-
-def _choose(
-    values: NDArray[np.float64], sites: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return all rows, or of many those of some values."""
-    if len(values) > MANY_ROWS:
-        is_chosen = (values.view(np.uint64) * MULTIPLIER) >> np.uint64(58) == 0
-        if is_chosen.sum() >= FEWEST_CHOSEN:
-            return values[is_chosen], sites[is_chosen]
-    return values, sites
