@@ -77,7 +77,7 @@ CODES = ("categories",)
 TWO = 2
 
 # Share of a target's rows up to which words for a missing value are no class, and of a site's rows
-# up to which a class of this site only is none, at so many sites.
+# up to which what only this site has is not a class; the latter takes FEWEST_SITES.
 FEW_OF_CLASS = 0.2
 RARE = 0.05
 FEWEST_SITES = 3
@@ -451,8 +451,9 @@ def _ask_about_gaps(
     shown = f"{join_words(gaps)} may mean a missing value, in {rows}"
     if gaps and len({*map(fold_cell, rest)}) >= fewest:
         about = Field(**{**_categorise(rest), "type": keys["type"], "missingValues": gaps})
-        changed = ["categories", *(["spellings"] if "spellings" in keys else []), "missingValues"]
-        lines = [write_line(about, key) for key in changed]
+        lines = [write_line(about, key) for key in ("categories", "missingValues")]
+        if "spellings" in keys:
+            lines.insert(1, write_line(about, "spellings"))
         yield Note(shown, asks=True, lines=tuple(lines))
     elif gaps:
         yield Note(f"{shown}: if they do, leave such rows out, or correct them", asks=True)
@@ -562,7 +563,7 @@ def draft_classes(column: Column, drafted: ColumnDraft) -> ColumnDraft:
 
 
 def _find_odd_classes(sites: Mapping[str, Counter[str]]) -> set[str]:
-    """Return the texts that are no class until somebody says so: they are faults.
+    """Return the texts that are faults of a target, and not classes.
 
     They are words that may mean a missing value, and what one of several sites has in few rows
     while all other classes are at two sites or more.
@@ -573,7 +574,10 @@ def _find_odd_classes(sites: Mapping[str, Counter[str]]) -> set[str]:
     if sum(total[text] for text in words) > FEW_OF_CLASS * total.total() or len(rest) < TWO:
         words = set()
         rest = total
-    having = {text: [site for site in sites if text in sites[site]] for text in rest}
+    having: dict[str, list[str]] = {}
+    for site, counts in sites.items():
+        for text in counts.keys() & rest.keys():
+            having.setdefault(text, []).append(site)
     rare: set[str] = set()
     for text, (first, *others) in having.items():
         is_few = rest[text] <= RARE * sites[first].total()

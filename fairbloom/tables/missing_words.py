@@ -7,20 +7,12 @@ from .schema import fold_cell
 # Errors of spreadsheets in any language: #WERT!, #¡VALOR!, #NOMBRE?, #N/D; #NV, #ND, #NL!.
 ERROR = re.compile(r"#[^\s#]+(\s[^\s#]+)?[!?]|#n/.+|#n\w", re.IGNORECASE)
 
-# HL7's null flavours, but OTH: another value is an answer.
-NULL_FLAVOURS = frozenset(
-    (
-        *("ni", "inv", "der", "ninf", "pinf", "unc", "msk", "na"),
-        *("unk", "asku", "nav", "nask", "navu", "qs", "trc", "np"),
-    )
-)
-
-SIGNS = frozenset(("-", "--", "---", "–", "n/k", "n.k.", "n.a.", "n.a", "na.", "n/d", "n.d.", "nd"))
-
-# The usual words of English, German, French, Italian, Spanish, Portuguese and Dutch.
-WORDS = frozenset(
-    """
-    none|null|nil|unknown|missing|not known|not done|not available|not applicable|not recorded
+# HL7's null flavours but OTH, as another value is an answer; then signs; then the usual words of
+# English, German, French, Italian, Spanish, Portuguese and Dutch.
+WORDS = """
+    ni|inv|der|ninf|pinf|unc|msk|na|unk|asku|nav|nask|navu|qs|trc|np
+    |-|--|---|n/k|n.k.|n.a.|n.a|na.|n/d|n.d.|nd
+    |none|null|nil|unknown|missing|not known|not done|not available|not applicable|not recorded
     |not reported|not stated|not specified|not assessed|not asked|not answered|not measured
     |not tested|not collected|not provided|no data|no answer|no information|no response|refused
     |refused to answer|declined|prefer not to say|don't know|do not know|dont know|undetermined
@@ -38,15 +30,12 @@ WORDS = frozenset(
     |sem informação|não sabe
     |onbekend|niet bekend|niet gedaan|niet gemeten|niet beschikbaar|niet van toepassing|n.v.t.|nvt
     |ontbreekt|geweigerd|weet niet
-    """.replace("\n", "")
-    .replace("    ", "")
-    .split("|")
-)
+"""
 
-ALL = NULL_FLAVOURS | SIGNS | WORDS
+KNOWN = frozenset(word.strip() for word in WORDS.split("|"))
 
 
 def may_mean_missing(text: str) -> bool:
     """Return whether a text may mean that a value is missing."""
     folded = fold_cell(text).strip("()[]<>")
-    return folded in ALL or ERROR.fullmatch(folded) is not None
+    return folded in KNOWN or ERROR.fullmatch(folded) is not None

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from .schema import fold_cell
 from .survey import Column
 
-# A column names the site if so many rows, of those with a value that occurs twice, have a value of
+# A column names the site if this share of the rows with a value that occurs twice have a value of
 # one site only. Fewer such rows, or a smaller share of all rows, show nothing.
 OF_ONE_SITE = 0.95
 REPEATED = 0.5
