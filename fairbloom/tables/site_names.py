@@ -12,7 +12,7 @@ OF_ONE_SITE = 0.95
 REPEATED = 0.5
 FEWEST_ROWS = 20
 
-# Of more rows, all those of some values, chosen by the values' bits, show that most columns do not.
+# Of more rows, the rows of some values, chosen by the values' bits, show that most columns do not.
 MANY_ROWS = 200_000
 FEWEST_CHOSEN = 1_000
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
