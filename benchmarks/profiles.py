@@ -220,7 +220,7 @@ def is_hit(finding: Finding, kind: str, field: str, site: str) -> bool:
     if kind == "name":
         return isinstance(finding, Named) and finding.column == f"{finding.field} renamed"
     is_there = finding.field == field and site in finding.sites
-    return is_there and finding.kind not in ({"untold", "spelling"} - {kind})
+    return is_there and finding.kind not in ({"untold", "sorts", "spelling"} - {kind})
 
 
 def measure(

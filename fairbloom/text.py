@@ -6,6 +6,9 @@ from collections.abc import Sequence
 # The most decimals of a number; smaller ones than these show are written as powers of ten.
 MAX_DECIMALS = 9
 
+# The digits that tell any two numbers apart.
+MOST_DIGITS = 17
+
 # Numbers from here on are written as powers of ten.
 HUGE = 1e15
 
@@ -40,6 +43,16 @@ def three_digits(value: float, sign: str = "") -> str:
     if 999.5 <= abs(value) < HUGE:
         return round_to(float(f"{value:.3g}"), 0, sign)
     return f"{value:{sign}.3g}"
+
+
+def tell_apart(first: float, second: float) -> tuple[str, str]:
+    """Return two numbers with as many digits as show that they differ, three at least."""
+    shown = three_digits(first), three_digits(second)
+    for digits in range(4, MOST_DIGITS + 1):
+        if first == second or shown[0] != shown[1]:
+            break
+        shown = f"{first:.{digits}g}", f"{second:.{digits}g}"
+    return shown
 
 
 def decimals_showing(digits: int, value: float) -> int:

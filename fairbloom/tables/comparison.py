@@ -1,8 +1,6 @@
 """Compare the profiles of sites: who stands out, by the sites' own spread.
 
-Sites differ by nature. What is usual is the 0.9 quantile of the other sites' own distances, each
-against the rest. The site that stands out most leaves, and the rest are compared again: of three
-hospitals with one in another unit, the two others would stand out as well. Findings are advice.
+Sites differ by nature: a core of them decides, by its own spread. Findings are advice.
 
 A kind of finding is a class here, with the function that yields it in FINDERS, or, if only the rows
 of a site show it, in IN_ROWS.
@@ -14,38 +12,36 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import chain, combinations, islice
-from typing import ClassVar, Self, TypeVar
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbloom.text import join_first, three_digits
+from fairbloom.text import join_first, tell_apart
 
 from .cells import format_number, parse_number
 from .conversions import CONVERSIONS, Conversion
+from .core import FEW_SITES, Split, choose, split
+from .distances import SiteCategories, SiteNumbers, SiteShares, distance, variation
 from .findings import Explained, Finding, Quiet, join_words, spell
-from .profiles import MAX_NUMBERS, PROBABILITIES, ColumnProfile, Found, measure_quantiles
+from .profiles import (
+    MAX_NUMBERS,
+    PROBABILITIES,
+    SENTINELS,
+    ColumnProfile,
+    Found,
+    measure_quantiles,
+)
 from .schema import Field, fold_cell, normalise
 from .toml import quote, write_table
 
 Profiles = Mapping[str, ColumnProfile]
 
-# A share of missing values stands out if it is so far from the others' median, by as many standard
-# errors, and beyond the usual.
-MISSING_APART = 0.25
-MISSING_ERRORS = 4.0
-
-# A distance between sites stands out beyond these, and beyond USUAL times the usual one.
-NUMBERS_APART = 0.75
-CATEGORIES_APART = 0.5
-USUAL = 2.0
-
-# What is usual with fewer than three other sites.
-USUAL_OF_FEW = 0.25
-CATEGORIES_USUAL_OF_FEW = 0.4
-MISSING_USUAL_OF_FEW = 0.1
+# More sites than this share of them, and than FEW_ODD, that stand out without a conversion are of
+# several sorts.
+ODD_SHARE = 0.2
+FEW_ODD = 2
 
 # A site lacks a category if as many rows of it are expected, by the 10 % quantile of the others'
 # shares.
@@ -54,8 +50,15 @@ EXPECTED_ROWS = 7.0
 # Quantiles without which the numbers of a site cannot be compared.
 FEWEST_QUANTILES = 5
 
-# The smallest range of a site's numbers that divides a distance, in shares of the others'.
-SMALLEST_RANGE = 0.02
+# The share of a site's rows in numbers that its list leaves out, beyond which it is not compared:
+# they are its tails.
+LEFT_OUT = 0.1
+
+# A number that has as many of a site's rows is apart from its other numbers, if it has most rows of
+# most sites. It may mean a missing value if it has NEARLY_ALL, or the median other site
+# has none.
+HEAP = 0.25
+NEARLY_ALL = 0.9
 
 # A conversion explains a distance if it leaves at most the larger of EXPLAINED and the usual,
 # and at most the distance divided by CURED. All that leave half as much again are named.
@@ -64,12 +67,13 @@ CURED = 2.5
 ALSO = 1.5
 MARGIN = 0.02
 
+# Different quantiles on both sides that a conversion maps.
+FEWEST_MAPPED = 3
+
 # Years from which an age may be counted.
 YEARS = (1900.0, 2100.0)
 
-# Sites of a field that are said to stand out, and own columns of a site that may be fields: each
-# takes a comparison of all sites.
-MAX_LEAVING = 20
+# Own columns of a site that may be fields.
 MAX_OWN = 200
 
 # The largest distance of a column from the field that it may be.
@@ -78,18 +82,11 @@ ALIKE = 0.25
 # Names of columns that a sentence lists.
 MAX_NAMED = 6
 
-# Points of a site's distribution in a mixture of sites.
-POINTS = 40
-GRID = (np.arange(POINTS) + 0.5) / POINTS
-
 # Rows of a number, on average, of which few are codes.
 ROWS_OF_CODE = 5
 
 # Listed numbers of a site that are counted out.
 MOST_COUNTED = 10_000
-
-# With at most as many other sites, the usual distance is measured without the site and themselves.
-FEW_SITES = 40
 
 # Similarity of two spellings that may be one, and the share of a site's rows from which a category
 # is frequent.
@@ -137,36 +134,59 @@ def compare(fields: Mapping[str, Profiles]) -> list[Finding]:
     return sorted(found, key=lambda each: -each.size)
 
 
-# Sites that leave ---------------------------------------------------------------------------------
+# Sites outside of a core --------------------------------------------------------------------------
 
-Kind = TypeVar("Kind", bound=Finding)
+# What describes the sites at some places, which stand out by a number of limits.
+Describe = Callable[[NDArray[np.int64], float], Finding]
 
 
-def _let_leave(
-    sites: Sequence[str], judge: Callable[[Sequence[str]], Iterator[Kind]]
-) -> Iterator[Kind]:
-    """Yield the findings on sites that stand out, each compared with those that have not left.
+@dataclass(frozen=True)
+class Sorts(Quiet):
+    """Sites of which too many are apart from the rest for one of them to stand out."""
 
-    `judge` yields the findings on some of these sites, each on one. At most a third of the sites
-    leave, and MAX_LEAVING.
+    kind = "sorts"
+    has = "is far from most sites, which are of several sorts, in"
+
+    def say(self) -> str:
+        """Return what stands out."""
+        return "the sites are of several sorts"
+
+
+def _judge(field: str, sites: Sequence[str], found: Split, describe: Describe) -> Iterator[Finding]:
+    """Yield a finding on each group of sites that stand out of a core, as `describe` returns it.
+
+    A group as large as the core is one of two sides, and of three sites that all differ each may be
+    the odd one: all are named.
     """
-    left = [*sites]
-    for _ in range(min(MAX_LEAVING, max(1, len(sites) // 3))):
-        found = [*judge(left)] if len(left) > 1 else []
-        if not found:
-            return
-        finding = max(found, key=lambda each: each.size)
-        (odd,) = finding.sites
-        left.remove(odd)
-        if len(left) == 1:  # each may be the odd one
-            finding = replace(finding, sites=(*left, odd), others=tuple(left))
-        yield finding
+    core = tuple(site for site, is_member in zip(sites, found.core, strict=True) if is_member)
+    for group, size in zip(found.groups, found.sizes, strict=True):
+        odd = tuple(sites[place] for place in group.tolist())
+        others: tuple[str, ...] = ()
+        if not found.agrees:
+            others = (*core, *odd)
+        elif len(odd) >= len(core):
+            others = core
+        named = (*core, *odd) if others else odd
+        yield replace(describe(group, size), sites=named, others=others)
+    if found.unknown:
+        yield Untold(field, tuple(sites[place] for place in found.unknown), 0.0)
+    if not found.agrees and not found.groups:
+        yield Sorts(field, tuple(sites), 0.0)
 
 
-def _usual(distances: NDArray[np.float64], of_few: float) -> float:
-    """Return the 0.9 quantile of the other sites' distances, and `of_few` for fewer than three."""
-    known = distances[~np.isnan(distances)]
-    return float(np.quantile(known, 0.9)) if len(known) >= 3 else of_few
+def _rank(field: str, count: int, findings: Collection[Finding]) -> Iterator[Finding]:
+    """Yield findings on some of a number of sites, unless these are of several sorts."""
+    unexplained: list[Finding] = []
+    for each in findings:
+        if isinstance(each, Quiet) or (isinstance(each, Explained) and each.explained_by):
+            yield each
+        else:
+            unexplained.append(each)
+    odd = dict.fromkeys(site for each in unexplained for site in each.odd)
+    if len(odd) > max(FEW_ODD, ODD_SHARE * count):
+        yield Sorts(field, tuple(odd), 0.0)
+    else:
+        yield from unexplained
 
 
 # Missing values -----------------------------------------------------------------------------------
@@ -174,7 +194,7 @@ def _usual(distances: NDArray[np.float64], of_few: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Missing(Finding):
-    """Another share of missing values; `elsewhere` is the others' median."""
+    """Another share of missing values; `elsewhere` is the core's median."""
 
     kind = "missing"
     is_of_missing = True
@@ -187,29 +207,22 @@ class Missing(Finding):
         return f"{self.share:.0%} of its rows have no value, and {self.elsewhere:.0%} elsewhere"
 
 
-def find_missing(name: str, columns: Profiles) -> Iterator[Missing]:
+def find_missing(name: str, columns: Profiles) -> Iterator[Finding]:
     """Yield the sites with another share of missing values."""
+    sites = [site for site in sorted(columns) if columns[site].rows]
+    missing = {site: columns[site].empty / columns[site].rows for site in sites}
+    rows = [columns[site].rows for site in sites]
+    if not sites or max(missing.values()) - min(missing.values()) <= SiteShares.floor:
+        return
+    shares = np.array([*missing.values()])
+    compared = SiteShares(shares, np.array(rows, np.float64), columns[sites[0]].floor)
+    found = split(compared)
+    elsewhere = compared.middle(found.core)
 
-    def judge(sites: Sequence[str]) -> Iterator[Missing]:
-        rows = np.array([columns[site].rows for site in sites])
-        missing = np.array([columns[site].empty for site in sites])
-        shares = missing / np.maximum(rows, 1)
-        if np.ptp(shares) <= MISSING_APART:
-            return
-        for place, site in enumerate(sites):
-            others = np.delete(shares, place)
-            middle = float(np.median(others))
-            share = float(shares[place])
-            usual = _usual(np.abs(others - middle), MISSING_USUAL_OF_FEW)
-            variance = max(share * (1.0 - share), middle * (1.0 - middle), 0.05)
-            error = math.sqrt(variance / max(int(rows[place]), 1))
-            rounding = (columns[site].floor - 1) / max(int(rows[place]), 1)
-            limit = max(MISSING_APART + rounding, MISSING_ERRORS * error, USUAL * usual)
-            size = abs(share - middle) / limit
-            if size > 1.0:
-                yield Missing(name, (site,), size, share=share, elsewhere=middle)
+    def describe(group: NDArray[np.int64], size: float) -> Missing:
+        return Missing(name, (), size, share=float(np.median(shares[group])), elsewhere=elsewhere)
 
-    yield from _let_leave([site for site in columns if columns[site].rows], judge)
+    yield from _rank(name, len(sites), [*_judge(name, sites, found, describe)])
 
 
 # Numbers ------------------------------------------------------------------------------------------
@@ -217,112 +230,86 @@ def find_missing(name: str, columns: Profiles) -> Iterator[Missing]:
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers(Explained):
-    """Numbers far from the others'; `elsewhere` is their median."""
+    """Numbers far from the core's: what `quantile` of them lies below a number, and `elsewhere`."""
 
     kind = "numbers"
 
-    median: float
+    number: float
     elsewhere: float
+    quantile: float = 0.5
 
     def say(self) -> str:
         """Return what stands out."""
         cause = self.looks_like or "another quantity, another unit, or other people"
-        elsewhere = three_digits(self.elsewhere)
-        return f"median {three_digits(self.median)}, and {elsewhere} elsewhere: {cause}"
+        number, elsewhere = tell_apart(self.number, self.elsewhere)
+        what = "median" if self.quantile == 0.5 else f"{self.quantile:.0%} are at most"
+        return f"{what} {number}, and {elsewhere} elsewhere: {cause}"
 
     def turn(self, sites: Sequence[str], columns: Sequence[Collection[str]]) -> Self:
         """Return it as a finding about the other side, of these sites."""
         turned = super().turn(sites, columns)
-        return replace(turned, median=self.elsewhere, elsewhere=self.median)
+        return replace(turned, number=self.elsewhere, elsewhere=self.number)
 
     def change_site(self, about: Field) -> Sequence[Mapping[str, str]]:
         """Return the conversions of the site's numbers."""
         return self.convert((), about)
 
 
-@dataclass(frozen=True, eq=False)
-class _Numbers:
-    """The quantiles of sites, shape (sites, 7), points of their distributions, and their rows."""
+@dataclass(frozen=True, kw_only=True)
+class Heap(Finding):
+    """One number in most rows of a site, and in few of the core's: it may mean a missing value."""
 
-    quantiles: NDArray[np.float64]
-    points: NDArray[np.float64]
-    rows: NDArray[np.float64]
+    kind = "heap"
 
-    @classmethod
-    def of(cls, columns: Sequence[ColumnProfile]) -> "_Numbers":
-        """Return the numbers of some columns, each with a quantile at least."""
-        quantiles = np.array([quantiles_of(column) for column in columns])
-        known = [~np.isnan(row) for row in quantiles]
-        points = [
-            np.interp(GRID, PROBABILITIES[given], row[given])
-            for given, row in zip(known, quantiles, strict=True)
-        ]
-        return cls(quantiles, np.array(points), np.array([column.present for column in columns]))
+    number: float
+    share: float
+    elsewhere: float
 
-    def mix(self, left_out: Sequence[int]) -> NDArray[np.float64]:
-        """Return the quantiles of all sites together but for those `left_out`."""
-        weights = np.repeat(self.rows / POINTS, POINTS)
-        weights.reshape(-1, POINTS)[[*left_out]] = 0.0
-        shares = np.cumsum(weights[self._order]) - weights[self._order] / 2.0
-        quantiles: NDArray[np.float64] = np.interp(
-            PROBABILITIES * weights.sum(), shares, self._ordered
+    def say(self) -> str:
+        """Return what stands out."""
+        return (
+            f"{format_number(self.number)} in {self.share:.0%} of its rows, and in"
+            f" {self.elsewhere:.0%} elsewhere: does it mean a missing value?"
         )
-        return quantiles
 
-    @cached_property
-    def _order(self) -> NDArray[np.int64]:
-        return np.argsort(self.points.ravel(), kind="stable")
+    def change_site(self, about: Field) -> Sequence[Mapping[str, str]]:
+        """Return the marker of a missing value."""
+        own = self.change_own(about)
+        return [own] if own else []
 
-    @cached_property
-    def _ordered(self) -> NDArray[np.float64]:
-        return self.points.ravel()[self._order]
-
-    def distances(self, left_out: Sequence[int]) -> NDArray[np.float64]:
-        """Return the distance of each site from the rest; NaN for those `left_out`."""
-        found = np.full(len(self.rows), np.nan)
-        for place in range(len(self.rows)):
-            if place not in left_out:
-                found[place] = distance(self.quantiles[place], self.mix([place, *left_out]))
-        return found
+    def change_own(self, about: Field) -> Mapping[str, str]:
+        """Return the marker of a missing value, unless it is a category."""
+        marker = format_number(self.number)
+        return {} if marker in about.categories else {"missingValues": quote([marker])}
 
 
 def quantiles_of(column: ColumnProfile) -> NDArray[np.float64]:
     """Return the quantiles of a column's numbers, NaN for those that are not given."""
     if column.quantiles:
         return np.array(column.quantiles, np.float64)
+    return _quantiles_of_listed(column, without=None)
+
+
+def _quantiles_of_listed(column: ColumnProfile, without: float | None) -> NDArray[np.float64]:
+    """Return the quantiles of a column's listed numbers, but for one that is left out."""
     numbers = _numbers_of(column)
     counts = np.array([*column.values.values()], np.int64)[: len(numbers)]
+    if without is not None:
+        is_used = numbers != without
+        numbers, counts = numbers[is_used], counts[is_used]
     step = 1 + int(counts.sum()) // MOST_COUNTED
     return np.array(measure_quantiles(np.repeat(numbers, -(-counts // step)), 1), np.float64)
 
 
-def _has_enough(column: ColumnProfile) -> bool:
+def _has_enough(quantiles: NDArray[np.float64]) -> bool:
     """Return whether a column has quantiles enough to be compared."""
-    is_given = np.isfinite(quantiles_of(column))
-    return int(is_given.sum()) >= FEWEST_QUANTILES
+    return int(np.isfinite(quantiles).sum()) >= FEWEST_QUANTILES
 
 
 def _numbers_of(column: ColumnProfile) -> NDArray[np.float64]:
     """Return the listed values as numbers; none if one of them is a text."""
     numbers = [parse_number(text) for text in column.values]
     return np.array([] if None in numbers else numbers, np.float64)
-
-
-def distance(site: NDArray[np.float64], others: NDArray[np.float64]) -> float:
-    """Return the mean difference of two distributions' quantiles, in shares of the smaller range.
-
-    NaN if the others have one number only. The range is that of nine tenths of the numbers; a
-    site's counts as a fiftieth of the others' at least.
-    """
-    given = np.flatnonzero(~np.isnan(site))
-    if len(given) < 2:
-        return math.nan
-    first, last = given[0], given[-1]
-    others_range = others[last] - others[first]
-    if others_range <= 0.0:
-        return math.nan
-    site_range = max(site[last] - site[first], SMALLEST_RANGE * others_range)
-    return float(np.abs(site[given] - others[given]).mean() / min(others_range, site_range))
 
 
 def _are_numbers(columns: Profiles) -> bool:
@@ -335,43 +322,152 @@ def _are_numbers(columns: Profiles) -> bool:
     return len(distinct) > MAX_NUMBERS or rows < ROWS_OF_CODE * len(distinct)
 
 
-def find_numbers(name: str, columns: Profiles) -> Iterator[Finding]:
-    """Yield the sites with numbers far from the others', and the conversions that explain it.
+def _has_one_value(column: ColumnProfile) -> bool:
+    """Return whether all rows of a column have the same value."""
+    return len(column.values) == 1 and sum(column.values.values()) == column.present
 
-    A site with too few quantiles cannot be compared.
+
+def _shows_tails(column: ColumnProfile) -> bool:
+    """Return whether a column's list leaves few of its rows out."""
+    return column.others <= LEFT_OUT * column.present
+
+
+def _share_of(number: float, column: ColumnProfile) -> float:
+    """Return the share of a column's rows that have a number; 0 if that is not listed."""
+    return column.values.get(format_number(number), 0) / max(column.present, 1)
+
+
+def _heap_of(column: ColumnProfile) -> float | None:
+    """Return the most frequent number of a column that counts them; None if it has fewer rows."""
+    numbers = _numbers_of(column)
+    if not len(numbers) or _share_of(numbers[0], column) < HEAP:
+        return None
+    return float(numbers[0])
+
+
+def find_numbers(name: str, columns: Profiles) -> Iterator[Finding]:
+    """Yield the sites with numbers far from the core's, and the conversions that explain it.
+
+    What has one value at most sites is a property of the sites, and not compared. A site with too
+    few quantiles cannot be compared.
     """
     if not _are_numbers(columns):
         return
     numeric = {
-        site: column
-        for site, column in columns.items()
-        if column.quantiles or len(_numbers_of(column))
+        site: columns[site]
+        for site in sorted(columns)
+        if columns[site].quantiles or len(_numbers_of(columns[site]))
     }
-    used = [site for site, column in numeric.items() if _has_enough(column)]
-    few = [site for site in numeric if site not in used]
+    constant = [site for site, column in numeric.items() if _has_one_value(column)]
+    if 2 * len(constant) >= len(numeric) > 1:
+        return
+    heaps = [*find_heaps(name, numeric)]
+    yield from heaps
+    named = {site for each in heaps for site in each.sites}
+    rest = {site: column for site, column in numeric.items() if site not in named}
+    quantiles = _quantiles_by_site(rest)
+    used = [
+        site
+        for site, column in rest.items()
+        if _shows_tails(column) and site not in constant and _has_enough(quantiles[site])
+    ]
+    few = [site for site in rest if site not in used]
     if few:
         yield Untold(name, tuple(few), 0.0)
+    if used:
+        rows = np.array([rest[site].present for site in used], np.float64)
+        yield from _compare_numbers(name, used, SiteNumbers(_stack(quantiles, used), rows))
 
-    def judge(sites: Sequence[str]) -> Iterator[Numbers]:
-        numbers = _Numbers.of([columns[site] for site in sites])
-        distances = numbers.distances(())
-        for place in np.flatnonzero(distances > NUMBERS_APART).tolist():
-            own = distances if len(sites) > FEW_SITES else numbers.distances([place])
-            usual = _usual(np.delete(own, place), USUAL_OF_FEW)
-            size = float(distances[place]) / max(NUMBERS_APART, USUAL * usual)
-            if size > 1.0:
-                quantiles = numbers.quantiles[place]
-                others = numbers.mix([place])
-                yield Numbers(
+
+def _stack(
+    quantiles: Mapping[str, NDArray[np.float64]], sites: Sequence[str]
+) -> NDArray[np.float64]:
+    return np.stack([quantiles[site] for site in sites])
+
+
+def find_heaps(name: str, columns: Profiles) -> Iterator[Heap]:
+    """Yield the sites of which most rows have 0, a sentinel or their only value, unlike the core's.
+
+    It fills nearly all rows, or the median other site does not list it.
+    """
+    heaps: dict[float, list[str]] = {}
+    for site, column in columns.items():
+        number = _heap_of(column)
+        if number is None or _share_of(number, column) <= 0.5:
+            continue
+        if number == 0.0 or number in SENTINELS or _has_one_value(column):
+            heaps.setdefault(number, []).append(site)
+    sites = [*columns]
+    rows = np.array([column.present for column in columns.values()], np.float64)
+    for number, having in heaps.items():
+        shares = np.array([_share_of(number, column) for column in columns.values()])
+        compared = SiteShares(shares, rows, columns[sites[0]].floor)
+        found = split(compared)
+        others = [_share_of(number, columns[site]) for site in sites if site not in having]
+        is_rare = not others or float(np.median(others)) == 0.0
+        for group, size in zip(found.groups, found.sizes, strict=True):
+            odd = [
+                place
+                for place in group
+                if sites[place] in having and (is_rare or shares[place] >= NEARLY_ALL)
+            ]
+            if odd:
+                yield Heap(
                     name,
-                    (sites[place],),
+                    tuple(sites[place] for place in odd),
                     size,
-                    _explain_numbers(name, quantiles, others, usual),
-                    median=float(quantiles[3]),
-                    elsewhere=float(others[3]),
+                    number=number,
+                    share=float(np.median(shares[odd])),
+                    elsewhere=compared.middle(found.core),
                 )
 
-    yield from _let_leave(used, judge)
+
+def _quantiles_by_site(columns: Profiles) -> dict[str, NDArray[np.float64]]:
+    """Return the quantiles of each site; without a number that has most rows of most sites."""
+    heaps = {site: _heap_of(column) for site, column in columns.items()}
+    most = Counter(
+        number
+        for site, number in heaps.items()
+        if number is not None and _share_of(number, columns[site]) > 0.5
+    )
+    common, sites = most.most_common(1)[0] if most else (None, 0)
+    if 2 * sites <= len(columns):
+        common = None
+    quantiles: dict[str, NDArray[np.float64]] = {}
+    for site, column in columns.items():
+        is_apart = common is not None and heaps[site] == common
+        quantiles[site] = _quantiles_of_listed(column, common) if is_apart else quantiles_of(column)
+    return quantiles
+
+
+def _compare_numbers(name: str, sites: Sequence[str], numbers: SiteNumbers) -> Iterator[Finding]:
+    """Yield the sites with numbers far from the core's."""
+    found = split(numbers)
+    others = numbers.mix(found.core)
+
+    def describe(group: NDArray[np.int64], size: float) -> Numbers:
+        own = numbers.mix(choose(group, len(sites)))
+        if len(group) == 1:
+            own = numbers.quantiles[group[0]]
+        place = _most_telling(own, others)
+        return Numbers(
+            name,
+            (),
+            size,
+            _explain_numbers(name, own, others, found.usual),
+            number=float(own[place]),
+            elsewhere=float(others[place]),
+            quantile=float(PROBABILITIES[place]),
+        )
+
+    yield from _rank(name, len(sites), [*_judge(name, sites, found, describe)])
+
+
+def _most_telling(own: NDArray[np.float64], others: NDArray[np.float64]) -> int:
+    """Return the place of the median, or if that is the same, of what differs most."""
+    middle = len(PROBABILITIES) // 2
+    apart = np.nan_to_num(np.abs(own - others))
+    return middle if apart[middle] else int(apart.argmax())
 
 
 def _explain(
@@ -397,11 +493,14 @@ def _explain(
 def _explain_numbers(
     name: str, site: NDArray[np.float64], others: NDArray[np.float64], usual: float
 ) -> tuple[Conversion, ...]:
-    """Return the conversions that explain a site's quantiles."""
+    """Return the conversions that explain a site's quantiles; a conversion maps three of them."""
+    is_given = ~np.isnan(site)
+    if min(len({*each[is_given].tolist()}) for each in (site, others)) < FEWEST_MAPPED:
+        return ()
 
     def left(way: Conversion) -> float:
         back = (site - way.offset) / way.factor
-        return distance(back[::-1] if way.factor < 0.0 else back, others)
+        return float(distance(back[::-1] if way.factor < 0.0 else back, others))
 
     # Years of birth, from the year in which an age is counted.
     year = float(np.nanmedian(site + others[::-1]))
@@ -409,7 +508,7 @@ def _explain_numbers(
     births = [birth if np.nanmedian(site) > np.nanmedian(others) else birth.inverse()]
     is_turned = bool((np.isnan(site) == np.isnan(site[::-1])).all())
     more = births if is_turned and YEARS[0] <= year <= YEARS[1] else []
-    return _explain(name, left, distance(site, others), usual, more)
+    return _explain(name, left, float(distance(site, others)), usual, more)
 
 
 # Categories ---------------------------------------------------------------------------------------
@@ -481,67 +580,104 @@ def _fold(text: str) -> str:
     return re.sub(r"[\s_-]", "", fold_cell(normalise(text))) or text
 
 
-def _variation(
-    counts: NDArray[np.float64], present: NDArray[np.float64], others: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Return the total variation between sites' categories and the others', along the last axis.
+@dataclass(frozen=True, eq=False)
+class _Values:
+    """The different values of columns, folded, and each column's rows of them."""
 
-    Of a site's `present` rows those that its profile does not list may be as the others' are.
-    """
-    shares = counts / np.maximum(present, 1.0)[..., None]
-    rest = others / np.maximum(others.sum(axis=-1, keepdims=True), 1.0)
-    apart: NDArray[np.float64] = np.maximum(shares - rest, 0.0).sum(axis=-1)
-    return apart
+    columns: Profiles
+    texts: Sequence[str]
+    counts: NDArray[np.float64]
+    present: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, columns: Profiles) -> "_Values":
+        """Return the values of each site's column."""
+        texts, counts = _shares_of([*columns.values()])
+        present = np.array([column.present for column in columns.values()], np.float64)
+        return cls(columns, texts, counts, present)
+
+    def spell(self, chosen: NDArray[np.bool_]) -> tuple[str, ...]:
+        """Return a spelling of some of the values: that of the last site that has it."""
+        written = {_fold(text): text for each in self.columns.values() for text in each.values}
+        folded = [text for text, is_chosen in zip(self.texts, chosen, strict=True) if is_chosen]
+        return tuple(written[text] for text in folded)
+
+    def describe(
+        self, field: str, group: NDArray[np.int64], size: float, found: Split
+    ) -> Categories:
+        """Return the finding that a group of sites has other categories than the core."""
+        own = self.counts[group].sum(axis=0)
+        core = found.core.copy()
+        core[group] = False
+        ways = _explain_codes(field, self.texts, own, self.counts[core].sum(axis=0), found.usual)
+        sites = [*self.columns]
+        named = tuple(sites[place] for place in group.tolist())
+        return Categories(field, named, size, ways, words=self.spell(own > 0.0))
 
 
 def find_categories(name: str, columns: Profiles) -> Iterator[Finding]:
-    """Yield the sites with other categories, or without one that all others have."""
+    """Yield the sites with other categories, or without one that all of the core have.
+
+    What has one value at most sites is a property of the sites, and not compared; a site with one
+    value is never in the core.
+    """
     if _are_numbers(columns):
         return
-
-    def judge(sites: Sequence[str]) -> Iterator[Finding]:
-        texts, counts = _shares_of([columns[site] for site in sites])
-        total = counts.sum(axis=0)
-        present = np.array([columns[site].present for site in sites], np.float64)
-        apart = _variation(counts, present, total - counts)
-        largest = (counts / np.maximum(present, 1.0)[:, None]).max(axis=0)
-        expected_most = np.where(counts == 0.0, largest * present[:, None], 0.0)
-        may_lack = expected_most.max(axis=1, initial=0.0) > EXPECTED_ROWS
-        for place in np.flatnonzero(may_lack | (apart > CATEGORIES_APART)).tolist():
-            site = sites[place]
-            others = np.delete(counts, place, axis=0)
-            rest = total - counts[place]
-            distances = _variation(others, np.delete(present, place), rest - others)
-            usual = _usual(distances, CATEGORIES_USUAL_OF_FEW)
-            size = float(apart[place]) / max(CATEGORIES_APART, USUAL * usual)
-            shares = others / np.maximum(np.delete(present, place), 1)[:, None]
-            low = np.quantile(shares, 0.1, axis=0) if len(others) >= 4 else shares.min(axis=0)
-            expected = np.where(counts[place] == 0, low * present[place], 0.0)
-            fewest = EXPECTED_ROWS + columns[site].floor - 1
-            lacking = expected.max(initial=0.0) / fewest
-            farthest = max(size, lacking)
-            if farthest <= 1.0:
-                continue
-            ways = _explain_codes(name, texts, counts[place], rest, usual)
-            written = _spell_out(columns, [*sites, site])
-            if size > 1.0 or ways:
-                own = [written[texts[each]] for each in np.flatnonzero(counts[place])]
-                yield Categories(name, (site,), farthest, ways, words=tuple(own))
-            else:
-                lost = [written[texts[each]] for each in np.flatnonzero(expected > fewest)]
-                yield Lacking(name, (site,), farthest, words=tuple(lost))
-
-    filled = [site for site in columns if columns[site].present]
-    having = [site for site in filled if 2 * columns[site].others <= columns[site].present]
-    few = [site for site in filled if site not in having]
+    filled = [site for site in sorted(columns) if columns[site].present]
+    sites = [site for site in filled if 2 * columns[site].others <= columns[site].present]
+    few = tuple(site for site in filled if site not in sites)
     if few:
-        yield Untold(name, tuple(few), 0.0)
-    yield from _let_leave(having, judge)
+        yield Untold(name, few, 0.0)
+    may_lead = np.array([not _has_one_value(columns[site]) for site in sites], np.bool_)
+    if 2 * int(may_lead.sum()) < len(sites) or len(sites) < 2:
+        return
+    values = _Values.of({site: columns[site] for site in sites})
+    found = split(SiteCategories(values.counts, values.present), may_lead)
+
+    def describe(group: NDArray[np.int64], size: float) -> Categories:
+        return values.describe(name, group, size, found)
+
+    findings = [*_judge(name, sites, found, describe)]
+    if found.agrees:
+        findings += _find_lacking(name, values, found)
+    yield from _rank(name, len(sites), findings)
 
 
-def _spell_out(columns: Profiles, sites: Sequence[str]) -> dict[str, str]:
-    """Return a spelling of each folded value: that of the last site that has it."""
-    return {_fold(text): text for site in sites for text in columns[site].values}
+def _find_lacking(name: str, values: _Values, found: Split) -> Iterator[Finding]:
+    """Yield the sites near the core that lack a category which all of it have, by these together.
+
+    If codes that begin elsewhere explain it, they are other categories.
+    """
+    sites = [*values.columns]
+    shares = values.counts / np.maximum(values.present, 1.0)[:, None]
+    of_core = _least_of(shares[found.core])
+    apart = [place for group in found.groups for place in group.tolist()]
+    lacking: dict[tuple[str, ...], list[tuple[str, float]]] = {}
+    for place, site in enumerate(sites):
+        rest = found.core.copy()
+        rest[place] = False
+        if place in apart or not rest.any():
+            continue
+        least = _least_of(shares[rest]) if rest.sum() <= FEW_SITES else of_core
+        fewest = EXPECTED_ROWS + values.columns[site].floor - 1
+        expected = np.where(values.counts[place] == 0.0, least * values.present[place], 0.0)
+        size = float(expected.max(initial=0.0)) / fewest
+        if size <= 1.0:
+            continue
+        other = values.describe(name, np.array([place]), size, found)
+        if other.explained_by:
+            yield other
+        else:
+            lacking.setdefault(values.spell(expected > fewest), []).append((site, size))
+    for words, odd in lacking.items():
+        size = max(each for _, each in odd)
+        yield Lacking(name, tuple(site for site, _ in odd), size, words=words)
+
+
+def _least_of(shares: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the share of each category that nearly all sites have at least; all of a few."""
+    least: NDArray[np.float64] = shares.min(axis=0)
+    return np.quantile(shares, 0.1, axis=0) if len(shares) >= 4 else least
 
 
 def _explain_codes(
@@ -564,9 +700,9 @@ def _explain_codes(
             moved[format_number(round(back, 6))] += count
         unknown = sum(count for text, count in moved.items() if text not in texts)
         there = np.array([moved[text] for text in texts] + [unknown])
-        return float(_variation(there, there.sum(), np.append(others, 0.0)))
+        return float(variation(there, there.sum(), np.append(others, 0.0)))
 
-    return _explain(name, left, float(_variation(site, site.sum(), others)), usual)
+    return _explain(name, left, float(variation(site, site.sum(), others)), usual)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -601,15 +737,28 @@ def find_spellings(name: str, columns: Profiles) -> Iterator[Spelling]:
     if len(counts) > MAX_SPELLINGS:
         return
     folded = {text: _fold(text) for text in counts}
+    words = {text: _words_of(text) for text in counts}
     ordered = sorted(counts, key=lambda text: (-sum(counts[text].values()), text))
     for place, text in enumerate(ordered):
         for usual in ordered[:place]:
             is_other = folded[text] != folded[usual] and _digits(text) == _digits(usual)
             if not is_other or _are_both_frequent(counts[text], counts[usual]):
                 continue
-            if difflib.get_close_matches(folded[usual], [folded[text]], 1, SIMILAR):
+            if _are_similar(words[text], words[usual]):
                 yield Spelling(name, tuple(counts[text]), text=text, usual=usual)
                 break
+
+
+def _words_of(text: str) -> list[str]:
+    return re.split(r"[\s_-]+", fold_cell(normalise(text)))
+
+
+def _are_similar(words: Sequence[str], others: Sequence[str]) -> bool:
+    """Return whether each word of a text is nearly that of another one: East is not West."""
+    return len(words) == len(others) and all(
+        difflib.get_close_matches(other, [word], 1, SIMILAR)
+        for word, other in zip(words, others, strict=True)
+    )
 
 
 def _digits(text: str) -> str:
@@ -662,7 +811,7 @@ def match_names(fields: Mapping[str, Profiles], own: Mapping[str, Profiles]) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class Alike(Finding):
-    """Columns of several names that may be one: none is at most sites; `columns` has each site's.
+    """Columns of several names that may be one, each at few sites; `columns` has each site's.
 
     The field is the name at most of these sites.
     """
@@ -738,12 +887,15 @@ def _distance_from(column: ColumnProfile, sites: Sequence[ColumnProfile]) -> flo
     together = {str(place): each for place, each in enumerate((column, *sites))}
     if not _are_numbers(together):
         _, counts = _shares_of([*together.values()])
-        return float(_variation(counts[0], counts[0].sum(), counts[1:].sum(axis=0)))
-    known = [each for each in together.values() if _has_enough(each)]
-    if column not in known or len(known) < 2:
+        apart = variation(counts[0], counts[0].sum(), counts[1:].sum(axis=0))
+        return float(np.nan_to_num(apart, nan=math.inf))
+    quantiles = {each: quantiles_of(together[each]) for each in together}
+    known = [each for each in together if _has_enough(quantiles[each])]
+    if "0" not in known or len(known) < 2:
         return math.inf
-    apart = distance(quantiles_of(column), _Numbers.of(known).mix([0]))
-    return float(np.nan_to_num(apart, nan=math.inf))
+    rows = np.array([together[each].present for each in known], np.float64)
+    others = SiteNumbers(_stack(quantiles, known), rows).mix(np.array(known) != "0")
+    return float(np.nan_to_num(distance(quantiles["0"], others), nan=math.inf))
 
 
 # What the rows of a site show ---------------------------------------------------------------------

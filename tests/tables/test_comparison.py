@@ -299,9 +299,9 @@ WORDS = ("u", "v", "w", "z")
     ("finding", "said", "lines"),
     [
         (Missing("x", ("a",), share=0.5, elsewhere=0.1), "50% of its rows have no value", []),
-        (Numbers("x", ("a",), median=2.0, elsewhere=3000.0), "median 2, and 3000 elsewhere", []),
+        (Numbers("x", ("a",), number=2.0, elsewhere=3000.0), "median 2, and 3000 elsewhere", []),
         (
-            Numbers("x", ("a",), 1.0, (LB, LB.inverse()), median=2.0, elsewhere=1.0),
+            Numbers("x", ("a",), 1.0, (LB, LB.inverse()), number=2.0, elsewhere=1.0),
             "it looks like lb and kg",
             [["fields.x.factor = 0.453597"], ["fields.x.factor = 2.2046"]],
         ),

@@ -115,7 +115,7 @@ def test_the_unit_of_the_schema_decides(unit: str, named: list[str]) -> None:
 
 def test_what_proposes_nothing_stays_as_it_is() -> None:
     missing = Missing("x", ("a",), share=0.5, elsewhere=0.1)
-    other = Numbers("x", ("a",), median=1.0, elsewhere=2.0)
+    other = Numbers("x", ("a",), number=1.0, elsewhere=2.0)
     fields = {"x": numbers(a=1.0, b=1.0)}
     assert [*settle([missing, other], fields, "a")] == [missing, other]
 
