@@ -15,10 +15,10 @@ import numpy as np
 from fairbloom.text import join_first, plural, text_if
 
 from .cells import CODE, FLAG, WITH_UNIT, find_sign, parse_number, shorten, sort_classes
-from .code_signs import CODED, CodeSigns, find_code_signs
+from .code_signs import CODED, find_code_signs
 from .comparison import compare
 from .encoding import ColumnValues, explain_cell, is_unknown, measure_moments
-from .findings import SHOWN, Explained
+from .findings import SHOWN, Explained, join_words
 from .grammar import FEW_VALUES, NEARLY_ALL, are_numbers
 from .identifiers import (
     NAMED,
@@ -29,11 +29,13 @@ from .identifiers import (
     judge_texts,
     nearly_all_differ,
 )
+from .missing_words import may_mean_missing
 from .profiles import ColumnProfile
 from .reasons import MAX_FAULTS, DataError
 from .schema import MAX_CATEGORIES, Field, fold, fold_cell
+from .site_names import names_the_site
 from .survey import Column
-from .toml import Note, write_line
+from .toml import Note, quote, write_line
 
 # A number with a leading 0, as codes have.
 PADDED = re.compile(r"0[0-9]+")
@@ -59,9 +61,6 @@ FLAGGED = re.compile(rf"[+-]?[0-9]+(?:[.,][0-9]+ ?| )(?P<flag>{FLAG})")
 UNIT_LETTERS = ("cfk", "smhdwyja", "gtk")
 MAX_FLAGS = 8
 
-# Texts that mean a missing value among numbers; among other texts they may be categories.
-GAPS = ("n.a.", "n.a", "na.", "-", "--", "---", "none", "null", "unknown", "missing", "nil")
-
 # Truth values of programs and spreadsheets, which other sites may write as numbers.
 BOOLEANS = {"true", "false", "wahr", "falsch", "vrai", "faux", "vero", "falso", "verdadero"}
 
@@ -74,8 +73,14 @@ SUGGESTED = "missing"
 # The key at which a question on codes stands.
 CODES = ("categories",)
 
-# Of two numbers, codes and amounts are the same input.
+# Of two numbers, codes and amounts are the same input; a target has two classes.
 TWO = 2
+
+# Share of a target's rows up to which words for a missing value are no class, and of a site's rows
+# up to which what only this site has is not a class; the latter takes FEWEST_SITES.
+FEW_OF_CLASS = 0.2
+RARE = 0.05
+FEWEST_SITES = 3
 
 
 @dataclass(frozen=True)
@@ -222,6 +227,17 @@ def say_what_it_may_name(_: Column, drafted: ColumnDraft) -> ColumnDraft:
     return drafted.ask(remark) if remark else drafted
 
 
+def ask_about_site(column: Column, drafted: ColumnDraft) -> ColumnDraft:
+    """Ask of a column with values of one site only whether it tells the site of a row."""
+    if drafted.target or not names_the_site(column):
+        return drafted
+    return drafted.ask(
+        "nearly each value is of one site only, which tells the site of a row: if so, put"
+        f" {quote(drafted.name)} in ignore in place of this field; if sites write the same in other"
+        " words, say spellings"
+    )
+
+
 # Numbers or categories ----------------------------------------------------------------------------
 
 
@@ -236,7 +252,7 @@ def _is_number(name: str, column: Column) -> bool:
     Texts among numbers are categories if there are few, and they are no exceptions (K, 1, 2, 3); or
     else the column is what most cells at half of the sites are.
     """
-    odd = {text: count for text, count in column.odd_counts.items() if not is_gap(text)}
+    odd = {text: count for text, count in column.odd_counts.items() if not may_mean_missing(text)}
     if not odd:
         return bool((~np.isnan(column.numbers) & (column.counts > 0)).any())
     if all(map(LETTERED.fullmatch, odd)) and len(odd) > 1 and _find_signs_of_codes(name, column):
@@ -264,17 +280,12 @@ def _is_number(name: str, column: Column) -> bool:
     is_usual = rows >= MIXED_SHARE * total or all(signs[text] == "range" for text in names)
     if len(odd) + len(numbers) <= MAX_MIXED and is_repeated and is_usual:
         return False
-    gaps = {text for text in column.odd_counts if is_gap(text)}
+    gaps = {text for text in column.odd_counts if may_mean_missing(text)}
     is_near = ~np.isnan(column.numbers[column.codes]) | column.rows_of(odd.keys() - names)
     present = column.sites.count(column.is_present & ~column.rows_of(gaps))
     filled = present > 0
     are_near = 2 * column.sites.count(is_near) > present
     return bool(2 * are_near[filled].sum() >= filled.sum())
-
-
-def is_gap(text: str) -> bool:
-    """Return whether a text among numbers means that a value is missing."""
-    return fold_cell(text) in GAPS
 
 
 def _unit_of(text: str) -> str:
@@ -304,18 +315,19 @@ def draft_numbers(column: Column, drafted: ColumnDraft) -> ColumnDraft:
 
 def _find_signs_of_codes(name: str, column: Column) -> str:
     """Return what shows that numbers are codes, by their name and how they are written."""
-    if NEVER.fullmatch(name) or len(column.number_counts[0]) <= TWO:
+    if NEVER.fullmatch(name):
         return ""
-    if CODED.fullmatch(name):
-        return "by its name, its numbers are codes"
+    found = "by its name, its numbers are codes" if CODED.fullmatch(name) else ""
     for table in column.sites.tables:
-        values = table.find(table.column_name(name))
-        signs = CodeSigns() if values is None else find_code_signs(values)
-        if signs.is_padded:
-            return "zeros are before other digits, as in codes"
-        if signs.has_widths:
-            return "some decimals end with 0 and others are shorter, as in codes"
-    return ""
+        values = None if found else table.find(table.column_name(name))
+        if values is not None:
+            signs = find_code_signs(values)
+            if signs.is_padded:
+                found = "zeros are before other digits, as in codes"
+            elif signs.has_widths:
+                found = "some decimals end with 0 and others are shorter, as in codes"
+    # the different numbers are counted last: it takes long
+    return text_if(found and len(column.number_counts[0]) > TWO, found)
 
 
 def ask_about_codes(shown: str, column: Column) -> Note:
@@ -359,7 +371,7 @@ def _write_codes(column: Column) -> tuple[str, ...]:
 def _state_numbers(column: Column, drafted: ColumnDraft) -> ColumnDraft:
     """State the flags behind numbers, or the usual unit if each of them has one, and markers."""
     drafted = drafted.state(type="number")
-    units = Counter(_unit_of(text) for text in column.odd_counts if not is_gap(text))
+    units = Counter(_unit_of(text) for text in column.odd_counts if not may_mean_missing(text))
     if flags := _find_flags(column):
         question = Note("left out: is each a flag, and no unit?", behind=True, asks=True)
         drafted = drafted.state(flags=flags).note(("flags",), question)
@@ -369,14 +381,18 @@ def _state_numbers(column: Column, drafted: ColumnDraft) -> ColumnDraft:
 
 
 def _state_gaps(column: Column, drafted: ColumnDraft) -> ColumnDraft:
-    """State a column's own markers of a missing value."""
-    gaps = sorted({text.casefold() for text in column.odd_counts if is_gap(text)})
-    return drafted.state(missingValues=gaps) if gaps else drafted
+    """State the words among numbers that may mean a missing value, and ask whether they do."""
+    gaps = sorted({text.casefold() for text in column.odd_counts if may_mean_missing(text)})
+    if drafted.target or not gaps:  # in a target they are faults
+        return drafted
+    question = f"read as missing values: {join_words(gaps)}; is that what they mean?"
+    drafted = drafted.state(missingValues=gaps)
+    return drafted.note(("missingValues",), Note(question, behind=True, asks=True))
 
 
 def _find_flags(column: Column) -> list[str]:
     """Return the letters after numbers, as in 5.1 H and 3.0 L; [] of one, or of units."""
-    texts = [text for text in column.odd_counts if not is_gap(text)]
+    texts = [text for text in column.odd_counts if not may_mean_missing(text)]
     flags = [found["flag"] for text in texts if (found := FLAGGED.fullmatch(text))]
     if not flags:
         return []
@@ -411,22 +427,36 @@ def draft_texts(column: Column, drafted: ColumnDraft) -> ColumnDraft:
     if drafted.target or drafted.is_number:
         return drafted
     texts = column.text_counts
-    odd = {fold_cell(text) for text in column.odd_counts if not is_gap(text)}
+    odd = {fold_cell(text) for text in column.odd_counts if not may_mean_missing(text)}
     if odd <= BOOLEANS and len(column.number_counts[0]):  # True may mean 1
         sites = dict(zip(column.sites.names, column.texts_of_sites(), strict=True))
         strange = _find_strange(sites, "categories")
         drafted = drafted.say(*_ask_for_spellings(strange, "categories"))
         texts = _add(sites, strange)
-    return drafted.state(**_categorise(texts)).say(*_question_gaps(texts, "a category"))
+    drafted = drafted.state(**_categorise(texts))
+    return drafted.note(CODES, *_ask_about_gaps(texts, drafted.keys))
 
 
-def _question_gaps(texts: Counter[str], part: str) -> Iterator[str]:
-    """Return a comment on each category that may mean a missing value."""
-    return (
-        f"{text!r} is {part} of {texts[text]} rows: if it means a missing value, move it from"
-        " categories to missingValues"
-        for text in filter(is_gap, texts)
-    )
+def _ask_about_gaps(
+    texts: Counter[str], keys: Mapping[str, Any], fewest: int = 1
+) -> Iterator[Note]:
+    """Yield a question on the categories that may mean a missing value; `keys` are the field's.
+
+    If fewer than `fewest` others are left, no line answers it.
+    """
+    gaps = [text for text in texts if may_mean_missing(text)]
+    rest = Counter({text: count for text, count in texts.items() if text not in gaps})
+    count = texts.total() - rest.total()
+    rows = plural(count, "1 row", f"{count} rows")
+    shown = f"{join_words(gaps)} may mean a missing value, in {rows}"
+    if gaps and len({*map(fold_cell, rest)}) >= fewest:
+        about = Field(**{**_categorise(rest), "type": keys["type"], "missingValues": gaps})
+        lines = [write_line(about, key) for key in ("categories", "missingValues")]
+        if "spellings" in keys:
+            lines.insert(1, write_line(about, "spellings"))
+        yield Note(shown, asks=True, lines=tuple(lines))
+    elif gaps:
+        yield Note(f"{shown}: if they do, leave such rows out, or correct them", asks=True)
 
 
 def _find_strange(sites: Mapping[str, Counter[str]], part: str) -> list[str]:
@@ -512,6 +542,8 @@ def draft_classes(column: Column, drafted: ColumnDraft) -> ColumnDraft:
     if drafted.target == "auto" and drafted.is_number:
         faulty = {*column.odd_counts}
     sites = {site: _without(texts, faulty) for site, texts in texts_of_sites.items()}
+    odd = _find_odd_classes(sites)
+    sites = {site: _without(texts, odd) for site, texts in sites.items()}
     classes = _add(sites, [])
     if _are_no_classes(sites, len(classes)):
         raise _no_target(
@@ -526,8 +558,35 @@ def draft_classes(column: Column, drafted: ColumnDraft) -> ColumnDraft:
     strange = _find_strange(sites, "class names")
     usual = _add(sites, strange)
     drafted = drafted.say(*_ask_for_spellings(strange, "class names"))
-    drafted = drafted.state(**_categorise(usual)).say(*_question_gaps(usual, "a class"))
-    return _state_gaps(column, drafted) if faulty else drafted
+    drafted = drafted.state(**_categorise(usual))
+    return drafted.note(CODES, *_ask_about_gaps(usual, drafted.keys, TWO))
+
+
+def _find_odd_classes(sites: Mapping[str, Counter[str]]) -> set[str]:
+    """Return the texts that are faults of a target, and not classes.
+
+    They are words that may mean a missing value, and what one of several sites has in few rows
+    while all other classes are at two sites or more.
+    """
+    total = _add(sites, [])
+    words = {text for text in total if may_mean_missing(text)}
+    rest = _without(total, words)
+    if sum(total[text] for text in words) > FEW_OF_CLASS * total.total() or len(rest) < TWO:
+        words = set()
+        rest = total
+    having: dict[str, list[str]] = {}
+    for site, counts in sites.items():
+        for text in counts.keys() & rest.keys():
+            having.setdefault(text, []).append(site)
+    rare: set[str] = set()
+    for text, (first, *others) in having.items():
+        is_few = rest[text] <= RARE * sites[first].total()
+        if not others and is_few and parse_number(text) is None:
+            rare.add(text)
+    usual = [text for text in rest if text not in rare]
+    are_shared = all(len(having[text]) > 1 for text in usual)
+    is_one_odd = len(sites) >= FEWEST_SITES and len(usual) >= TWO and are_shared
+    return words | rare if is_one_odd else words
 
 
 def _without(counts: Counter[str], texts: set[str]) -> Counter[str]:
@@ -594,4 +653,5 @@ LAWS = (
     draft_numbers,
     draft_texts,
     say_what_it_may_name,
+    ask_about_site,
 )

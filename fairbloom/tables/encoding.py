@@ -22,6 +22,7 @@ from .cells import (
     fold_value,
     parse_numbers,
 )
+from .missing_words import may_mean_missing
 from .reading import CellError, ReadTable, Remark, Values, read
 from .reasons import MAX_FAULTS, DataError, raise_faults
 from .schema import MAX_TEXT, Decimal, Field, Schema, client_of, fold, normalise
@@ -248,10 +249,12 @@ def explain_cell(
     # In the target even a near spelling may be the opposite, as "unwell" is of "well".
     hint = text_if(not is_target, did_you_mean(text, field.categories))
     new = f"add it to categories of fields.{name} if it is a new one"
+    may_be_missing = is_target or may_mean_missing(text)
+    marker = f", or, if it means a missing value, fields.{name}.missingValues = [{text!r}]"
     return (
         f"not one of the categories {known}",
         f"{hint}{'correct it' if hint or is_target else new}, or say which of {known} it means:"
-        f" fields.{name}.spellings = {{CATEGORY = [{text!r}]}}",
+        f" fields.{name}.spellings = {{CATEGORY = [{text!r}]}}{text_if(may_be_missing, marker)}",
     )
 
 

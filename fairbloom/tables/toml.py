@@ -38,7 +38,7 @@ class Note:
         """Return the comment, of several lines if it has `lines`."""
         text = self.text if self.is_line else escape_unprintable(self.text)
         if self.lines:
-            text = f"{text}; if so, uncomment:"
+            text = f"{text}; if so, say:"
         return "\n".join([f"# {each}" for each in (text, *self.lines)])
 
 

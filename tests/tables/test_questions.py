@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fairbloom.protocol.settings import RunSettings
+from fairbloom.tables.missing_words import may_mean_missing
 from fairbloom.tables.names_by_number import (
     MAX_ROWS,
     Outcomes,
@@ -13,7 +14,9 @@ from fairbloom.tables.names_by_number import (
     draw_rows,
     leave_by_shapes,
 )
-from fairbloom.tables.schema import parse_schema
+from fairbloom.tables.schema import normalise, parse_schema
+from fairbloom.tables.site_names import MANY_ROWS, names_the_site
+from fairbloom.tables.survey import Column, Sites
 from fairbloom.tables.toml import Question
 from fairbloom.tasks import check_data, describe_data
 
@@ -260,6 +263,181 @@ def test_too_many_codes_are_asked_about_without_a_line(folder: Folder) -> None:
     target = [("no", "yes")[k % 2] for k in range(len(codes) * 2)]
     (question,) = asked(folder(a=table(zip=codes * 2, target=target)), target="target")
     assert "too many for categories" in question.text
+
+
+# Columns that tell the site ------------------------------------------------------------------------
+
+
+def with_site_values(values: dict[str, list[str]], rows: int = 60) -> dict[str, str]:
+    """Return a table for each site, with a column of its values."""
+    tables = {}
+    for site, cells in values.items():
+        random = np.random.default_rng(ord(site))
+        column = random.choice(cells, rows).tolist()
+        tables[site] = table(scanner=column, target=random.choice(["a", "b"], rows).tolist())
+    return tables
+
+
+@pytest.mark.parametrize(
+    ("values", "is_asked"),
+    [
+        ({"a": ["GE1", "GE2"], "b": ["PH1"], "c": ["SIE1", "SIE2"]}, True),
+        ({"a": ["11", "12", "13"], "b": ["21", "22"], "c": ["31", "32"]}, True),
+        ({"a": ["ge1", "ge2"], "b": ["GE1", "GE2"]}, False),
+        ({"a": ["GE1", "GE2"], "b": ["GE1", "PH1"], "c": ["SIE1", "SIE2"]}, False),
+        ({"a": ["GE1", "GE2"]}, False),
+    ],
+)
+def test_values_of_one_site_tell_it(
+    folder: Folder, values: dict[str, list[str]], is_asked: bool
+) -> None:
+    questions = asked(folder(**with_site_values(values)), target="target")
+    assert [each.column for each in questions] == ["scanner"] * is_asked
+    for each in questions:
+        assert 'put "scanner" in ignore' in each.text
+
+
+def test_a_column_of_the_sites_of_one_file_is_told(folder: Folder) -> None:
+    tables = with_site_values({"a": ["GE1", "GE2"], "b": ["PH1", "PH2"]})
+    lines = ["site," + tables["a"].splitlines()[0]]
+    for site, text in tables.items():
+        lines += [f"{site},{line}" for line in text.splitlines()[1:]]
+    there = folder(all="\n".join(lines) + "\n")
+    assert [each.column for each in asked(there, target="target", client="site")] == ["scanner"]
+
+
+def survey(values: np.ndarray, sites: np.ndarray) -> bool:
+    """Return whether values name the sites, which are ascending."""
+    rows = [np.flatnonzero(sites == site) for site in np.unique(sites)]
+    about = Sites(
+        [str(place) for place in range(len(rows))],
+        [],
+        rows,
+        np.cumsum([len(each) for each in rows]),
+    )
+    column = Column(
+        sites=about,
+        codes=np.arange(len(values)),
+        numbers=np.append(values, np.nan),
+        is_missing=np.append(np.isnan(values), True),
+        texts={},
+        words={},
+        marks={},
+        is_there=np.ones(len(rows), np.bool_),
+    )
+    return names_the_site(column)
+
+
+@pytest.mark.parametrize("rows", [600, MANY_ROWS + 1_000])
+def test_numbers_that_tell_the_site_are_found_in_many_rows(rows: int) -> None:
+    random = np.random.default_rng(0)
+    sites = np.repeat([0, 1, 2], rows // 3)
+    values = random.integers(0, rows // 10, len(sites)) * 3.0
+    assert survey(values + sites, sites)
+    assert not survey(values, sites)
+    assert not survey(random.normal(size=len(sites)), sites)  # all differ
+    most = np.where(random.random(len(sites)) < 0.9, values + sites, 1.0)
+    assert not survey(most, sites)  # a tenth is at all sites
+    half = np.where(random.random(len(sites)) < 0.7, random.normal(size=len(sites)), values + sites)
+    assert not survey(half, sites)
+    with_gaps = np.where(random.random(len(sites)) < 0.7, np.nan, values + sites)
+    assert survey(with_gaps, sites)
+
+
+# Words for a missing value -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("#WERT!", "#¡VALOR!", "#NOMBRE?", "#N/D", "#NV", "#DIV/0!", "#BEZUG!", "UNK", "ASKU"),
+        *("k.A.", "k. A.", "entfällt", "Keine Angabe", "not done", "Refused", "inconnu"),
+        *("non renseigné", "sconosciuto", "non eseguito", "desconocido", "NS/NC", "n.v.t."),
+        *("não informado", "onbekend", "(unknown)", "-", "–", "none", "NI"),
+    ],
+)
+def test_words_may_mean_a_missing_value(word: str) -> None:
+    assert may_mean_missing(normalise(word))
+
+
+@pytest.mark.parametrize(
+    "word", ["OTH", "other", "no", "nein", "never", "#1", "# of 3", "negative", "0", "normal", "A-"]
+)
+def test_other_words_are_answers(word: str) -> None:
+    assert not may_mean_missing(normalise(word))
+
+
+def with_words(words: dict[str, list[str]], rows: int = 100) -> dict[str, str]:
+    """Return a table for each site, with words in a tenth of two columns and of the target."""
+    tables = {}
+    for site, own in words.items():
+        random = np.random.default_rng(len(site))
+        columns = {
+            "pressure": random.integers(90, 170, rows).astype(str).tolist(),
+            "smoking": random.choice(["never", "former", "current"], rows).tolist(),
+            "died": random.choice(["yes", "no"], rows).tolist(),
+        }
+        for place, name in enumerate(columns):
+            for k in range(place, rows, 10):
+                columns[name][k] = own[k % len(own)]
+        tables[site] = table(**columns)
+    return tables
+
+
+def test_words_are_asked_about_and_faults_of_a_target(folder: Folder) -> None:
+    there = folder(**with_words({"a": ["UNK", "ASKU"], "bb": ["k.A.", "#WERT!"], "ccc": ["nr"]}))
+    questions = {each.column: each.text for each in asked(there, target="died", missing="drop")}
+    assert [*questions] == ["pressure", "smoking"]
+    assert questions["pressure"].startswith("read as missing values: 'k.a.', 'nr', 'unk'; is")
+    assert (
+        'say categories = ["current", "former", "never"] and missingValues' in questions["smoking"]
+    )
+    text = inferred(there, target="died")
+    schema = parse_schema(text)
+    assert schema.fields["died"].categories == ("no", "yes")
+    assert "fields.died.missingValues = ['UNK']" in text
+    faults = describe_data(RunSettings.of(config(there, text)))["faults"]
+    assert "UNK" in [row["value"] for row in faults if row["column"] == "died"]
+
+
+def test_the_answers_to_words_are_followed(folder: Folder) -> None:
+    there = folder(**with_words({"a": ["UNK"], "bb": ["ASKU"], "ccc": ["not done"]}))
+    text = inferred(there, target="died", missing="drop")
+    kept: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("# categories") or line.startswith("# missingValues"):
+            kept.append(line[2:])
+        elif not (line.startswith("categories") and kept[-1].startswith("missingValues")):
+            kept.append(line)
+    answered = "\n".join(kept).replace(
+        "[fields.died]", '[fields.died]\nmissingValues = ["UNK", "ASKU", "not done"]'
+    )
+    assert parse_schema(answered).fields["smoking"].categories == ("current", "former", "never")
+    assert describe_data(RunSettings.of(config(there, answered)))["faults"] == []
+
+
+@pytest.mark.parametrize(
+    ("classes", "faults"),
+    [
+        ([["yes", "no"], ["yes", "no"], [*["yes", "no"] * 15, "odd"]], ["odd"]),
+        ([["yes", "no"], ["yes", "no"], ["yes", "no", "odd"]], []),  # in a third of its rows
+        ([["yes", "no"], [*["yes", "no"] * 15, "odd"], [*["yes", "no"] * 15, "odd"]], []),
+        ([["yes", "no"], ["yes", "no"], [*["yes", "no"] * 15, "UNK"]], ["UNK"]),
+        ([["yes", "UNK"], ["yes", "UNK"]], []),  # nothing else would be left
+        ([["yes", "no", "UNK"], ["yes", "no", "UNK"]], []),  # in a third of the rows
+    ],
+)
+def test_what_one_site_has_in_few_rows_is_no_class(
+    folder: Folder, classes: list[list[str]], faults: list[str]
+) -> None:
+    files = {}
+    for site, own in enumerate(classes):
+        files[f"s{site}"] = table(target=[own[k % len(own)] for k in range(93)])
+    text = inferred(folder(**files), target="target")
+    known = {each for own in classes for each in own}
+    assert {*parse_schema(text).fields["target"].categories} == known - {*faults}
+    for each in faults:
+        assert f"if it means a missing value, fields.target.missingValues = ['{each}']" in text
 
 
 # Runs ---------------------------------------------------------------------------------------------
