@@ -650,7 +650,8 @@ class Rounds:
                 number - 1,
                 plural(len(spent), "is", "are"),
             )
-        if self._find_excluded() and not self._select_training(self.online):
+        is_last = number == self.num_rounds
+        if not is_last and self._find_excluded() and not self._select_training(self.online):
             self.stopped = "the privacy accounts of all clients are spent or halted"
 
     def _with_states(

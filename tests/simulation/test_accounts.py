@@ -8,7 +8,7 @@ import pytest
 
 from fairbloom.client.private.budget import Budget
 from fairbloom.errors import FairbloomError
-from fairbloom.server.run_folder.files import ENGINE, PRIVACY
+from fairbloom.server.run_folder.files import ENGINE, PRIVACY, read_stop
 from fairbloom.simulation.run import simulate
 from fairbloom.strategies.registry import METHODS
 from tests.client.private.device import SCHEMA, write_table
@@ -200,3 +200,13 @@ def test_accounts_report_tests_as_often_as_is_set(
     done = rounds(private(tmp_path, {"privacy.tests": 3, "evaluate_every": every}))
     scores = [row["test_accuracy_of_global_model_mean"] for row in done]
     assert [place for place, score in enumerate(scores) if score] == evaluated
+
+
+@pytest.mark.parametrize(("count", "early"), [(2, False), (3, True)])
+def test_a_run_that_spends_all_in_its_last_round_is_whole(
+    tmp_path: Path, count: int, early: bool
+) -> None:
+    """It has not ended early."""
+    folder = private(tmp_path, {"privacy.spend": "8", "num_rounds": count})
+    assert bool(read_stop(folder)) == early
+    assert len(rounds(folder)) == 2
