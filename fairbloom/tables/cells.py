@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fairbloom.text import text_if
 
+from .ages import is_of_years, parse_age
 from .grammar import LETTER, explain_pattern, find_numbers, is_band
 from .schema import MAX_CATEGORIES, MISSING_VALUES, Decimal, SchemaFile, fold_cell, normalise
 
@@ -162,7 +163,8 @@ def parse_numbers(
 ) -> Numbers:
     """Return a column's numbers (else NaN), which cells are not numbers, and which are missing.
 
-    `units` may follow the numbers; `missing` are texts in lower case.
+    `units` may stand at the numbers, in brackets or not; if one is that of years, ages in other
+    units are read as years. `missing` are texts in lower case.
     """
     import pyarrow as pa  # imported late: a server reads no tables
     from pyarrow import compute
@@ -183,11 +185,19 @@ def parse_numbers(
     texts = compute.utf8_trim_whitespace(values)
     markers = pa.array([*missing], pa.string())
     gone = to_array(compute.is_in(compute.utf8_lower(texts), markers))
+    if any(map(is_of_years, units)):
+        texts = _write_years(texts, decimal)
     for unit in units:
         sign = re.escape(unicodedata.normalize("NFKC", unit)).translate(OF_UNITS)
-        texts = compute.replace_substring_regex(texts, rf"^([0-9.,+\- ]+?)\s*{sign}$", r"\1")
-        if CURRENCY.fullmatch(f"{unit}0"):
-            texts = compute.replace_substring_regex(texts, rf"^{sign}\s*([0-9.,+\- ]+)$", r"\1")
+        bracketed = rf"[(\[]\s*{sign}\s*[)\]]"
+        between = r"\s+"  # a letter before a number is a code
+        if CURRENCY.fullmatch(f"{unit}0") or not any(map(str.isalnum, unit)):
+            between = r"\s*"
+        for pattern in (
+            rf"^([0-9.,+\- ]+?)\s*(?:{sign}|{bracketed})$",
+            rf"^(?:{sign}{between}|{bracketed}\s*)([0-9.,+\-][0-9.,+\- ]*)$",
+        ):
+            texts = compute.replace_substring_regex(texts, pattern, r"\1")
     if group:
         texts = compute.replace_substring_regex(texts, "[\u00a0\u2009\u202f]", " ")
         pattern = (
@@ -204,6 +214,19 @@ def parse_numbers(
     is_number = compute.match_substring_regex(texts, f"^{POINT_NUMBER}$")
     parsed = compute.if_else(is_number, texts, "nan").cast(pa.float64())
     return _judge(to_array(parsed), gone, codes)
+
+
+def _write_years(texts: Any, decimal: Decimal) -> Any:
+    """Return a column in which ages with their units are numbers of years."""
+    import pyarrow as pa  # imported late: a server reads no tables
+
+    coded = texts.dictionary_encode().combine_chunks()
+    written = list[str]()
+    for text in coded.dictionary.to_pylist():
+        years = parse_age(text)
+        written.append(text if years is None else format_number(years, decimal))
+    cells = pa.array(written, pa.string())
+    return pa.chunked_array([cells.take(coded.indices)])
 
 
 def _judge(

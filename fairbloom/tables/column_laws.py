@@ -14,17 +14,20 @@ import numpy as np
 
 from fairbloom.text import join_first, plural, text_if
 
-from .cells import CODE, FLAG, WITH_UNIT, find_sign, parse_number, shorten, sort_classes
+from .ages import Ages, find_ages
+from .cells import CODE, WITH_UNIT, find_sign, parse_number, shorten, sort_classes
 from .code_signs import CODED, find_code_signs
 from .comparison import compare
 from .encoding import ColumnValues, explain_cell, is_unknown, measure_moments
 from .findings import SHOWN, Explained, join_words
-from .grammar import FEW_VALUES, NEARLY_ALL, are_numbers
+from .flags import find_flags
+from .grammar import are_numbers
 from .identifiers import (
     NAMED,
     NEVER,
     Judgement,
     Reason,
+    are_too_many,
     judge_numbers,
     judge_texts,
     nearly_all_differ,
@@ -54,12 +57,6 @@ MIXED_SHARE = 0.05
 MAX_FEW = 20
 CODE_DENSITY = 0.45  # even numbers have 0.5
 CODE_ROWS = 10
-
-# A number with a letter that may be a flag. Letters of one of these kinds are units: temperatures,
-# times, weights.
-FLAGGED = re.compile(rf"[+-]?[0-9]+(?:[.,][0-9]+ ?| )(?P<flag>{FLAG})")
-UNIT_LETTERS = ("cfk", "smhdwyja", "gtk")
-MAX_FLAGS = 8
 
 # Truth values of programs and spreadsheets, which other sites may write as numbers.
 BOOLEANS = {"true", "false", "wahr", "falsch", "vrai", "faux", "vero", "falso", "verdadero"}
@@ -258,7 +255,7 @@ def _is_number(name: str, column: Column) -> bool:
     if all(map(LETTERED.fullmatch, odd)) and len(odd) > 1 and _find_signs_of_codes(name, column):
         return False
     numbers, counts = column.number_counts
-    are_written = are_numbers(odd, len(numbers)) or _find_flags(column)
+    are_written = are_numbers(odd, len(numbers)) or _find_flags(column) or _find_ages(column)
     if are_written and not NAMED.fullmatch(name):
         return True
     signs = {text: find_sign(text) for text in odd}
@@ -372,7 +369,13 @@ def _state_numbers(column: Column, drafted: ColumnDraft) -> ColumnDraft:
     """State the flags behind numbers, or the usual unit if each of them has one, and markers."""
     drafted = drafted.state(type="number")
     units = Counter(_unit_of(text) for text in column.odd_counts if not may_mean_missing(text))
-    if flags := _find_flags(column):
+    ages = _find_ages(column)
+    if ages is not None:
+        shown = " and ".join(map(repr, ages.others))
+        drafted = drafted.state(unit=ages.unit).say(f"ages: {shown} are read in years")
+        if len(column.number_counts[0]):
+            drafted = drafted.ask("numbers without a unit are read as years: are they?")
+    elif flags := _find_flags(column):
         question = Note("left out: is each a flag, and no unit?", behind=True, asks=True)
         drafted = drafted.state(flags=flags).note(("flags",), question)
     elif units and "" not in units and not len(column.number_counts[0]):
@@ -391,16 +394,15 @@ def _state_gaps(column: Column, drafted: ColumnDraft) -> ColumnDraft:
 
 
 def _find_flags(column: Column) -> list[str]:
-    """Return the letters after numbers, as in 5.1 H and 3.0 L; [] of one, or of units."""
+    """Return the flags at numbers, as in 5.1 H and L 3.0; [] of units."""
     texts = [text for text in column.odd_counts if not may_mean_missing(text)]
-    flags = [found["flag"] for text in texts if (found := FLAGGED.fullmatch(text))]
-    if not flags:
-        return []
-    letters = {*"".join(flags).casefold()}
-    are_many = len(texts) + len(column.number_counts[0]) > FEW_VALUES
-    are_units = any(letters <= {*units} for units in UNIT_LETTERS)
-    are_flags = are_many and not are_units and len(flags) >= NEARLY_ALL * len(texts)
-    return sorted({*flags}) if are_flags and 1 < len({*flags}) <= MAX_FLAGS else []
+    return find_flags(texts, len(column.number_counts[0]))
+
+
+def _find_ages(column: Column) -> Ages | None:
+    """Return the units of ages, as in 045Y and 018M; None of one unit."""
+    texts = [text for text in column.odd_counts if not may_mean_missing(text)]
+    return find_ages(texts, len(column.number_counts[0]))
 
 
 def may_be_codes(name: str, column: Column) -> bool:
@@ -598,7 +600,9 @@ def _are_no_classes(sites: Mapping[str, Counter[str]], different: int) -> bool:
     for counts in sites.values():
         if _has_texts(counts) and nearly_all_differ(len(counts), counts.total()):
             return True
-    return different > MAX_NUMBERED_CLASSES
+    rows = sum(map(Counter.total, sites.values()))
+    has_texts = any(map(_has_texts, sites.values()))
+    return different > MAX_NUMBERED_CLASSES or (has_texts and are_too_many(different, rows))
 
 
 def _has_texts(cells: Iterable[str]) -> bool:

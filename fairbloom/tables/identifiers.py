@@ -15,6 +15,9 @@ from .survey import Column
 # Rows of a file that show whether all values of a column differ.
 FEWEST_ROWS = 20
 
+# The share of all rows that have another text each from which texts are no categories.
+MOST_CATEGORIES = 0.75
+
 # Numbers are dense if the range of nearly all is at most this many times their count.
 DENSE = 1.2
 
@@ -182,7 +185,13 @@ def judge_texts(column: Column) -> Judgement:
     longest = max(map(len, column.text_counts), default=0)
     if longest > MAX_TEXT:
         return Judgement(ignored=Reason(f"a text of it has {longest:,} characters", of_it=False))
-    return judge_most_texts(column)
+    different = len(column.text_counts)
+    rows = column.text_counts.total()
+    judgement = judge_most_texts(column)
+    if judgement.ignored is None and are_too_many(different, rows):
+        said = f"has {different:,} different texts in {rows:,} rows, too many for categories"
+        return Judgement(ignored=Reason(said))
+    return judgement
 
 
 def judge_most_texts(column: Column) -> Judgement:
@@ -206,6 +215,11 @@ def judge_most_texts(column: Column) -> Judgement:
             )
         )
     return Judgement()
+
+
+def are_too_many(different: int, rows: int) -> bool:
+    """Return whether texts are no categories of all rows, as most rows have another one."""
+    return rows >= FEWEST_ROWS and different >= MOST_CATEGORIES * rows
 
 
 def nearly_all_differ(different: int, rows: int) -> bool:

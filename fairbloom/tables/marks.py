@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .cells import CURRENCY, WITH_UNIT
+from .flags import find_flag
 from .schema import Decimal, GroupMark, normalise
 
 # Cells of a column that are looked at; those that no number can be read from are, all of them.
@@ -89,4 +90,6 @@ def _find_evidence(cell: str) -> str:
         return "none" if EVIDENCE["none"].fullmatch(cell) else ""
     if found := CURRENCY.fullmatch(cell) or WITH_UNIT.fullmatch(cell):
         cell = found["number"]
+    elif flagged := find_flag(cell):
+        cell = flagged.number
     return next((kind for kind, pattern in EVIDENCE.items() if pattern.fullmatch(cell)), "")

@@ -959,7 +959,7 @@ def _read_notes(
 
 
 def _find_cell(reference: str) -> tuple[int, int]:
-    """Return the column and the row of a cell as C7, from 1; raise ValueError if it is none."""
+    """Return the column and the row of a cell as C7, from 1; raise ValueError for another text."""
     found = CELL_REFERENCE.fullmatch(reference)
     if found is None:
         raise ValueError(f"{shorten(reference)!r} is no cell")
