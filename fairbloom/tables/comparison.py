@@ -994,6 +994,44 @@ class Far(Code):
 
 
 @dataclass(frozen=True, kw_only=True)
+class OffScale(Code):
+    """A whole number after a hole in a scale."""
+
+    kind = "scale"
+
+    def say(self) -> str:
+        """Return what stands out."""
+        code = format_number(self.number)
+        return f"{code} in {self.rows:,} rows, and numbers next to it are missing: it may be a code"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Above(InRows):
+    """Several numbers far above the others; `number` is the nearest."""
+
+    kind = "above"
+    is_code = True
+
+    def say(self) -> str:
+        """Return what stands out."""
+        held = f"{three_digits(self.number)} or more in {self.rows:,} rows"
+        return f"{held}, far from the others: correct them, or list codes in missingValues"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Below(InRows):
+    """Several numbers far below the others; `number` is the nearest."""
+
+    kind = "below"
+    is_code = True
+
+    def say(self) -> str:
+        """Return what stands out."""
+        held = f"{three_digits(self.number)} or less in {self.rows:,} rows"
+        return f"{held}, far from the others: correct them, or list codes in missingValues"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Negative(Code):
     """A negative number, among others that are not."""
 
@@ -1041,7 +1079,8 @@ class Exclusive(InRows):
 
 
 # What only rows show, by the code of its kind in a profile.
-IN_ROWS = {each.kind: each for each in (Far, Negative, Zero, TwoUnits, Exclusive)}
+KINDS_IN_ROWS = (Far, OffScale, Above, Below, Negative, Zero, TwoUnits, Exclusive)
+IN_ROWS = {each.kind: each for each in KINDS_IN_ROWS}
 
 
 def join_found(name: str, columns: Profiles) -> Iterator[InRows]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from .cells import format_number
 from .encoding import ColumnValues, is_missing
+from .far_values import find_beyond, find_codes_of_scale
 from .schema import MAX_TEXT, Field
 from .survey import Column
 from .two_units import find_two_units
@@ -59,12 +60,13 @@ class Found:
     Attributes
     ----------
     kind
-        "far", "negative" or "zero" for a number that may stand for a missing value, "two-units", or
-        "exclusive" for a column that is never filled where another one is.
+        "far", "scale", "negative" or "zero" for a number that may stand for a missing value,
+        "above" or "below" for several far ones, at a floor of 1, "two-units", or "exclusive" for a
+        column that is never filled where another one is.
     rows
         The rows that show it: of two units, those in the rarer one.
     number
-        The number.
+        The number; of several, the nearest to the others.
     column
         The other column.
     units
@@ -196,7 +198,7 @@ def profile(columns: Mapping[str, Cells], floor: int = 1) -> dict[str, ColumnPro
     categories = [cells.codes for cells in columns.values() if len(cells.texts)]
     profiles: dict[str, ColumnProfile] = {}
     for name, cells in columns.items():
-        codes = _round(_find_codes(cells.known), floor)
+        codes = _round(_find_codes(cells.known, floor), floor)
         found = [*_round(exclusive[name], floor), *codes]
         if two := find_two_units(cells.numbers, categories):
             found += _round([Found("two-units", two.rows, units=two.units)], floor)
@@ -281,7 +283,7 @@ def pattern_of(text: str) -> str:
     return re.sub(r"[^\W\d_]", "a", re.sub(r"\d", "9", text[:MAX_PATTERN]))
 
 
-def _find_codes(numbers: NDArray[np.float64]) -> Iterator[Found]:
+def _find_codes(numbers: NDArray[np.float64], floor: int) -> Iterator[Found]:
     """Yield the numbers that may stand for a missing value."""
     if len(numbers) < 2:
         return
@@ -292,7 +294,21 @@ def _find_codes(numbers: NDArray[np.float64]) -> Iterator[Found]:
         if is_repeated and np.abs(others - code).min() > max(2.0 * others.std(), 1.0):
             codes.append(code)
             yield Found("far", len(numbers) - len(others), code)
-    others = numbers[~np.isin(numbers, codes)]
+    for code, rows in find_codes_of_scale(numbers):
+        if code not in codes:
+            codes.append(code)
+            yield Found("scale", rows, code)
+    others = numbers[~np.isin(numbers, codes)] if codes else numbers
+    beyond = find_beyond(others)
+    if len(beyond) and (beyond[0] == beyond[-1] or floor > 1):
+        for code, rows in zip(*np.unique(beyond, return_counts=True), strict=True):
+            codes.append(float(code))
+            yield Found("far", int(rows), float(code))
+    elif len(beyond):
+        is_above = bool(others.max() == beyond[-1])
+        kind = "above" if is_above else "below"
+        yield Found(kind, len(beyond), float(beyond[0 if is_above else -1]))
+    others = numbers[~np.isin(numbers, codes)] if codes else numbers
     below, counts = np.unique(others[others < 0.0], return_counts=True)
     are_codes = 1 <= len(below) <= 2 and counts.min() > 1 and (below == np.round(below)).all()
     if are_codes and others.max() > 0.0:
