@@ -580,11 +580,14 @@ def _find_odd_classes(sites: Mapping[str, Counter[str]]) -> set[str]:
     for site, counts in sites.items():
         for text in counts.keys() & rest.keys():
             having.setdefault(text, []).append(site)
+    of_one: dict[str, list[str]] = {}
+    for text, holders in having.items():
+        if len(holders) == 1 and parse_number(text) is None:
+            of_one.setdefault(holders[0], []).append(text)
     rare: set[str] = set()
-    for text, (first, *others) in having.items():
-        is_few = rest[text] <= RARE * sites[first].total()
-        if not others and is_few and parse_number(text) is None:
-            rare.add(text)
+    for site, texts in of_one.items():
+        if sum(rest[text] for text in texts) <= RARE * sites[site].total():
+            rare.update(texts)
     usual = [text for text in rest if text not in rare]
     are_shared = all(len(having[text]) > 1 for text in usual)
     is_one_odd = len(sites) >= FEWEST_SITES and len(usual) >= TWO and are_shared

@@ -1078,6 +1078,9 @@ class Exclusive(InRows):
         return f"it is never filled where {self.column!r} is: they may be one column"
 
 
+# Kinds of which sites may have found other numbers.
+OF_SEVERAL = (Above.kind, Below.kind)
+
 # What only rows show, by the code of its kind in a profile.
 KINDS_IN_ROWS = (Far, OffScale, Above, Below, Negative, Zero, TwoUnits, Exclusive)
 IN_ROWS = {each.kind: each for each in KINDS_IN_ROWS}
@@ -1085,22 +1088,25 @@ IN_ROWS = {each.kind: each for each in KINDS_IN_ROWS}
 
 def join_found(name: str, columns: Profiles) -> Iterator[InRows]:
     """Yield what sites found in their rows, once for all sites that found the same."""
-    alike: dict[Found, dict[str, int]] = {}
+    alike: dict[Found, dict[str, Found]] = {}
     for site, column in columns.items():
         for each in column.found:
-            alike.setdefault(replace(each, rows=0), {})[site] = each.rows
+            number = 0.0 if each.kind in OF_SEVERAL else each.number
+            alike.setdefault(replace(each, rows=0, number=number), {})[site] = each
     for found, sites in alike.items():
         rest = [columns[site] for site in columns if site not in sites]
+        numbers = [each.number for each in sites.values()]
+        nearest = max(numbers) if found.kind == Below.kind else min(numbers)
         kind = IN_ROWS[found.kind]
-        if kind.is_code and any(_is_usual(found.number, column) for column in rest):
+        if kind.is_code and any(_is_usual(nearest, column) for column in rest):
             continue
         yield kind(
             name,
             tuple(sites),
-            number=found.number,
+            number=nearest,
             column=found.column,
             units=found.units,
-            rows=sum(sites.values()),
+            rows=sum(each.rows for each in sites.values()),
         )
 
 

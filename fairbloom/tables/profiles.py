@@ -202,7 +202,7 @@ def profile(columns: Mapping[str, Cells], floor: int = 1) -> dict[str, ColumnPro
         found = [*_round(exclusive[name], floor), *codes]
         if two := find_two_units(cells.numbers, categories):
             found += _round([Found("two-units", two.rows, units=two.units)], floor)
-        column = _profile_column(cells, floor, [each.number for each in codes])
+        column = _profile_column(cells, floor, codes)
         profiles[name] = replace(column, found=tuple(found))
     return profiles
 
@@ -212,7 +212,7 @@ def _round(found: Iterable[Found], floor: int) -> list[Found]:
     return [replace(each, rows=each.rows // floor * floor) for each in found if each.rows >= floor]
 
 
-def _profile_column(cells: Cells, floor: int, codes: Sequence[float]) -> ColumnProfile:
+def _profile_column(cells: Cells, floor: int, codes: Sequence[Found]) -> ColumnProfile:
     """Return the profile of a column; `codes` are numbers that may stand for a missing value."""
     numbers = cells.known
     counts: dict[str, int] = {}
@@ -228,7 +228,7 @@ def _profile_column(cells: Cells, floor: int, codes: Sequence[float]) -> ColumnP
         return ColumnProfile(
             rows,
             missing,
-            quantiles=measure_quantiles(numbers[~np.isin(numbers, codes)], floor),
+            quantiles=measure_quantiles(numbers[~_are_codes(numbers, codes)], floor),
             floor=floor,
             patterns=_list(patterns, floor),
         )
@@ -237,6 +237,17 @@ def _profile_column(cells: Cells, floor: int, codes: Sequence[float]) -> ColumnP
     listed = _list(counts, floor)
     others = sum(count for text, count in counts.items() if text not in listed)
     return ColumnProfile(rows, missing, listed, others // floor * floor, floor=floor)
+
+
+def _are_codes(numbers: NDArray[np.float64], codes: Sequence[Found]) -> NDArray[np.bool_]:
+    """Return which numbers may stand for a missing value, or lie apart."""
+    are_codes = np.isin(numbers, [each.number for each in codes])
+    for each in codes:
+        if each.kind == "above":
+            are_codes |= numbers >= each.number
+        elif each.kind == "below":
+            are_codes |= numbers <= each.number
+    return are_codes
 
 
 def _has_many(numbers: NDArray[np.float64]) -> bool:

@@ -133,3 +133,14 @@ def test_data_say_far_values(folder: Folder) -> None:
     said = [each["remark"] for each in remarks if each["column"] == "age"]
     line = 'if so, say missingValues = ["300"] under [fields.age]'
     assert said == [f"300 in 27 rows, far from the others; {line}"]
+
+
+def test_sites_with_other_far_values_are_said_once() -> None:
+    columns = {}
+    for site, nearest in (("a", 300.0), ("b", 301.0), ("c", 302.0)):
+        numbers = with_values(AGES, *[nearest, 303.0, 304.0] * 10)
+        columns[site] = profile({"x": Cells.of(Field(type="number"), numbers)})["x"]
+        assert max(each or 0.0 for each in columns[site].quantiles) < 100.0
+    (above,) = compare({"x": columns})
+    assert (above.kind, above.sites) == ("above", ("a", "b", "c"))
+    assert above.say().startswith("300 or more in 90 rows")
