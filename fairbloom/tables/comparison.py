@@ -1014,7 +1014,7 @@ class Above(InRows):
 
     def say(self) -> str:
         """Return what stands out."""
-        held = f"{three_digits(self.number)} or more in {self.rows:,} rows"
+        held = f"{format_number(self.number)} or more in {self.rows:,} rows"
         return f"{held}, far from the others: correct them, or list codes in missingValues"
 
 
@@ -1027,7 +1027,7 @@ class Below(InRows):
 
     def say(self) -> str:
         """Return what stands out."""
-        held = f"{three_digits(self.number)} or less in {self.rows:,} rows"
+        held = f"{format_number(self.number)} or less in {self.rows:,} rows"
         return f"{held}, far from the others: correct them, or list codes in missingValues"
 
 
@@ -1097,6 +1097,7 @@ def join_found(name: str, columns: Profiles) -> Iterator[InRows]:
         rest = [columns[site] for site in columns if site not in sites]
         numbers = [each.number for each in sites.values()]
         nearest = max(numbers) if found.kind == Below.kind else min(numbers)
+        rows = sum(each.rows for each in sites.values())
         kind = IN_ROWS[found.kind]
         if kind.is_code and any(_is_usual(nearest, column) for column in rest):
             continue
@@ -1106,7 +1107,7 @@ def join_found(name: str, columns: Profiles) -> Iterator[InRows]:
             number=nearest,
             column=found.column,
             units=found.units,
-            rows=sum(each.rows for each in sites.values()),
+            rows=rows,
         )
 
 

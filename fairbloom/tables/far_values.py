@@ -13,7 +13,7 @@ FEWEST_ROWS = 20
 FEWEST_BEYOND = 3
 
 # A group of rows lies apart if it is beyond the rest by this many ranges of the rest, within this
-# share of that range, and has so many of all rows; the rest has so many different numbers.
+# share of that range, and has from LEAST to MOST of all rows; the rest has ten different numbers.
 RANGES = 1.5
 TIGHT = 0.25
 LEAST, MOST = 0.005, 0.2
@@ -24,7 +24,7 @@ SAMPLE = 1_000
 INSIDE = 0.7
 
 # A scale begins with 0 or 1 and has at least three whole numbers without a hole, each in this share
-# of the rows; what follows a hole are codes, in so many of the rows.
+# of the rows; what follows a hole are codes, in this share of them.
 MAX_KINDS = 13
 FEWEST_STEPS = 3
 OF_STEP = 0.01
