@@ -389,12 +389,11 @@ def _digest_cells(table: ReadTable, name: str, secret: bytes) -> NDArray[np.uint
 
 def _digest_entries(column: Column, secret: bytes) -> NDArray[np.uint32]:
     """Return a digest of each different cell of a column as it is read; 0 for a missing one."""
-    numbers = column.numbers.tolist()
-    values = [
-        column.texts.get(entry, "") if np.isnan(number) else number
-        for entry, number in enumerate(numbers)
-    ]
-    digests = digest_values(values, secret)
+    numbers, places = np.unique(column.numbers, return_inverse=True)
+    digests = digest_values(numbers.tolist(), secret)[places]
+    others = np.flatnonzero(np.isnan(column.numbers))
+    texts = [column.texts.get(entry, "") for entry in others.tolist()]
+    digests[others] = digest_values(texts, secret)
     digests[column.is_missing] = 0
     return digests
 

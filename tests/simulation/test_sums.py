@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 
 from fairbloom.client.private import simulated
 from fairbloom.client.private.budget import Budget
+from fairbloom.client.private.noise import draw_gaussian
 from fairbloom.errors import FairbloomError
 from fairbloom.protocol.accounts import AccountStatus
 from fairbloom.rounds.method import Cohort, FloatArray
@@ -321,3 +322,24 @@ def test_the_page_says_whose_noise_it_is(
     assert "only it does: 3 (4.46)." in said
     assert fairbloom("show", str(tmp_path / "own")) == 0
     assert "share their noise" not in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(("method", "losses"), [("fedavg", 0), ("term", 1)])
+def test_each_release_is_drawn_once_and_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, losses: int
+) -> None:
+    """In each of three rounds a client draws noise for its part, and for its loss if it has one."""
+    draws = list[int]()
+
+    def counted(count: int, **options: Any) -> np.ndarray:
+        draws.append(count)
+        return draw_gaussian(count, **options)
+
+    monkeypatch.setattr(simulated, "draw_gaussian", counted)
+    folder = shared(tmp_path, {"method": method, "num_rounds": 3, "evaluate_every": 3})
+    size = arrays(folder).size
+    tests = 5
+    assert sorted(draws) == sorted([size] * 15 + [1] * 15 * losses + [2] * tests)
+    for account in PRIVACY.read(folder)["clients"].values():
+        step = Budget(3, account["delta"]).units_for(account["step_sigma"])
+        assert account["units"] == 450 - 3 * (step + step // 4 * losses)
