@@ -35,7 +35,8 @@ from .identifiers import (
 from .missing_words import may_mean_missing
 from .profiles import ColumnProfile
 from .reasons import MAX_FAULTS, DataError
-from .schema import MAX_CATEGORIES, Field, fold, fold_cell
+from .schema import MAX_CATEGORIES, Field, fold, fold_cell, fold_look
+from .scripts import show_script
 from .site_names import names_the_site
 from .survey import Column
 from .toml import Note, quote, write_line
@@ -435,7 +436,7 @@ def draft_texts(column: Column, drafted: ColumnDraft) -> ColumnDraft:
         strange = _find_strange(sites, "categories")
         drafted = drafted.say(*_ask_for_spellings(strange, "categories"))
         texts = _add(sites, strange)
-    drafted = drafted.state(**_categorise(texts))
+    drafted = drafted.state(**_categorise(texts)).ask(*_ask_about_scripts(texts))
     return drafted.note(CODES, *_ask_about_gaps(texts, drafted.keys))
 
 
@@ -474,7 +475,7 @@ def _find_strange(sites: Mapping[str, Counter[str]], part: str) -> list[str]:
 
 def _find_unlinked(sites: Mapping[str, Counter[str]]) -> list[str]:
     """Return the sites that share no class with the others, directly or by way of other sites."""
-    sets = {site: frozenset(map(fold_cell, texts)) for site, texts in sites.items() if texts}
+    sets = {site: frozenset(map(fold_look, texts)) for site, texts in sites.items() if texts}
     kinds = Counter(sets.values())
     known = set(kinds.most_common(1)[0][0])
     for _ in kinds:  # then all that are linked by shared classes
@@ -498,17 +499,41 @@ def _add(sites: Mapping[str, Counter[str]], strange: list[str]) -> Counter[str]:
 
 
 def _categorise(texts: Counter[str]) -> dict[str, Any]:
-    """Return the keys of a field of categories; texts that are alike if folded are one."""
-    alike: dict[str, list[str]] = {}
-    for text in sorted(texts, key=lambda each: (-texts[each], each)):
-        alike.setdefault(fold_cell(text), []).append(text)
-    names = sort_classes([spellings[0] for spellings in alike.values()])
+    """Return the keys of a field of categories; texts that are alike are one."""
+    alike = _find_alike(texts)
+    names = sort_classes([spellings[0] for spellings in alike])
     of_numbers = bool(names) and all(re.fullmatch("[0-9]+", name) for name in names)
     keys: dict[str, Any] = {"type": "integer" if of_numbers else "string", "categories": names}
-    several = sorted(spellings for spellings in alike.values() if len(spellings) > 1)
+    several = sorted(spellings for spellings in alike if len(spellings) > 1)
     if several:
         keys["spellings"] = {name: others for name, *others in several}
     return keys
+
+
+def _find_alike(texts: Counter[str]) -> list[list[str]]:
+    """Return the texts that are alike if folded, or by the look of their letters, as groups.
+
+    The most frequent of a group is its first.
+    """
+    groups: list[list[str]] = []
+    known: dict[str, list[str]] = {}
+    for text in sorted(texts, key=lambda each: (-texts[each], each)):
+        keys = (fold_cell(text), fold_look(text))
+        group = next((known[key] for key in keys if key in known), [])
+        if not group:
+            groups.append(group)
+        group.append(text)
+        known |= dict.fromkeys(keys, group)
+    return groups
+
+
+def _ask_about_scripts(texts: Counter[str]) -> Iterator[str]:
+    """Yield a question on the texts that are one by the look of their letters."""
+    for usual, *others in _find_alike(texts):
+        looks = [show_script(text) for text in others if fold_cell(text) != fold_cell(usual)]
+        if looks:
+            shown = join_first(looks, SHOWN)
+            yield f"{shown} looks like {show_script(usual)}, and is read as it: are they one?"
 
 
 # The target ---------------------------------------------------------------------------------------
@@ -560,7 +585,7 @@ def draft_classes(column: Column, drafted: ColumnDraft) -> ColumnDraft:
     strange = _find_strange(sites, "class names")
     usual = _add(sites, strange)
     drafted = drafted.say(*_ask_for_spellings(strange, "class names"))
-    drafted = drafted.state(**_categorise(usual))
+    drafted = drafted.state(**_categorise(usual)).ask(*_ask_about_scripts(usual))
     return drafted.note(CODES, *_ask_about_gaps(usual, drafted.keys, TWO))
 
 
@@ -580,16 +605,18 @@ def _find_odd_classes(sites: Mapping[str, Counter[str]]) -> set[str]:
     for site, counts in sites.items():
         for text in counts.keys() & rest.keys():
             having.setdefault(text, []).append(site)
+    spelled = Counter(map(fold_look, rest))
     of_one: dict[str, list[str]] = {}
     for text, holders in having.items():
-        if len(holders) == 1 and parse_number(text) is None:
+        is_alone = len(holders) == 1 and spelled[fold_look(text)] == 1
+        if is_alone and parse_number(text) is None:
             of_one.setdefault(holders[0], []).append(text)
     rare: set[str] = set()
     for site, texts in of_one.items():
         if sum(rest[text] for text in texts) <= RARE * sites[site].total():
             rare.update(texts)
     usual = [text for text in rest if text not in rare]
-    are_shared = all(len(having[text]) > 1 for text in usual)
+    are_shared = all(len(having[text]) > 1 or spelled[fold_look(text)] > 1 for text in usual)
     is_one_odd = len(sites) >= FEWEST_SITES and len(usual) >= TWO and are_shared
     return words | rare if is_one_odd else words
 

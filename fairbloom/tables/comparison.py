@@ -33,7 +33,8 @@ from .profiles import (
     Found,
     measure_quantiles,
 )
-from .schema import Field, fold_cell, normalise
+from .schema import Field, fold_cell, fold_look, normalise
+from .scripts import as_latin, show_script
 from .toml import quote, write_table
 
 Profiles = Mapping[str, ColumnProfile]
@@ -576,8 +577,8 @@ def _shares_of(columns: Sequence[ColumnProfile]) -> tuple[list[str], NDArray[np.
 
 
 def _fold(text: str) -> str:
-    """Return a value for comparisons: without case, blanks and hyphens."""
-    return re.sub(r"[\s_-]", "", fold_cell(normalise(text))) or text
+    """Return a value for comparisons: without case, blanks, hyphens and scripts of one look."""
+    return re.sub(r"[\s_-]", "", fold_look(normalise(text))) or text
 
 
 @dataclass(frozen=True, eq=False)
@@ -716,7 +717,7 @@ class Spelling(Finding):
 
     def say(self) -> str:
         """Return what stands out."""
-        return f"{self.text!r} may be a spelling of {self.usual!r}"
+        return f"{show_script(self.text)} may be a spelling of {show_script(self.usual)}"
 
     def change_field(self) -> Mapping[str, str]:
         """Return the spelling."""
@@ -741,10 +742,11 @@ def find_spellings(name: str, columns: Profiles) -> Iterator[Spelling]:
     ordered = sorted(counts, key=lambda text: (-sum(counts[text].values()), text))
     for place, text in enumerate(ordered):
         for usual in ordered[:place]:
-            is_other = folded[text] != folded[usual] and _digits(text) == _digits(usual)
-            if not is_other or _are_both_frequent(counts[text], counts[usual]):
+            is_same = folded[text] == folded[usual]
+            if is_same and as_latin(text) == text and as_latin(usual) == usual:
                 continue
-            if _are_similar(words[text], words[usual]):
+            is_other = _digits(text) == _digits(usual) and _are_similar(words[text], words[usual])
+            if is_same or (is_other and not _are_both_frequent(counts[text], counts[usual])):
                 yield Spelling(name, tuple(counts[text]), text=text, usual=usual)
                 break
 

@@ -25,7 +25,9 @@ from .cells import (
 from .missing_words import may_mean_missing
 from .reading import CellError, ReadTable, Remark, Values, read
 from .reasons import MAX_FAULTS, DataError, raise_faults
-from .schema import MAX_TEXT, Decimal, Field, Schema, client_of, fold, normalise
+from .schema import MAX_TEXT, Decimal, Field, Schema, client_of, fold, fold_look, normalise
+from .scripts import show_script
+from .toml import write_table
 
 # The index of a cell that is in no category; a missing value has -1. In a column of numbers, a cell
 # that is not a number is inf.
@@ -245,6 +247,13 @@ def explain_cell(
     text = normalise(cell)
     if len(text) > MAX_TEXT:
         return f"a text of {len(text):,} characters", "correct it, or put the column in ignore"
+    looks = [each for each in field.categories if fold_look(each) == fold_look(text)]
+    if len(looks) == 1:
+        return (
+            f"which looks like {show_script(looks[0])}, in letters of another script",
+            f"write it in the same letters, or say fields.{name}.spellings ="
+            f" {write_table({looks[0]: [text]})}",
+        )
     known = join_first(field.categories)
     # In the target even a near spelling may be the opposite, as "unwell" is of "well".
     hint = text_if(not is_target, did_you_mean(text, field.categories))

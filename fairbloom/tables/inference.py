@@ -46,6 +46,7 @@ from .schema import (
     squash,
     validate,
 )
+from .scripts import as_latin, show_script
 from .sides import settle
 from .survey import Column, Sites
 from .toml import (
@@ -503,7 +504,7 @@ def _match_names(
     alike: dict[str, list[str]] = {}
     for name in names:
         former = renamed.get(name, name)
-        alike.setdefault(squash(former), []).append(name)
+        alike.setdefault(squash(names[former]), []).append(name)
     changed = dict(tables)
     matched: dict[str, str] = {}
     for group in alike.values():
@@ -569,17 +570,16 @@ def _describe_files(
             else:
                 keys.setdefault("fields", {})[place[1]] = value.value
             if value.asks:
-                question = f"if its unit is another one, add unit, factor and offset to {place[1]}"
-                asked["files", key, *place] = [Note(question, asks=True)]
+                asked["files", key, *place] = [Note(value.asks, asks=True)]
         schema_files[key] = SchemaFile(**keys)
     return {key: file for key, file in schema_files.items() if file.model_fields_set}, asked
 
 
 class Stated(NamedTuple):
-    """What is said of a file, or of a column in it; `asks`: whether its unit is another one."""
+    """What is said of a file, or of a column in it, and what it `asks`, if anything."""
 
     value: Any
-    asks: bool = False
+    asks: str = ""
 
 
 def _describe_file(table: ReadTable, found: ReadTable) -> dict[Place, Stated]:
@@ -591,8 +591,14 @@ def _describe_file(table: ReadTable, found: ReadTable) -> dict[Place, Stated]:
         if value != usual[key] or (key == "decimalChar" and found.decimal != "."):
             stated[key,] = Stated(value)
     for name, own in table.file.fields.items():
-        has_unit = own.name[0].endswith((")", "]"))
-        stated["fields", name] = Stated(own, table.file.key.endswith("/*") or has_unit)
+        (called,) = own.name
+        question = ""
+        if as_latin(called) != called:
+            shown = show_script(called)
+            question = f"{shown} looks like {name!r}, and is read as it: are they one?"
+        elif table.file.key.endswith("/*") or called.endswith((")", "]")):
+            question = f"if its unit is another one, add unit, factor and offset to {name}"
+        stated["fields", name] = Stated(own, question)
     return stated
 
 

@@ -30,6 +30,7 @@ from fairbloom.errors import ReportableError, did_you_mean, reason_of
 from fairbloom.system.files import expand_home, read_text
 
 from .groups import GroupBy, read_groups
+from .scripts import as_latin
 
 # The decimal mark of numbers.
 Decimal = Literal[".", ","]
@@ -144,18 +145,27 @@ def fold(name: str) -> str:
 
 
 def squash(name: str) -> str:
-    """Return a column's name without case, accents, spaces, _, - and ., and a unit in brackets."""
+    """Return a column's name without case, accents, spaces, _, - and ., and a unit in brackets.
+
+    Letters of other scripts that look like Latin ones are these.
+    """
     plain = "".join(
         letter
         for letter in unicodedata.normalize("NFKD", name)
         if not unicodedata.combining(letter)
     )
-    return re.sub(r"[\s_.\-]|[\[(][^\[\]()]*[\])]$", "", plain.casefold()) or name
+    folded = as_latin(plain).casefold()
+    return re.sub(r"[\s_.\-]|[\[(][^\[\]()]*[\])]$", "", folded) or name
 
 
 def fold_cell(text: str) -> str:
     """Return a normalised cell for comparisons: in lower case, with one variant of each mark."""
     return text.translate(FOLDED).casefold()
+
+
+def fold_look(text: str) -> str:
+    """Return a normalised cell for comparisons by the look of its letters, in lower case."""
+    return fold_cell(as_latin(text))
 
 
 def client_of(file: str) -> str:
