@@ -576,7 +576,7 @@ def _describe_files(
 
 
 class Stated(NamedTuple):
-    """A value of a file, or of a column in it, and what it `asks`, if anything."""
+    """A value of a file, or of a column in it, and the question that it asks, if any."""
 
     value: Any
     asks: str = ""
