@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fairbloom.errors import did_you_mean
 from fairbloom.system.versions import FOLDER, secret_of
 from fairbloom.tables.audit import Coded, Printed
 from fairbloom.tables.comparison import compare
@@ -18,13 +19,15 @@ from fairbloom.tables.letters import (
     decode_letter,
     describe_own,
     encode_letter,
+    is_identifier,
     letter_of,
 )
+from fairbloom.tables.own_codes import find_own_codes
 from fairbloom.tables.releases import ALL, LETTER, MAX_LETTERS, Release, find_free, find_shared
-from fairbloom.tables.schema import parse_schema
+from fairbloom.tables.schema import fold, parse_schema
 from fairbloom.tables.site_table import SiteTable
 from fairbloom.tables.toml import quote
-from fairbloom.text import plural, text_if
+from fairbloom.text import join_first, plural, text_if
 
 from ..errors import DeployError
 from .answers import ANSWER
@@ -40,20 +43,41 @@ READ_ANEW = (
 )
 
 
-def show_site(client: ClientSettings, site: SiteTables) -> Iterator[str]:
-    """Yield lines on what the tables hold and may have wrong, for their owner's eyes only."""
+def show_site(client: ClientSettings, site: SiteTables, target: str = "") -> Iterator[str]:
+    """Yield lines on what the tables hold and may have wrong, for their owner's eyes only.
+
+    By a `target`, numbers that act as names are found. Raise DeployError if there is no such
+    column.
+    """
     profiles = site.profile()
     fields = {name: {client.name: each} for name, each in profiles.items()}
     yield from describe_own(compare(fields))
     for name, column in profiles.items():
         if column.identifier:
             yield f"{name}: it seems to name persons, rows or dates"
+    yield from _ask_about_codes(client, site, target)
     if client.unit in ("", ROW):
         for name in find_persons(client, site):
             yield (
                 f"{name}: several rows have the same value: if it names a person, write unit ="
                 f" {quote(name)} at the top of owner.toml; if not, not-persons = {quote([name])}"
             )
+
+
+def _ask_about_codes(client: ClientSettings, site: SiteTables, target: str) -> Iterator[str]:
+    """Yield questions on columns with numbers that may be codes."""
+    columns = site.take(site.rows_of(client.unit or ROW))
+    named = [name for name in columns if fold(name) == fold(target)]
+    if target and not named:
+        known = join_first([*columns])
+        raise DeployError(
+            f"--target = {target!r}: {did_you_mean(target, columns)}name one of {known}"
+        )
+    shown = {
+        name: column for name, column in columns.items() if not is_identifier(name, column)
+    } | {name: columns[name] for name in named}
+    for name, why in find_own_codes(shown, *named):
+        yield f"{name}: {why}: if they are, tell the operator that it needs categories"
 
 
 def choose_letter(client: ClientSettings, site: SiteTables, day: str) -> Chosen:

@@ -301,6 +301,10 @@ def profile(
         Path | None,
         typer.Option(metavar="FILE", help="Write what leaves into this file, and send nothing."),
     ] = None,
+    target: Annotated[
+        str,
+        typer.Option(metavar="COLUMN", help="Show you, by this column, which numbers are codes."),
+    ] = "",
     yes: Annotated[bool, typer.Option("--yes", help="Let it leave without a question.")] = False,
 ) -> None:
     """Show what the device's tables have wrong; then what would leave, which it asks about.
@@ -313,7 +317,7 @@ def profile(
     settings = ClientSettings.of({}, config)
     site = today.read_site(settings)
     print_lines("For your eyes; what would leave comes after it:")
-    print_lines(*[*letters.show_site(settings, site)] or ["nothing stands out"])
+    print_lines(*[*letters.show_site(settings, site, target)] or ["nothing stands out"])
     with today.lock_sent(settings):
         day = str(datetime.now(UTC).date())
         chosen = letters.choose_letter(settings, site, day)

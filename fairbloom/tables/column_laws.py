@@ -253,7 +253,7 @@ def _is_number(name: str, column: Column) -> bool:
     odd = {text: count for text, count in column.odd_counts.items() if not may_mean_missing(text)}
     if not odd:
         return bool((~np.isnan(column.numbers) & (column.counts > 0)).any())
-    if all(map(LETTERED.fullmatch, odd)) and len(odd) > 1 and _find_signs_of_codes(name, column):
+    if all(map(LETTERED.fullmatch, odd)) and len(odd) > 1 and find_signs_of_codes(name, column):
         return False
     numbers, counts = column.number_counts
     are_written = are_numbers(odd, len(numbers)) or _find_flags(column) or _find_ages(column)
@@ -299,7 +299,7 @@ def draft_numbers(column: Column, drafted: ColumnDraft) -> ColumnDraft:
     if drafted.target or not drafted.is_number:
         return drafted
     drafted = _state_numbers(column, drafted)
-    shown = _find_signs_of_codes(drafted.name, column)
+    shown = find_signs_of_codes(drafted.name, column)
     if shown:
         drafted = drafted.note(CODES, ask_about_codes(shown, column))
     elif may_be_codes(drafted.name, column):
@@ -311,7 +311,7 @@ def draft_numbers(column: Column, drafted: ColumnDraft) -> ColumnDraft:
     return drafted.ask(*[f"{text!r} {question}" for text in codes])
 
 
-def _find_signs_of_codes(name: str, column: Column) -> str:
+def find_signs_of_codes(name: str, column: Column) -> str:
     """Return what shows that numbers are codes, by their name and how they are written."""
     if NEVER.fullmatch(name):
         return ""
