@@ -52,6 +52,7 @@ from fairbloom.tables.letters import (
     join_columns,
     letter_of,
 )
+from fairbloom.tables.own_codes import find_own_codes
 from fairbloom.tables.schema import Field, parse_schema, with_files
 from fairbloom.tasks import load_task
 from fairbloom.tasks.models import arrays_of
@@ -120,6 +121,55 @@ def test_nothing_leaves_before_the_owner_names_the_unit(owner: Owner) -> None:
     assert owner.send(hospital()).unit == ROW
     owner.say('unit = "patient"')
     assert "several rows" not in "".join(show_site(owner.client, read_site(owner.client)))
+
+
+def with_wards(rows: int) -> Rows:
+    """Return rows of twelve wards, each with its own rate of the outcome, and of padded rooms."""
+    random = np.random.default_rng(0)
+    rates = np.random.default_rng(5).permutation(np.linspace(0.05, 0.95, 12))
+    found = []
+    for place in range(rows):
+        ward = int(random.integers(12))
+        outcome = "yes" if random.random() < rates[ward] else "no"
+        cells = {"patient": f"p{place}", "ward": str(ward + 1), "room": f"0{place % 40:02}"}
+        found.append({**cells, "age": str(random.integers(30, 90)), "outcome": outcome})
+    return found
+
+
+def test_codes_are_shown_to_the_owner_only(
+    owner: Owner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = owner.send(with_wards(400))
+    site = read_site(owner.client)
+    room = "room: zeros are before other digits, as in codes: if they are, tell the operator"
+    ward = "ward: by outcome, its numbers act as names, not as amounts: if they are, tell the oper"
+    without = "\n".join(show_site(owner.client, site))
+    assert room in without
+    assert "ward:" not in without
+    by_target = "\n".join(show_site(owner.client, site, "Outcome"))
+    assert room in by_target
+    assert ward in by_target
+    assert "age:" not in by_target
+    assert "act as names" not in encode_letter(made).decode()
+    with refused_with("--target = 'outcom'", "outcome"):
+        list(show_site(owner.client, site, "outcom"))
+    config = owner.bundle / "client.toml"
+    ask = ("client", "profile", config, "--yes", "--out", owner.bundle / "again.json")
+    assert ward in captured(capsys, *ask, "--target", "outcome").out
+
+
+def test_visits_of_one_person_make_no_codes(owner: Owner) -> None:
+    random = np.random.default_rng(1)
+    rows = []
+    for place in range(110):
+        person = {"patient": f"p{place}", "bmi": str(random.integers(20, 60))}
+        person["outcome"] = str(random.choice(["yes", "no"]))
+        rows += [person] * 6
+    write(owner.data, rows)
+    site = read_site(owner.client)
+    assert "act as names" not in "".join(show_site(owner.client, site, "outcome"))
+    quantities = {name: column for name, column in site.read.items() if name != "patient"}
+    assert [*find_own_codes(quantities, "outcome")] != []  # each row another person
 
 
 def test_the_owner_sees_single_rows_and_the_server_none(owner: Owner) -> None:
