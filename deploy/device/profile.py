@@ -46,7 +46,7 @@ READ_ANEW = (
 def show_site(client: ClientSettings, site: SiteTables, target: str = "") -> Iterator[str]:
     """Yield lines on what the tables hold and may have wrong, for their owner's eyes only.
 
-    By a `target`, numbers that act as names are found. Raise DeployError if there is no such
+    A `target` shows which numbers act as names. Raise DeployError if no table has such a
     column.
     """
     profiles = site.profile()

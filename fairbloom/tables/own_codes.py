@@ -19,7 +19,7 @@ def find_own_codes(columns: Mapping[str, Column], target: str = "") -> Iterator[
     columns
         The columns by name, with one row of each person.
     target
-        The column by which numbers are told to act as names; "" for none.
+        The column that shows which numbers act as names; "" for none.
     """
     outcome = _outcome_of(columns[target]) if target else np.empty(0)
     is_known = np.isfinite(outcome) if outcome.dtype.kind == "f" else outcome >= 0
