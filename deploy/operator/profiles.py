@@ -186,12 +186,17 @@ def write_markdown(rows: Sequence[Mapping[str, str]]) -> str:
     return written
 
 
-def describe_findings(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield the findings that stand out most, with lines to paste, then what each site lacks."""
+def describe_findings(
+    findings: Sequence[Finding], schema: Mapping[str, Field] = {}, more: str = ""
+) -> Iterator[str]:
+    """Yield the findings that stand out most, with lines to paste, then what each site lacks.
+
+    `schema` has the fields that are known, and `more` says where further findings are.
+    """
     known = [each for each in findings if not isinstance(each, Quiet)]
-    yield from describe(known[:MOST], EVERY_FILE)
+    yield from describe(known[:MOST], EVERY_FILE, schema)
     if len(known) > MOST:
-        yield f"and {len(known) - MOST} more, which --page shows"
+        yield f"and {len(known) - MOST} more{more}"
     lacking: dict[tuple[str, type[Quiet]], list[str]] = {}
     for each in findings:
         if isinstance(each, Quiet):
@@ -201,10 +206,10 @@ def describe_findings(findings: Sequence[Finding]) -> Iterator[str]:
         yield f"{site} {kind.has} {join_first(fields)}"
 
 
-def read_drafted(folder: Path) -> Schema | None:
-    """Return the schema that an earlier draft has left in a folder, None if there is none."""
+def read_drafted(folder: Path) -> Mapping[str, Field]:
+    """Return the fields of the schema that an earlier draft has left in a folder, {} of none."""
     file = folder / SCHEMA_NAME
-    return parse_schema(file.read_text(), str(file)) if file.exists() else None
+    return parse_schema(file.read_text(), str(file)).fields if file.exists() else {}
 
 
 def write_schema(

@@ -269,14 +269,18 @@ def profiles(
     for each in received.left_out:
         say(each)
     found = received.usable
-    known = None if write_schema is None else of_clients.read_drafted(write_schema)
-    fields, findings = compare_letters(found.values(), known.fields if known else {})
-    print_lines(*[*of_clients.describe_findings(findings)] or ["no client stands out"])
+    known = {} if write_schema is None else of_clients.read_drafted(write_schema)
+    fields, findings = compare_letters(found.values(), known)
+    said = of_clients.describe_findings(findings, known, ", which --page shows")
+    print_lines(*[*said] or ["no client stands out"])
     if page is not None:
         # by its name: a bare server lacks what draws it
         write_page = imported("page", "fairbloom.cli.data:write_page")
         files = dict.fromkeys(found, EVERY_FILE)
-        advice = [say_and_propose(each, NUMBER, files) for each in findings]
+        advice = []
+        for finding in findings:
+            about = known.get(finding.field, NUMBER)
+            advice.append(say_and_propose(finding, about, files))
         write_page(page, fields, findings, advice)
     if write_schema is not None:
         wanted = {key.removeprefix("csv."): value for key, value in given.items()}
@@ -341,7 +345,7 @@ def describe(
     ] = None,
     federation: FederationOption = HERE,
 ) -> None:
-    """Print Table 1 of the clients, by the tables that their owners let leave.
+    """Print Table 1 of the clients, by the tables that their owners let leave, and who stands out.
 
     Each device's owner sends one by fairbloom client describe, where owner.toml allows it.
     """
@@ -350,13 +354,14 @@ def describe(
     from fairbloom.server.run_folder.tables import format_csv
     from fairbloom.system.files import write_whole
     from fairbloom.tables.schema import parse_schema, read_schema
-    from fairbloom.tables.site_table import join_tables
+    from fairbloom.tables.site_table import compare_tables, join_tables
 
     text = read_schema(str(schema))
     received, waits = of_clients.read_tables(federation, text)
     for each in received.left_out:
         say(each)
-    rows = [*join_tables(parse_schema(text), received.usable, by_class=by_class)]
+    parsed = parse_schema(text)
+    rows = [*join_tables(parsed, received.usable, by_class=by_class)]
     shown = of_clients.write_markdown(rows)
     if out is not None:
         heads = tuple(dict.fromkeys(head for row in rows for head in row))
@@ -365,6 +370,8 @@ def describe(
         print_lines(f"{out} is written")
     else:
         print_lines(*shown.splitlines())
+    findings = [*compare_tables(parsed, received.usable)]
+    print_lines(*of_clients.describe_findings(findings, parsed.fields))
     for name in waits:
         print_lines(f"waits for {name}: fairbloom client describe, on its device")
 

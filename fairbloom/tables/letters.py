@@ -492,13 +492,16 @@ def compare_letters(
     return fields, [*named, *match_rare(rare, named), *settled, *absent]
 
 
-def describe(findings: Sequence[Finding], file: str) -> Iterator[str]:
+def describe(
+    findings: Sequence[Finding], file: str, schema: Mapping[str, Field] = {}
+) -> Iterator[str]:
     """Yield a line for each finding, and below it the lines that it proposes.
 
-    `file` is the key under `files` of a proposal for a site.
+    `file` is the key under `files` of a proposal for a site, and `schema` has the fields that are
+    known.
     """
     for each in findings:
-        change = each.propose(NUMBER, file)
+        change = each.propose(schema.get(each.field, NUMBER), file)
         only = text_if(change and each.condition != IF_SO, f"; {each.condition}:")
         yield f"{join_first(each.sites, 3)}: {each.field}: {each.say()}{only}"
         yield from _indent(change)

@@ -16,11 +16,14 @@ from numpy.typing import NDArray
 from fairbloom.errors import FairbloomError
 from fairbloom.text import text_if, three_digits
 
+from .comparison import Profiles, compare
 from .encoding import EncodedFile, is_missing
+from .findings import Finding
 from .letters import Letter, decode_letter
 from .profiles import PROBABILITIES, Cells, ColumnProfile, measure_quantiles, profile
 from .releases import ALL
 from .schema import Field, Schema
+from .sides import settle
 
 # The places of the quartiles among the quantiles.
 LOW, MIDDLE, HIGH = (int(np.flatnonzero(p == PROBABILITIES)[0]) for p in (0.25, 0.5, 0.75))
@@ -155,6 +158,15 @@ def join_tables(
         columns = {head: each.columns.get(field) for head, each in heads.items()}
         for value, cells in _rows_of(about, columns).items():
             yield {"field": field, "value": value, **cells}
+
+
+def compare_tables(schema: Schema, tables: Mapping[str, SiteTable]) -> Iterator[Finding]:
+    """Yield what stands out in the sites' tables of all rows, as of their profiles."""
+    fields: dict[str, Profiles] = {}
+    for field in schema.fields:
+        columns = {site: table.letters[ALL].columns.get(field) for site, table in tables.items()}
+        fields[field] = {site: each for site, each in columns.items() if each is not None}
+    yield from settle(compare(fields), fields, schema=schema.fields)
 
 
 def _rows_of(

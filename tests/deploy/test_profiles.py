@@ -782,7 +782,7 @@ def test_the_page_says_who_stands_out_and_who_cannot_be_told(
     assert '    [files."*"]\n    fields.age.factor = 0.0833333' in lines
     assert "east cannot be compared, for too few rows, in age" in lines
     many = [*describe_findings([findings[0]] * 12)]
-    assert many[-1] == "and 2 more, which --page shows"
+    assert many[-1] == "and 2 more"
     assert "more" not in "".join(describe_findings([findings[0]] * 10))
 
 

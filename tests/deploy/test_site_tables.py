@@ -269,6 +269,26 @@ def test_the_operator_reads_one_table_and_whom_it_waits_for(
     assert "waits for a" in captured(capsys, *words).out
 
 
+def test_who_stands_out_of_the_tables_is_named(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the same comparison as of profiles; the schema's unit says which of two is right."""
+    schema = tmp_path / "schema.toml"
+    words = ("deploy", "describe", "--schema", schema, "--dir", site.served.place)
+    rows = [row | {"age": f"{12 * float(row['age']):.0f}"} for row in hospital(130, seed=1)]
+    other = Site(site.served, "b", rows)
+    for line, named in (("", ["a", "b"]), ('unit = "years"\n', ["b"])):
+        text = SCHEMA.replace("[fields.age]\n", f"[fields.age]\n{line}")
+        schema.write_text(text)
+        for each in (site, other):
+            each.send(text)
+        said = captured(capsys, *words).out.splitlines()
+        lines = [each for each in said if ": age: median" in each]
+        assert sorted(each[0] for each in lines) == named
+    assert said[-1].strip() == "fields.age.factor = 0.0833333"
+    assert said[-2].strip() == '[files."*"]'
+
+
 def test_the_owner_sees_and_confirms_what_leaves(
     site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
