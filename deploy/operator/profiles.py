@@ -22,7 +22,7 @@ from fairbloom.tables.letters import (
     Letter,
     decode_letter,
     describe,
-    stand_in,
+    stand_ins,
 )
 from fairbloom.tables.reading import ReadTable
 from fairbloom.tables.reasons import DataError
@@ -225,9 +225,9 @@ def write_schema(
     """
     units = Counter(letter.unit for letter in letters.values())
     unit = "" if ROW in units else units.most_common(1)[0][0]
-    stand_ins = [stand_in(letter, unit) for letter in letters.values() if letter.rows]
+    tables = stand_ins([letter for letter in letters.values() if letter.rows], unit)
     wishes = Wanted(positive_words=POSITIVE_WORDS, unit=unit, **wanted)
-    drafted, left_out = _draft({each.path: each for each in stand_ins}, wishes)
+    drafted, left_out = _draft({each.path: each for each in tables}, wishes)
     yield from left_out
     # how the tables that stand for letters are written is not how the clients' files are
     drafted = replace(drafted, schema=drafted.schema.model_copy(update={"files": {}}))

@@ -271,6 +271,11 @@ def profiles(
     found = received.usable
     known = {} if write_schema is None else of_clients.read_drafted(write_schema)
     fields, findings = compare_letters(found.values(), known)
+    written: list[str] = []
+    if write_schema is not None:
+        wanted = {key.removeprefix("csv."): value for key, value in given.items()}
+        written = [*of_clients.write_schema(found, findings, write_schema, wanted)]
+        known = of_clients.read_drafted(write_schema)  # a line depends on what a field is
     said = of_clients.describe_findings(findings, known, ", which --page shows")
     print_lines(*[*said] or ["no client stands out"])
     if page is not None:
@@ -282,9 +287,7 @@ def profiles(
             about = known.get(finding.field, NUMBER)
             advice.append(say_and_propose(finding, about, files))
         write_page(page, fields, findings, advice)
-    if write_schema is not None:
-        wanted = {key.removeprefix("csv."): value for key, value in given.items()}
-        print_lines(*of_clients.write_schema(found, findings, write_schema, wanted))
+    print_lines(*written)
 
 
 def read_given(settings: list[str], schema: Path | None, spend: str) -> dict[str, Value]:

@@ -26,11 +26,11 @@ from fairbloom.system.values import decode_as
 from fairbloom.text import join_first, text_if
 
 from .cells import MAX_NUMBER, MISSING, FileColumn, different_cells, parse_number
-from .comparison import IN_ROWS, Absent, Profiles, compare, match_names, match_rare
+from .comparison import IN_ROWS, Absent, Categories, Profiles, compare, match_names, match_rare
 from .conversions import OF_FACTORS
 from .findings import IF_SO, Change, Finding
 from .grammar import NEARLY_ALL
-from .identifiers import DATE, find_units, judge_most_texts, judge_numbers
+from .identifiers import DATE, FEWEST_ROWS, find_units, judge_most_texts, judge_numbers
 from .mended import Mended, mend
 from .profiles import (
     MAX_LISTED,
@@ -501,7 +501,10 @@ def describe(
     known.
     """
     for each in findings:
-        change = each.propose(schema.get(each.field, NUMBER), file)
+        about = schema.get(each.field, NUMBER)
+        if each.field not in schema and isinstance(each, Categories):
+            about = Field(type="string", categories=each.words)
+        change = each.propose(about, file)
         only = text_if(change and each.condition != IF_SO, f"; {each.condition}:")
         yield f"{join_first(each.sites, 3)}: {each.field}: {each.say()}{only}"
         yield from _indent(change)
@@ -522,20 +525,45 @@ def _indent(change: Change | None) -> Iterator[str]:
             yield f"    {line}"
 
 
-def stand_in(letter: Letter, unit: str) -> ReadTable:
-    """Return a table that a letter may be of: values as often as counted, in an order by chance.
+def stand_ins(letters: Collection[Letter], unit: str) -> list[ReadTable]:
+    """Return a table for each letter that it may be of: values as often as counted, by chance.
 
     Each column is shuffled by itself, so that none determines another. The column of persons is
-    called `unit` unless that is ""; numbers are drawn along the quantiles.
+    called `unit` unless that is ""; numbers are drawn along the quantiles. Where a letter does not
+    tell most values of a column, they are as in another letter; if most letters do not, each row
+    has another text, as in a free text.
     """
+    usual: dict[str, list[ColumnProfile | None]] = {}
+    for letter in letters:
+        for name, column in letter.columns.items():
+            usual.setdefault(squash(name), []).append(column if _tells(column) else None)
+    known: dict[str, ColumnProfile | None] = {}
+    for name, columns in usual.items():
+        telling = [each for each in columns if each is not None]
+        known[name] = telling[0] if 2 * len(telling) >= len(columns) else None
+    return [_stand_in(letter, unit, known) for letter in letters]
+
+
+def _tells(column: ColumnProfile) -> bool:
+    """Return whether a profile tells most values of a column."""
+    return not column.identifier and 2 * column.others <= column.present
+
+
+def _stand_in(letter: Letter, unit: str, known: Mapping[str, ColumnProfile | None]) -> ReadTable:
+    """Return the table of a letter; `known` has a profile of each column by its squashed name."""
     import pyarrow as pa  # imported late: a server reads no tables
 
     random = np.random.default_rng(SEED)
-    count = min(letter.rows, MAX_ROWS)
+    count = min(max(letter.rows, FEWEST_ROWS), MAX_ROWS)
     columns = {}
     for name, column in letter.columns.items():
+        usual = known[squash(name)]
+        if usual is None:
+            texts = np.array([f"rare-{place:06}" for place in range(count)])
+        else:
+            texts = _cells_of(column if _tells(column) else usual, count)
         shown = unit if unit and fold(name) == fold(letter.unit) else name
-        cells = random.permutation(_cells_of(column, count))
+        cells = random.permutation(texts)
         columns[shown] = pa.chunked_array([cells.astype(object).tolist()], pa.string())
     file = SchemaFile(decimalChar=".")
     file._key = f"{letter.client}.csv"
@@ -547,9 +575,7 @@ def _cells_of(column: ColumnProfile, count: int) -> NDArray[np.str_]:
     share = count / max(column.rows, 1)
     listed = Counter(column.missing) + Counter(column.values) + Counter(column.patterns)
     cells = [text for text, rows in listed.items() for _ in range(math.ceil(rows * share))]
-    if column.identifier or column.others > column.present / 2:
-        cells += [f"rare-{place:06}" for place in range(count - len(cells))]
-    elif column.quantiles:
+    if column.quantiles:
         given = dict(zip(PROBABILITIES.tolist(), column.quantiles, strict=True))
         known = {share: each for share, each in given.items() if each is not None}
         if not known:  # too few rows: any numbers

@@ -11,9 +11,12 @@ from fairbloom.client.guard.accepted_schemas import Schemas, digest_of
 from fairbloom.deploy.device.profile import choose_letter, show_site
 from fairbloom.deploy.device.table import choose_table
 from fairbloom.deploy.device.today import read_site
-from fairbloom.tables.letters import decode_letter, encode_letter
+from fairbloom.deploy.operator.profiles import write_schema
+from fairbloom.tables.letters import compare_letters, decode_letter, encode_letter, letter_of
+from fairbloom.tables.schema import parse_schema
+from tests.experiments.helpers import captured
 from tests.tables.helpers import refused_with
-from tests.tables.test_letters import Rows, hospital, renamed, with_cells
+from tests.tables.test_letters import Rows, hospital, renamed, site_of, with_cells
 
 from .test_profiles import DAY, Owner, choose, owner as owner, scaled, send_quietly, write
 
@@ -210,3 +213,61 @@ def test_a_letters_schema_is_a_digest(owner: Owner, schema: Any) -> None:
 def test_a_schema_of_images_reads_no_tables(owner: Owner) -> None:
     accept(owner, 'classes = ["a", "b"]\nsize = [8, 8]\n')
     assert owner.send(scaled(hospital(), 2.0)).schema == ""
+
+
+# The operator -------------------------------------------------------------------------------------
+
+
+def with_rare_cells(rows: Rows, seed: int, few: bool) -> Rows:
+    """Return rows with columns of texts and codes, of which a site with few rows lists hardly any."""
+    random = np.random.default_rng(seed)
+    made = []
+    for number, row in enumerate(rows):
+        ward, odd, lab = random.integers([40, 60, 15])
+        usual = not few and number % 5
+        own = {"ward": "AB"[number % 2] if usual else f"W{ward}", "odd": f"t{odd}", "lab": f"{lab}"}
+        made.append(row | own)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("sizes", "floor"),
+    [((160, 160, 60), 20), ((15, 15, 15), 5), ((160, 25, 15), 5), ((60, 60, 60), 20)],
+)
+def test_no_cell_of_a_stand_in_is_in_a_draft(
+    tmp_path: Path, sizes: tuple[int, int, int], floor: int
+) -> None:
+    letters = {}
+    for seed, (name, size) in enumerate(zip("abc", sizes, strict=True)):
+        rows = with_rare_cells(hospital(size, seed=seed), seed, few=name == "c")
+        site = site_of(tmp_path, rows)
+        letters[name] = letter_of(site, name, DAY, floor, "patient")
+    _, findings = compare_letters(letters.values())
+    out = tmp_path / "out"
+    list(write_schema(letters, findings, out, {"target": "outcome"}))
+    texts = [file.read_text() for file in (out / "schema.toml", *(out / "clients").iterdir())]
+    assert not any("rare-" in text for text in texts)
+    drafted = parse_schema(texts[0])
+    assert "outcome" in drafted.fields
+    assert ("age" in drafted.fields) == (160 in sizes)  # else no site shows that it has numbers
+    assert {"remark", "odd"} <= {*drafted.ignore}
+
+
+def test_codes_have_spellings_and_no_factor(
+    made: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Of the target, which has categories, no factor is read."""
+    files = []
+    for seed, name in enumerate("abcd"):
+        rows = hospital(160, seed=seed)
+        if name == "d":
+            rows = [row | {"outcome": f"{int(row['outcome']) + 1}"} for row in rows]
+        file = tmp_path / f"{name}.json"
+        file.write_bytes(encode_letter(letter_of(site_of(tmp_path, rows), name, DAY, 5, "patient")))
+        files.append(file)
+    words = ("deploy", "profiles", *files, "--target", "outcome")
+    for more in ((), ("--write-schema", tmp_path / "out")):
+        said = captured(capsys, *words, *more).out
+        assert "d: outcome: its categories, '1', '2', are other ones" in said
+        assert 'fields.outcome.spellings = {"0" = ["1"], "1" = ["2"]}' in said
+        assert "factor" not in said

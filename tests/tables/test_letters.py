@@ -20,7 +20,7 @@ from fairbloom.tables.letters import (
     decode_letter,
     encode_letter,
     letter_of,
-    stand_in,
+    stand_ins,
 )
 from fairbloom.tables.reading import read
 from fairbloom.tables.schema import SchemaFile, parse_schema
@@ -388,7 +388,7 @@ def test_texts_that_are_too_long_are_not_listed(tmp_path: Path) -> None:
 def test_a_stand_in_has_the_profile_of_its_letter(tmp_path: Path) -> None:
     rows = with_cells(hospital(400), "sex", *["NA"] * 100)
     made = letter(tmp_path, rows, unit="patient")
-    table = stand_in(made, "person")
+    (table,) = stand_ins([made], "person")
     tables, parts, _ = survey_files({table.path: table})
     again = letter_of(SiteTables.of([*tables.values()], parts), "north", "2025-01-31", 5, ROW)
     assert [*again.columns] == ["person", *[*made.columns][1:]]
@@ -399,9 +399,8 @@ def test_a_stand_in_has_the_profile_of_its_letter(tmp_path: Path) -> None:
 
 
 def test_stand_ins_of_one_or_too_few_rows_are_drafted(tmp_path: Path) -> None:
-    tables = [
-        stand_in(letter(tmp_path, hospital(count, seed=count), floor=20), "") for count in (400, 60)
-    ]
+    letters = [letter(tmp_path, hospital(count, seed=count), floor=20) for count in (400, 60)]
+    tables = stand_ins(letters, "")
     drafted = draft(
         {Path(str(k)): table for k, table in enumerate(tables)},
         {Path("0"): "north", Path("1"): "south"},
