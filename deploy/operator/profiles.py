@@ -39,6 +39,7 @@ from fairbloom.tables.schema import (
     fold,
     parse_schema,
     squash,
+    squash_apart,
 )
 from fairbloom.tables.site_table import SiteTable
 from fairbloom.tables.toml import quote, write_fields, write_key, write_keys, write_own
@@ -313,14 +314,21 @@ def _count_values(table: ReadTable, name: str) -> int:
 def _extend(text: str, drafted: Draft) -> str:
     """Return a schema with the fields of a draft that it does not have, at its end."""
     schema = parse_schema(text)
-    new = {name: field for name, field in drafted.schema.fields.items() if not _knows(schema, name)}
+    drafted_fields = drafted.schema.fields
+    keys = squash_apart([drafted_fields, _names_in(schema)])
+    known = {keys[name] for name in _names_in(schema)}
+    new = {name: field for name, field in drafted_fields.items() if keys[name] not in known}
     if not new:
         return text
     return "\n".join([text.rstrip("\n"), *write_fields(new, drafted.notes), ""])
 
 
 def _knows(schema: Schema, name: str) -> bool:
-    return squash(name) in map(squash, (*schema.fields, *schema.ignore, schema.unit, schema.client))
+    return squash(name) in map(squash, _names_in(schema))
+
+
+def _names_in(schema: Schema) -> list[str]:
+    return [*schema.fields, *schema.ignore, schema.unit, schema.client]
 
 
 def _block_of(letter: Letter, schema: Schema, findings: Sequence[Finding]) -> Iterator[str]:
@@ -333,19 +341,18 @@ def _block_of(letter: Letter, schema: Schema, findings: Sequence[Finding]) -> It
             yield f"{several}{line}"
     columns = {*map(fold, letter.columns)}
     fields = {*map(fold, schema.fields)}
-    lacked = {squash(name): name for name in schema.fields if fold(name) not in columns}
+    keys = squash_apart([letter.columns, schema.fields])
+    lacked = {keys[name]: name for name in schema.fields if fold(name) not in columns}
     # A column of a field's own name is that field's, and each field has one column.
     for name in (each for each in letter.columns if fold(each) not in fields):
         is_unit = fold(name) == fold(letter.unit)
-        field = schema.unit if is_unit else lacked.pop(squash(name), "")
+        field = schema.unit if is_unit else lacked.pop(keys[name], "")
         if field and fold(field) != fold(name):
             yield from write_own(field, FileField(name=(name,)))
-    known = {
-        *map(squash, letter.columns),
-        *(squash(each.field) for each in findings if isinstance(each, Named)),
-    }
+    named = {each.field for each in findings if isinstance(each, Named)}
+    known = {keys[name] for name in letter.columns}
     for name, about in schema.fields.items():
-        if squash(name) not in known:
+        if keys[name] not in known and name not in named:
             yield f'# fields.{write_key(name)}.name = ""'
             if about.categories:
                 yield f"# fields.{write_key(name)}.spellings = {spell(about.categories)}"

@@ -33,7 +33,7 @@ from .profiles import (
     Found,
     measure_quantiles,
 )
-from .schema import Field, fold_cell, fold_look, normalise
+from .schema import Field, fold_cell, fold_look, normalise, say_apart
 from .scripts import as_latin, show_script
 from .toml import quote, write_table
 
@@ -850,7 +850,7 @@ def match_rare(rare: Mapping[str, Profiles], named: Collection[Named] = ()) -> I
         return
     apart: list[tuple[float, str, str]] = []
     for name, other in combinations(known, 2):
-        if known[name].keys().isdisjoint(known[other]):
+        if known[name].keys().isdisjoint(known[other]) and not say_apart(name, other):
             first, *_ = known[name].values()
             distance = _distance_from(first, [*known[other].values()][:FEW_SITES])
             apart.append((distance, name, other))
@@ -879,9 +879,16 @@ def _find_alike(
     for own_name, column in islice(columns.items(), MAX_OWN):
         if column.values or column.quantiles:
             for name, sites in few.items():
+                if say_apart(own_name, name):
+                    continue
                 apart = _distance_from(column, sites)
                 if apart <= ALIKE:
                     yield apart, own_name, name
+
+
+def are_alike(column: ColumnProfile, sites: Sequence[ColumnProfile]) -> bool:
+    """Return whether a column may be a field of other sites, by its values."""
+    return _distance_from(column, sites) <= ALIKE
 
 
 def _distance_from(column: ColumnProfile, sites: Sequence[ColumnProfile]) -> float:

@@ -15,7 +15,7 @@ from fairbloom.text import join_first, plural, text_if
 from .cells import MISSING, FileColumn
 from .code_signs import CODED
 from .column_laws import Drafted, draft_column
-from .comparison import Named, Profiles, compare, match_names, match_rare
+from .comparison import Named, Profiles, are_alike, compare, match_names, match_rare
 from .determining import determines
 from .encoding import is_missing, rows_of_clients
 from .findings import SHOWN, Quiet, say_and_propose
@@ -217,7 +217,8 @@ def draft(
         kept = _leave_out_clients(next(iter(unmarked.values())), wanted)
         unmarked = dict.fromkeys(unmarked, kept)
     tables, raw, unclear = survey_files(unmarked)
-    names, tables = _match_names(tables, wanted.target)
+    renamed = _find_renamed(tables, raw)
+    names, tables = _match_names(tables, renamed, wanted.target)
     for other in (wanted.client, wanted.unit):
         names.pop(fold(other), None)
     sites = _find_sites(tables, clients, next(iter(unmarked.values())), wanted.client)
@@ -230,7 +231,8 @@ def draft(
     remarks = _remark_on_files(unmarked)
     files, asked = _describe_files(unfinished.tables, unmarked, clients)
     said = map(Note, [*notes, *remarks])
-    return _finish(unfinished, files, asked, [*said, *unclear])
+    renamings = _ask_about_renamed(renamed, clients)
+    return _finish(unfinished, files, asked, [*said, *unclear, *renamings])
 
 
 def _remark_on_files(tables: Mapping[Path, ReadTable]) -> Iterator[str]:
@@ -485,14 +487,62 @@ def _find_texts(table: ReadTable, columns: Mapping[str, FileColumn]) -> Iterator
             yield dict.fromkeys(texts)
 
 
+class Renamed(NamedTuple):
+    """A column that a client's next file, `path`, has under a new name.
+
+    It may be another one, unless both are alike.
+    """
+
+    old: str
+    new: str
+    path: Path
+    are_alike: bool
+
+
+def _find_renamed(
+    tables: Mapping[Path, ReadTable], raw: Sequence[Mapping[str, FileColumn]]
+) -> list[Renamed]:
+    """Return the columns in which a client's next file differs, and only in its name."""
+    renamed: list[Renamed] = []
+    parts = dict(zip(tables, raw, strict=True))
+    for (path, table), (next_path, after) in pairwise(tables.items()):
+        differing = [
+            (old, new) for old, new in zip(table.by_name, after.by_name, strict=False) if old != new
+        ]
+        if table.file.key != after.file.key or len(differing) != 1:
+            continue
+        ((old, new),) = differing
+        before = _profile_part(table, parts[path].get(old))
+        now = _profile_part(after, parts[next_path].get(new))
+        shown = normalise(table.by_name[old]), normalise(after.by_name[new])
+        renamed.append(Renamed(*shown, next_path, are_alike(now, [before])))
+    return renamed
+
+
+def _profile_part(table: ReadTable, part: FileColumn | None) -> ColumnProfile:
+    """Return the profile of one column of one file."""
+    column = Column.of(Sites.of_files([table], [""]), [part])
+    return profile({"": Cells.of_column(column, slice(None))})[""]
+
+
+def _ask_about_renamed(renamed: Sequence[Renamed], clients: Mapping[Path, str]) -> Iterator[Note]:
+    """Yield a question on each column that may have a new name, or may be another one."""
+    for each in renamed:
+        if not each.are_alike:
+            key = f"{clients[each.path]}/{each.path.name}"
+            line = f"fields.{write_key(each.old)}.name = {quote(each.new)}"
+            text = f"{key} has {each.new!r} in the place of {each.old!r}: are they one column?"
+            yield Note(text, asks=True, lines=(f"[files.{quote(key)}]", line))
+
+
 def _match_names(
-    tables: Mapping[Path, ReadTable], target: str
+    tables: Mapping[Path, ReadTable], renamed: Sequence[Renamed], target: str
 ) -> tuple[dict[str, str], dict[Path, ReadTable]]:
     """Return the columns' names by their folded forms, each in its first spelling, and the tables.
 
     A column that other files write differently, as in "Blood Pressure" and "blood_pressure", or
-    that has another name in the same place of a client's next file, has the most frequent name. Its
-    name in the other files becomes a part of their `file`.
+    that is `renamed` and alike, has the most frequent name. Its name in the other files becomes a
+    part of their `file`.
     """
     names: dict[str, str] = {}
     holders: dict[str, list[Path]] = {}  # folded name → files
@@ -500,11 +550,14 @@ def _match_names(
         for name in table.columns:
             names.setdefault(fold(name), normalise(name))
             holders.setdefault(fold(name), []).append(site)
-    renamed = _find_renamed([*tables.values()])
+    former: dict[str, str] = {}
+    for each in renamed:
+        if each.are_alike:
+            former[fold(each.new)] = fold(each.old)
     alike: dict[str, list[str]] = {}
     for name in names:
-        former = renamed.get(name, name)
-        alike.setdefault(squash(names[former]), []).append(name)
+        form = squash(names[former.get(name, name)])
+        alike.setdefault(form, []).append(name)
     changed = dict(tables)
     matched: dict[str, str] = {}
     for group in alike.values():
@@ -521,18 +574,6 @@ def _match_names(
                     known = changed[site].file.fields
                     changed[site] = _with_fields(changed[site], {**known, **own})
     return matched, changed
-
-
-def _find_renamed(tables: Sequence[ReadTable]) -> dict[str, str]:
-    """Return the former names of columns that a client's next file has under another name."""
-    renamed: dict[str, str] = {}
-    for table, after in pairwise(tables):
-        differing = [
-            (new, old) for old, new in zip(table.by_name, after.by_name, strict=False) if old != new
-        ]
-        if table.file.key == after.file.key and len(differing) == 1:
-            renamed |= dict(differing)
-    return renamed
 
 
 def _with_fields(table: ReadTable, fields: Mapping[str, FileField]) -> ReadTable:

@@ -42,7 +42,7 @@ from .profiles import (
 )
 from .reading import ReadTable
 from .reasons import DataError
-from .schema import MAX_TEXT, Field, Schema, SchemaFile, fold, normalise, squash
+from .schema import MAX_TEXT, Field, Schema, SchemaFile, fold, normalise, squash_apart
 from .sides import settle
 from .survey import Column, Sites
 
@@ -454,12 +454,13 @@ def is_identifier(name: str, column: Column) -> bool:
 
 def join_columns(letters: Collection[Letter]) -> dict[str, dict[str, ColumnProfile]]:
     """Return the profiles of each field by site, under the most frequent of its names."""
+    keys = squash_apart([letter.columns for letter in letters])
     spelled: dict[str, Counter[str]] = {}
     fields: dict[str, dict[str, ColumnProfile]] = {}
     for letter in letters:
         for name, column in letter.columns.items():
-            spelled.setdefault(squash(name), Counter())[normalise(name)] += 1
-            fields.setdefault(squash(name), {})[letter.client] = column
+            spelled.setdefault(keys[name], Counter())[normalise(name)] += 1
+            fields.setdefault(keys[name], {})[letter.client] = column
     return {spelled[key].most_common(1)[0][0]: sites for key, sites in fields.items()}
 
 

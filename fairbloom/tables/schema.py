@@ -8,7 +8,8 @@ import math
 import re
 import tomllib
 import unicodedata
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
@@ -31,6 +32,10 @@ from fairbloom.system.files import expand_home, read_text
 
 from .groups import GroupBy, read_groups
 from .scripts import as_latin
+from .units import is_unit
+
+# What a name has in brackets at its end.
+IN_BRACKETS = re.compile(r"[\[(]([^\[\]()]*)[\])]\s*$")
 
 # The decimal mark of numbers.
 Decimal = Literal[".", ","]
@@ -147,15 +152,48 @@ def fold(name: str) -> str:
 def squash(name: str) -> str:
     """Return a column's name without case, accents, spaces, _, - and ., and a unit in brackets.
 
-    Letters of other scripts that look like Latin ones are these.
+    Other words in brackets say what a column is of: (systolic), (choice=Asthma). Letters of other
+    scripts that look like Latin ones are these.
     """
     plain = "".join(
         letter
         for letter in unicodedata.normalize("NFKD", name)
         if not unicodedata.combining(letter)
     )
-    folded = as_latin(plain).casefold()
-    return re.sub(r"[\s_.\-]|[\[(][^\[\]()]*[\])]$", "", folded) or name
+    bracket = IN_BRACKETS.search(plain)
+    if bracket and is_unit(bracket[1]):
+        plain = plain[: bracket.start()]
+    return re.sub(r"[\s_.\-]", "", as_latin(plain).casefold()) or name
+
+
+def say_apart(name: str, other: str) -> bool:
+    """Return whether two names of columns are the same but for other words in brackets."""
+    stem, words = _split_bracket(name)
+    other_stem, other_words = _split_bracket(other)
+    return squash(stem) == squash(other_stem) and squash(words) != squash(other_words)
+
+
+def _split_bracket(name: str) -> tuple[str, str]:
+    """Return a name without a bracket at its end, and what that has unless it is a unit."""
+    bracket = IN_BRACKETS.search(name)
+    if bracket is None:
+        return name, ""
+    return name[: bracket.start()], "" if is_unit(bracket[1]) else bracket[1]
+
+
+def squash_apart(sites: Iterable[Collection[str]]) -> dict[str, str]:
+    """Return what joins the columns of sites, by name: the same for two that may be one.
+
+    It is the squashed name; if a site has two columns of that, the folded one.
+    """
+    squashed: dict[str, str] = {}
+    taken: set[str] = set()
+    for names in sites:
+        of_site = {fold(name): squash(name) for name in names}
+        counts = Counter(of_site.values())
+        taken |= {form for form, count in counts.items() if count > 1}
+        squashed |= {name: squash(name) for name in names}
+    return {name: fold(name) if form in taken else form for name, form in squashed.items()}
 
 
 def fold_cell(text: str) -> str:

@@ -435,6 +435,25 @@ def test_a_draft_proposes_what_it_can_see(tmp_path: Path) -> None:
     assert without_faults(there, inferred(there))
 
 
+def test_a_new_name_of_another_column_is_a_question(tmp_path: Path) -> None:
+    """In the place of sbp, a file has dbp: the same numbers are one column, others may be two."""
+
+    def visits(name: str, center: float) -> str:
+        head, *lines = csv_of(40).splitlines()
+        numbers = np.random.default_rng(0).normal(center, 12, len(lines)).round(1)
+        cells = [f"{number},{line}" for number, line in zip(numbers, lines, strict=True)]
+        return "\n".join([f"{name},{head}", *cells]) + "\n"
+
+    for center, are_one in ((130, True), (80, False)):
+        files = {"a__1": visits("sbp", 130), "a__2": visits("dbp", center)}
+        there = write(tmp_path / str(center), b=visits("sbp", 130), c=visits("sbp", 131), **files)
+        named = {"a/2.csv": {"fields": {"sbp": {"name": "dbp"}}}}
+        assert files_of_draft(there) == (named if are_one else {})
+        question = "# a/2.csv has 'dbp' in the place of 'sbp': are they one column?; if so, say:\n"
+        lines = '# [files."a/2.csv"]\n# fields.sbp.name = "dbp"\n'
+        assert (question + lines in inferred(there)) != are_one
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [

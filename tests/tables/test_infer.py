@@ -202,6 +202,25 @@ def test_units_in_names_do_not_distinguish_files(folder: Folder, common: str, ot
     assert described(there)["faults"] == []
 
 
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("blood pressure (systolic)", "blood pressure (diastolic)"),
+        ("Comorbidities (choice=Diabetes)", "Comorbidities (choice=Asthma)"),
+        ("pain [left]", "pain"),
+    ],
+)
+def test_other_brackets_distinguish_columns(folder: Folder, name: str, other: str) -> None:
+    plain = with_column(name, ["31", "45", "52"])
+    draft = inferred(folder(a=plain, b=plain, c=with_column(other, ["31", "45", "52"])))
+    schema = parse_schema(draft)
+    assert name in schema.fields
+    assert other in (*schema.fields, *schema.ignore)
+    assert schema.file("c.csv").names_of(name) == (name,)
+    assert "may be this one" not in draft
+    assert "look alike" not in inferred(folder(a=plain, b=with_column(other, ["31", "45", "52"])))
+
+
 def test_units_in_names_distinguish_columns_of_a_file(folder: Folder) -> None:
     both = with_column("bp (mmHg)", ["120", "99", "88"]).replace("bp", "bp (kPa),bp", 1)
     both = both.replace("\n", "\n16,").removesuffix("16,")

@@ -436,6 +436,23 @@ def test_columns_are_joined_by_name_and_lacking_ones_are_said(tmp_path: Path) ->
     assert named.column == "years"
 
 
+def test_a_site_that_has_two_columns_of_a_name_keeps_both(tmp_path: Path) -> None:
+    """Units in brackets join columns of sites, unless one of them has two."""
+    both = [row | {"bp (kPa)": "16.1"} for row in renamed(hospital(), age="bp (mmHg)")]
+    one = renamed(hospital(), age="BP (mmHg)")
+    kilo = renamed(hospital(), age="bp (kPa)")
+    sites = {"north": both, "south": one, "west": kilo}
+    letters = {
+        name: letter_of(site_of(tmp_path, rows), name, "2025-01-31", 5, ROW)
+        for name, rows in sites.items()
+    }
+    fields, _ = compare_letters([*letters.values()])
+    assert {*fields["bp (mmHg)"]} == {"north", "south"}
+    assert {*fields["bp (kPa)"]} == {"north", "west"}
+    fields, _ = compare_letters([letters["south"], letters["west"]])
+    assert {*fields["BP (mmHg)"]} == {"south", "west"}
+
+
 def test_a_missing_unit_is_named_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(FairbloomError, match="no column 'person', the unit: name one of patient"):
         letter(tmp_path, hospital(), unit="person")
