@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from fairbloom.errors import did_you_mean
 from fairbloom.system.versions import FOLDER, secret_of
 from fairbloom.tables.audit import Coded, Printed
+from fairbloom.tables.column_laws import Drafted, draft_column
 from fairbloom.tables.comparison import compare
 from fairbloom.tables.encoding import encode_files
 from fairbloom.tables.letters import (
@@ -24,9 +25,9 @@ from fairbloom.tables.letters import (
 )
 from fairbloom.tables.own_codes import find_own_codes
 from fairbloom.tables.releases import ALL, LETTER, MAX_LETTERS, Release, find_free, find_shared
-from fairbloom.tables.schema import fold, parse_schema
+from fairbloom.tables.schema import EVERY_FILE, fold, parse_schema
 from fairbloom.tables.site_table import SiteTable
-from fairbloom.tables.toml import quote
+from fairbloom.tables.toml import quote, write_key
 from fairbloom.text import join_first, plural, text_if
 
 from ..errors import DeployError
@@ -55,6 +56,8 @@ def show_site(client: ClientSettings, site: SiteTables, target: str = "") -> Ite
     for name, column in profiles.items():
         if column.identifier:
             yield f"{name}: it seems to name persons, rows or dates"
+        elif not column.quantiles:
+            yield from _show_unit(name, site)
     yield from _ask_about_codes(client, site, target)
     if client.unit in ("", ROW):
         for name in find_persons(client, site):
@@ -62,6 +65,16 @@ def show_site(client: ClientSettings, site: SiteTables, target: str = "") -> Ite
                 f"{name}: several rows have the same value: if it names a person, write unit ="
                 f" {quote(name)} at the top of owner.toml; if not, not-persons = {quote([name])}"
             )
+
+
+def _show_unit(name: str, site: SiteTables) -> Iterator[str]:
+    """Yield lines on a column of texts that are numbers with their unit, or ages in several."""
+    drafted = draft_column(name, site.read[name])
+    if isinstance(drafted, Drafted) and drafted.field.unit:
+        unit = drafted.field.unit
+        yield f"{name}: each cell has its unit, as {unit!r}; to have a profile of numbers, say:"
+        yield f"    [files.{quote(EVERY_FILE)}]"
+        yield f"    fields.{write_key(name)}.unit = {quote(unit)}"
 
 
 def _ask_about_codes(client: ClientSettings, site: SiteTables, target: str) -> Iterator[str]:

@@ -59,6 +59,30 @@ def in_months(rows: Rows) -> Rows:
     return renamed([row | {"age": f"{12 * float(row['age']):.0f}"} for row in rows], age="months")
 
 
+@pytest.mark.parametrize(
+    ("cells", "unit", "median"),
+    [
+        ([f"{20 + k % 60:03}Y" if k % 5 else f"{k:03}M" for k in range(130)], "Y", 39.0),
+        ([f"{20 + k % 60} kg" for k in range(130)], "kg", 47.0),
+    ],
+)
+def test_cells_with_their_unit_are_mended_by_a_line(
+    owner: Owner, cells: list[str], unit: str, median: float
+) -> None:
+    rows = [row | {"size at start": cell} for row, cell in zip(hospital(), cells, strict=True)]
+    write(owner.data, rows)
+    shown = [*show_site(owner.client, read_site(owner.client))]
+    place = shown.index(
+        f"size at start: each cell has its unit, as {unit!r}; to have a profile of numbers, say:"
+    )
+    lines = [line.strip() for line in shown[place + 1 : place + 3]]
+    assert not choose(owner, rows).letter.columns["size at start"].quantiles
+    owner.say('unit = "patient"', *lines)  # the remedy
+    assert "has its unit" not in "\n".join(show_site(owner.client, read_site(owner.client)))
+    made = choose(owner, rows).letter.columns["size at start"]
+    assert made.quantiles[3] == pytest.approx(median, abs=2.0)
+
+
 def accept(owner: Owner, schema: str = SCHEMA) -> None:
     Schemas(Path(owner.client.state_dir)).accept(schema)
 
