@@ -534,14 +534,15 @@ def stand_ins(letters: Collection[Letter], unit: str) -> list[ReadTable]:
     tell most values of a column, they are as in another letter; if most letters do not, each row
     has another text, as in a free text.
     """
+    keys = squash_apart([letter.columns for letter in letters])
     usual: dict[str, list[ColumnProfile | None]] = {}
     for letter in letters:
         for name, column in letter.columns.items():
-            usual.setdefault(squash(name), []).append(column if _tells(column) else None)
+            usual.setdefault(keys[name], []).append(column if _tells(column) else None)
     known: dict[str, ColumnProfile | None] = {}
-    for name, columns in usual.items():
-        telling = [each for each in columns if each is not None]
-        known[name] = telling[0] if 2 * len(telling) >= len(columns) else None
+    for name, key in keys.items():
+        telling = [each for each in usual[key] if each is not None]
+        known[name] = telling[0] if 2 * len(telling) >= len(usual[key]) else None
     return [_stand_in(letter, unit, known) for letter in letters]
 
 
@@ -551,14 +552,14 @@ def _tells(column: ColumnProfile) -> bool:
 
 
 def _stand_in(letter: Letter, unit: str, known: Mapping[str, ColumnProfile | None]) -> ReadTable:
-    """Return the table of a letter; `known` has a profile of each column by its squashed name."""
+    """Return the table of a letter; `known` has a profile of each column by its name."""
     import pyarrow as pa  # imported late: a server reads no tables
 
     random = np.random.default_rng(SEED)
     count = min(max(letter.rows, FEWEST_ROWS), MAX_ROWS)
     columns = {}
     for name, column in letter.columns.items():
-        usual = known[squash(name)]
+        usual = known[name]
         if usual is None:
             texts = np.array([f"rare-{place:06}" for place in range(count)])
         else:

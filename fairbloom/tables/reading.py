@@ -82,6 +82,9 @@ MAX_XML_DEPTH = 100
 # Elements in one that are all in memory: formats of cells, of which Excel has at most 65,490.
 MAX_ELEMENTS = 100_000
 
+# Merged cells of a sheet; each has two rows at least.
+MAX_MERGED = 1_000_000
+
 # Texts and fillers in a format of numbers; and the formats of every workbook that show per cent.
 FORMAT_TEXTS = re.compile(r"""[\\_*].|".*?\"""")
 PER_CENT_FORMATS = frozenset({"9", "10"})
@@ -466,16 +469,12 @@ def _read_formulas(content: bytes, delimiter: str) -> bytes:
     ends = re.escape(delimiter.encode())
     # Other quoted values match before a formula within them does.
     pattern = (
-        rb'"=""(?P<doubled>[^"\n]*)"""(?=[%b\n]|\Z)|(?P<other>"[^"]*+(?:""[^"]*+)*+")'
+        rb'(?P<opens>")=""(?P<doubled>[^"\n]*)""(?P<closes>")(?=[%b\n]|\Z)'
+        rb'|(?P<other>"[^"]*+(?:""[^"]*+)*+")'
         rb'|(?<![^%b\n])=(?P<plain>"[^"\n]*")(?=[%b\n]|\Z)'
     ) % (ends, ends, ends)
-
-    def read_one(found: re.Match[bytes]) -> bytes:
-        if found["doubled"] is not None:
-            return b'"%b"' % found["doubled"]
-        return found["other"] or found["plain"]
-
-    return re.sub(pattern, read_one, content)
+    kept = rb"\g<opens>\g<doubled>\g<closes>\g<other>\g<plain>"
+    return re.sub(pattern, kept, content)
 
 
 def _check_quotes(path: Path, content: bytes, delimiter: str) -> None:
@@ -929,6 +928,8 @@ def _read_notes(
                 (first_column, first), (_, last) = _find_cell(corner), _find_cell(other or corner)
                 if last > first:
                     notes.merged.append(Merged(first_column, first, last))
+                if len(notes.merged) > MAX_MERGED:
+                    raise ValueError(f"it has more than {MAX_MERGED:,} merged cells")
             case "end", "c":
                 column += 1
                 if reference := element.get("r"):

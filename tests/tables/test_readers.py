@@ -872,13 +872,17 @@ def test_a_merged_cell_has_its_value_in_all_of_its_rows(path: Path) -> None:
     assert not plain.remarks
 
 
-def test_merged_cells_that_overlap_are_refused(path: Path) -> None:
-    """Valid workbooks have none, and each would be filled again."""
+def test_merged_cells_that_overlap_or_too_many_are_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Valid workbooks have none that overlap, and each would be filled again."""
     rows = [["x", "y"], *([k, k] for k in range(9))]
     write_workbook(path, {"S": rows}, after=merged("A2:A5", "A5:A7"))
     assert "merged cells of column 1 overlap in row 5" in str(refusal(path))
     write_workbook(path, {"S": rows}, after=merged("A2:A5", "A6:A7", "B5:B7"))
     assert len(read(path)) == 9
+    monkeypatch.setattr(reading, "MAX_MERGED", 1)
+    assert "more than 1 merged cells" in str(refusal(path))
     write_workbook(path, {"S": rows}, after=merged("A2:what"))
     assert "'what' is no cell" in str(refusal(path))
 
