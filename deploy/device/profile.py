@@ -13,21 +13,23 @@ from fairbloom.tables.audit import Coded, Printed
 from fairbloom.tables.column_laws import Drafted, draft_column
 from fairbloom.tables.comparison import compare
 from fairbloom.tables.encoding import encode_files
+from fairbloom.tables.findings import join_own
 from fairbloom.tables.letters import (
     ROW,
     Letter,
     SiteTables,
+    add_own,
     decode_letter,
-    describe_own,
     encode_letter,
     is_identifier,
     letter_of,
+    write_own_lines,
 )
 from fairbloom.tables.own_codes import find_own_codes
 from fairbloom.tables.releases import ALL, LETTER, MAX_LETTERS, Release, find_free, find_shared
-from fairbloom.tables.schema import EVERY_FILE, fold, parse_schema
+from fairbloom.tables.schema import EVERY_FILE, FileField, fold, parse_files, parse_schema
 from fairbloom.tables.site_table import SiteTable
-from fairbloom.tables.toml import quote, write_key
+from fairbloom.tables.toml import quote
 from fairbloom.text import join_first, plural, text_if
 
 from ..errors import DeployError
@@ -52,12 +54,21 @@ def show_site(client: ClientSettings, site: SiteTables, target: str = "") -> Ite
     """
     profiles = site.profile()
     fields = {name: {client.name: each} for name, each in profiles.items()}
-    yield from describe_own(compare(fields))
+    schema = parse_files(Reading.of(client).text)
+    owner = schema.files[EVERY_FILE] if EVERY_FILE in client.files else None
+    findings = compare(fields)
+    for each in findings:
+        yield f"{each.field}: {each.say()}"
+    added = add_own(findings, schema.fields)
     for name, column in profiles.items():
         if column.identifier:
             yield f"{name}: it seems to name persons, rows or dates"
         elif not column.quantiles:
-            yield from _show_unit(name, site)
+            unit = _find_unit(name, site)
+            if unit:
+                yield f"{name}: each cell has its unit, {unit!r}: with its line it is of numbers"
+                added[name] = join_own(added.get(name, FileField()), FileField(unit=unit))
+    yield from write_own_lines(added, owner)
     yield from _ask_about_codes(client, site, target)
     if client.unit in ("", ROW):
         for name in find_persons(client, site):
@@ -67,14 +78,10 @@ def show_site(client: ClientSettings, site: SiteTables, target: str = "") -> Ite
             )
 
 
-def _show_unit(name: str, site: SiteTables) -> Iterator[str]:
-    """Yield lines on a column of texts that are numbers with their unit, or ages in several."""
+def _find_unit(name: str, site: SiteTables) -> str:
+    """Return the unit in the cells of a column of texts that are numbers, or ages; "" for none."""
     drafted = draft_column(name, site.read[name])
-    if isinstance(drafted, Drafted) and drafted.field.unit:
-        unit = drafted.field.unit
-        yield f"{name}: each cell has its unit, as {unit!r}; to have a profile of numbers, say:"
-        yield f"    [files.{quote(EVERY_FILE)}]"
-        yield f"    fields.{write_key(name)}.unit = {quote(unit)}"
+    return drafted.field.unit if isinstance(drafted, Drafted) else ""
 
 
 def _ask_about_codes(client: ClientSettings, site: SiteTables, target: str) -> Iterator[str]:

@@ -24,7 +24,7 @@ from .cells import format_number, parse_number
 from .conversions import CONVERSIONS, Conversion
 from .core import FEW_SITES, Split, choose, split
 from .distances import SiteCategories, SiteNumbers, SiteShares, distance, variation
-from .findings import Explained, Finding, Quiet, join_words, spell
+from .findings import Explained, Finding, Quiet, join_words, spell, write_added
 from .profiles import (
     MAX_NUMBERS,
     PROBABILITIES,
@@ -33,7 +33,7 @@ from .profiles import (
     Found,
     measure_quantiles,
 )
-from .schema import Field, fold_cell, fold_look, normalise, say_apart
+from .schema import Field, FileField, fold_cell, fold_look, normalise, say_apart
 from .scripts import as_latin, show_script
 from .toml import quote, write_table
 
@@ -275,13 +275,18 @@ class Heap(Finding):
 
     def change_site(self, about: Field) -> Sequence[Mapping[str, str]]:
         """Return the marker of a missing value."""
-        own = self.change_own(about)
-        return [own] if own else []
+        added = write_added(FileField(), self.change_own(about))
+        return [added] if added else []
 
-    def change_own(self, about: Field) -> Mapping[str, str]:
+    def change_own(self, about: Field) -> FileField:
         """Return the marker of a missing value, unless it is a category."""
-        marker = format_number(self.number)
-        return {} if marker in about.categories else {"missingValues": quote([marker])}
+        return _mark_missing(self.number, about)
+
+
+def _mark_missing(number: float, about: Field) -> FileField:
+    """Return that a number means a missing value, unless it is a category."""
+    marker = format_number(number)
+    return FileField() if marker in about.categories else FileField(missingValues=(marker,))
 
 
 def quantiles_of(column: ColumnProfile) -> NDArray[np.float64]:
@@ -723,9 +728,11 @@ class Spelling(Finding):
         """Return the spelling."""
         return {"spellings": write_table({self.usual: [self.text]})}
 
-    def change_own(self, about: Field) -> Mapping[str, str]:
+    def change_own(self, about: Field) -> FileField:
         """Return the spelling, if the usual one is a category."""
-        return self.change_field() if self.usual in about.categories else {}
+        if self.usual not in about.categories:
+            return FileField()
+        return FileField(spellings={self.usual: (self.text,)})
 
 
 def find_spellings(name: str, columns: Profiles) -> Iterator[Spelling]:
@@ -938,10 +945,10 @@ class OneValue(Finding):
             "spellings": write_table({self.no: [""]}),
         }
 
-    def change_own(self, about: Field) -> Mapping[str, str]:
+    def change_own(self, about: Field) -> FileField:
         """Return what nothing means, if it is a category."""
         is_second = self.no in about.categories and self.value != self.no
-        return {"spellings": write_table({self.no: [""]})} if is_second else {}
+        return FileField(spellings={self.no: ("",)}) if is_second else FileField()
 
 
 def find_one_value(name: str, columns: Profiles) -> Iterator[OneValue]:
@@ -986,9 +993,9 @@ class Code(InRows):
         """Return the marker of a missing value."""
         return {"missingValues": quote([format_number(self.number)])}
 
-    def change_own(self, about: Field) -> Mapping[str, str]:
+    def change_own(self, about: Field) -> FileField:
         """Return the marker, unless it is a category."""
-        return {} if format_number(self.number) in about.categories else self.change_field()
+        return _mark_missing(self.number, about)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -252,7 +252,8 @@ def compare_clients(schema: Schema, tables: Tables, *, on_device: bool = False) 
     for each in findings:
         about = schema.fields[each.field]
         if on_device:
-            advice.append(say_and_propose_own(each, about))
+            own = schema.file("", *each.sites[:1]).field(each.field)
+            advice.append(say_and_propose_own(each, about, own))
         else:
             advice.append(say_and_propose(each, about, files))
     return Comparison(fields, findings, advice)

@@ -9,8 +9,8 @@ from fairbloom.text import join_first, text_if
 
 from .cells import format_number, parse_number
 from .conversions import Conversion
-from .schema import EVERY_FILE, Field
-from .toml import quote, write_key, write_table
+from .schema import EVERY_FILE, Field, FileField
+from .toml import quote, write_key, write_table, write_value
 
 # Names of sites, and of categories, that a sentence lists.
 SHOWN = 3
@@ -117,19 +117,23 @@ class Finding(ABC):
         ways = self.change_site(about)
         return Change(self.field, file, ways) if file and ways else None
 
-    def change_own(self, about: Field) -> Mapping[str, str]:
-        """Return the keys that a device's owner may write of the field in owner.toml.
+    def change_own(self, about: Field) -> FileField:
+        """Return the spellings and markers that a device's owner may add to owner.toml.
 
         `about` is the field; without a schema, a number. A category that it lacks is for all sites,
         and no line of an owner.
         """
         del about
-        return {}
+        return FileField()
 
-    def propose_own(self, about: Field) -> Change | None:
-        """Return what a device's owner may say of all its files in owner.toml."""
-        own = self.change_own(about)
-        return Change(self.field, EVERY_FILE, [own]) if own else None
+    def propose_own(self, about: Field, own: FileField) -> Change | None:
+        """Return what a device's owner may say of all its files in owner.toml.
+
+        `own` has its present lines: a new one repeats their values, as it goes in their place.
+        """
+        added = self.change_own(about)
+        lines = write_added(own, added)
+        return Change(self.field, EVERY_FILE, [lines]) if lines else None
 
 
 class Quiet(Finding):
@@ -214,9 +218,26 @@ def say_and_propose(finding: Finding, about: Field, files: Mapping[str, str]) ->
     return f"{said}, and the same under {also}"
 
 
-def say_and_propose_own(finding: Finding, about: Field) -> str:
+def say_and_propose_own(finding: Finding, about: Field, own: FileField) -> str:
     """Return what stands out, and the lines that a device's owner may paste into owner.toml."""
-    return _join(finding, finding.propose_own(about))
+    return _join(finding, finding.propose_own(about, own))
+
+
+def join_own(own: FileField, added: FileField) -> FileField:
+    """Return what an owner says of a column with further spellings and markers, or a unit."""
+    spellings = dict(own.spellings)
+    for name, texts in added.spellings.items():
+        spellings[name] = tuple(dict.fromkeys((*spellings.get(name, ()), *texts)))
+    markers = tuple(dict.fromkeys((*own.missingValues, *added.missingValues)))
+    unit = added.unit or own.unit
+    stated = {"unit": unit, "spellings": spellings, "missingValues": markers}
+    return FileField.model_validate({key: value for key, value in stated.items() if value})
+
+
+def write_added(own: FileField, added: FileField) -> dict[str, str]:
+    """Return the keys of what is added as TOML, with what the owner says already."""
+    joined = join_own(own, added)
+    return {key: write_value(getattr(joined, key)) for key in sorted(added.model_fields_set)}
 
 
 def _join(finding: Finding, change: Change | None) -> str:

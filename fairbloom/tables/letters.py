@@ -28,7 +28,7 @@ from fairbloom.text import join_first, text_if
 from .cells import MAX_NUMBER, MISSING, FileColumn, different_cells, parse_number
 from .comparison import IN_ROWS, Absent, Categories, Profiles, compare, match_names, match_rare
 from .conversions import OF_FACTORS
-from .findings import IF_SO, Change, Finding
+from .findings import IF_SO, Change, Finding, join_own, write_added
 from .grammar import NEARLY_ALL
 from .identifiers import DATE, FEWEST_ROWS, find_units, judge_most_texts, judge_numbers
 from .mended import Mended, mend
@@ -42,9 +42,20 @@ from .profiles import (
 )
 from .reading import ReadTable
 from .reasons import DataError
-from .schema import MAX_TEXT, Field, Schema, SchemaFile, fold, normalise, squash_apart
+from .schema import (
+    EVERY_FILE,
+    MAX_TEXT,
+    Field,
+    FileField,
+    Schema,
+    SchemaFile,
+    fold,
+    normalise,
+    squash_apart,
+)
 from .sides import settle
 from .survey import Column, Sites
+from .toml import quote, write_key
 
 # The unit of a site where each row is another person.
 ROW = "row"
@@ -511,11 +522,37 @@ def describe(
         yield from _indent(change)
 
 
-def describe_own(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield a line for each finding of a device, and below it those for its owner.toml."""
+def add_own(findings: Sequence[Finding], schema: Mapping[str, Field]) -> dict[str, FileField]:
+    """Return what a device's owner may add for its findings, by column.
+
+    `schema` has the fields that are known.
+    """
+    added: dict[str, FileField] = {}
     for each in findings:
-        yield f"{each.field}: {each.say()}"
-        yield from _indent(each.propose_own(NUMBER))
+        change = each.change_own(schema.get(each.field, NUMBER))
+        if change.model_fields_set:
+            added[each.field] = join_own(added.get(each.field, FileField()), change)
+    return added
+
+
+def write_own_lines(added: Mapping[str, FileField], owner: SchemaFile | None) -> Iterator[str]:
+    """Yield the lines of owner.toml for what its owner may add; none for nothing.
+
+    A column has one line of a kind, with the values of a present one. `owner` has what owner.toml
+    says of all files, None if nothing.
+    """
+    if not added:
+        return
+    heading = f"[files.{quote(EVERY_FILE)}]"
+    yield f"If these are right, write into owner.toml, below one heading {heading}:"
+    if owner is None:
+        yield f"    {heading}"
+    for name, change in added.items():
+        own = FileField() if owner is None else owner.field(name)
+        for key, value in write_added(own, change).items():
+            is_there = key in own.model_fields_set
+            in_place = text_if(is_there, f"  # in place of the {key} there")
+            yield f"    fields.{write_key(name)}.{key} = {value}{in_place}"
 
 
 def _indent(change: Change | None) -> Iterator[str]:

@@ -103,7 +103,32 @@ def test_each_line_of_the_screen_is_one_of_owner_toml(
     lines = [line.strip() for line in shown.splitlines() if line.startswith("    ")]
     assert lines == ['[files."*"]', f'fields.age.missingValues = ["{code}"]']
     owner.say('unit = "patient"', *lines)
-    captured(capsys, *asked)
+    assert "far from" not in captured(capsys, *asked).out
+
+
+def test_the_lines_of_a_screen_can_be_pasted_together(owner: Owner) -> None:
+    """A column has one line of a kind, with what owner.toml says already."""
+
+    def shown() -> str:
+        return "\n".join(show_site(owner.client, read_site(owner.client)))
+
+    def lines() -> list[str]:
+        return [line.strip() for line in shown().splitlines() if line.startswith("    ")]
+
+    rows = with_cells(hospital(), "age", *["999"] * 8, *["-9"] * 6)
+    write(owner.data, with_cells(rows, "stage", *["99"] * 8))
+    assert lines()[0] == '[files."*"]'
+    owner.say('unit = "patient"', *lines())
+    assert lines() == []
+    for there in ('fields.age.missingValues = ["999"]', 'fields.age.name = "Age"'):
+        heading = ('unit = "patient"', '[files."*"]')
+        owner.say(*heading, there)
+        assert "-9 in 6 rows" in shown()
+        assert '[files."*"]' not in lines()
+        kept = [there] if "missingValues" not in there else []
+        owner.say(*heading, *kept, *lines())
+        assert lines() == []
+        tomllib.loads((owner.bundle / "owner.toml").read_text())
 
 
 def test_none_of_a_count_is_no_code(owner: Owner) -> None:
