@@ -66,7 +66,8 @@ def show_site(client: ClientSettings, site: SiteTables, target: str = "") -> Ite
         elif not column.quantiles:
             unit = _find_unit(name, site)
             if unit:
-                yield f"{name}: each cell has its unit, {unit!r}: with its line it is of numbers"
+                said = f"each cell has its unit, as {unit!r}"
+                yield f"{name}: {said}; to have a profile of numbers, say so"
                 added[name] = join_own(added.get(name, FileField()), FileField(unit=unit))
     yield from write_own_lines(added, owner)
     yield from _ask_about_codes(client, site, target)

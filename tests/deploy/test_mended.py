@@ -72,10 +72,11 @@ def test_cells_with_their_unit_are_mended_by_a_line(
     rows = [row | {"size at start": cell} for row, cell in zip(hospital(), cells, strict=True)]
     write(owner.data, rows)
     shown = [*show_site(owner.client, read_site(owner.client))]
-    place = shown.index(
-        f"size at start: each cell has its unit, as {unit!r}; to have a profile of numbers, say:"
+    assert (
+        f"size at start: each cell has its unit, as {unit!r}; to have a profile of numbers, say so"
+        in shown
     )
-    lines = [line.strip() for line in shown[place + 1 : place + 3]]
+    lines = [line.strip() for line in shown if line.startswith("    ")]
     assert not choose(owner, rows).letter.columns["size at start"].quantiles
     owner.say('unit = "patient"', *lines)  # the remedy
     assert "has its unit" not in "\n".join(show_site(owner.client, read_site(owner.client)))
