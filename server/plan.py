@@ -30,7 +30,7 @@ from fairbloom.protocol.settings import SETTINGS, Mark, SettingsError, digest, m
 from fairbloom.protocol.sums import FEWEST_PARTNERS, check_asked, check_work
 from fairbloom.protocol.terms import Terms
 from fairbloom.rounds.clients import ModelMakers
-from fairbloom.rounds.method import UNIFORM, Method
+from fairbloom.rounds.method import Method
 from fairbloom.strategies import FairStrategy
 from fairbloom.tables.groups import find_two_groups
 from fairbloom.tasks import Task, digests, find_task, load_task
@@ -298,15 +298,11 @@ def _check_shared(settings: Settings, method: FairStrategy, asked: Terms) -> Non
             f"method = {settings.method!r} weighs by more than rows and losses, and with shared"
             " noise the server sees no update: set method = term, which weighs by losses, or fedavg"
         )
-    for key, value, needed in (
-        ("draw", method.draw, UNIFORM),
-        ("fraction-train", settings.fraction_train, 1.0),
-    ):
-        if value != needed:
-            raise ReportableError(
-                f"{key} = {value!r}: with shared noise, every client is in each round, once: set"
-                f" {key} = {needed}"
-            )
+    if settings.fraction_train != 1.0:
+        raise ReportableError(
+            f"fraction = {settings.fraction_train}: with shared noise, every client is in each"
+            " round: set fraction = 1"
+        )
     check_work(settings)
     check_asked(asked)
 

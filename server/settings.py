@@ -16,6 +16,7 @@ from fairbloom.protocol.scores import FURTHER
 from fairbloom.protocol.settings import (
     NO_TESTS,
     SETTINGS,
+    Given,
     Mark,
     RunSettings,
     SettingsError,
@@ -227,32 +228,15 @@ class Settings(RunSettings):
 
     def check_deployed(self) -> None:
         """Raise SettingsError if deployed clients cannot run with these settings."""
-        if self.pooled:
-            raise SettingsError(
-                "pooled = true: the training data of all clients lie together in one process only:"
-                " leave it out with deployed clients, or use fairbloom run"
-            )
-        if self.privacy__mode == SIMULATED:
-            raise SettingsError(
-                "privacy.mode = simulated: noise from the run's seed protects nobody: leave it out"
-                " with deployed clients, whose owners open accounts, or use fairbloom run"
-            )
-        if self.attack:
-            raise SettingsError(
-                f"attack = {self.attack!r}: clients attack in one process only: leave it out with"
-                " deployed clients, or use fairbloom run"
-            )
-        if self.threads > 1:
-            raise SettingsError(
-                f"threads = {self.threads}: it is for one process: leave it out with deployed"
-                " clients, and set OMP_NUM_THREADS on each device, or use fairbloom run"
-            )
-        if self.held_out_clients:
-            raise SettingsError(
-                f"held-out-clients = {self.held_out_clients:g}: every deployed client is in"
-                " training: leave it out, or name those that train by training-clients, or use"
-                " fairbloom run"
-            )
+        for parameter in SETTINGS.values():
+            given = Given(parameter.key, self.value_of(parameter))
+            only = parameter.only_in_process
+            if only is not None and given.value != parameter.default:
+                remedy = text_if(only.remedy, f", {only.remedy}")
+                raise SettingsError(
+                    f"{given}: {only.why}: leave it out with deployed clients{remedy}, or use"
+                    " fairbloom run"
+                )
 
     def check_schema(self) -> None:
         """Raise SettingsError if the task needs a schema on real nodes, and it is missing."""

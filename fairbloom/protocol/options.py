@@ -9,6 +9,7 @@ They are in their own module so that a ServerApp that imports a method does not 
 from collections.abc import Mapping
 from typing import Annotated, Any, get_type_hints
 
+from .conditions import Under, Where
 from .effects import IdleIf
 from .parameters import Choices, Mark, Meaning, Pairs, Range
 
@@ -58,6 +59,7 @@ class SharedOptions:
         str,
         Choices("uniform", "examples"),
         Mark.VARIANT,
+        Under(Where.SUMS, "uniform"),
         Meaning(
             "How clients of a round are drawn: uniformly, or with replacement by their "
             "numbers of examples"
@@ -84,6 +86,7 @@ class SharedOptions:
         str,
         Choices("float32", "bfloat16-updates", "bfloat16"),
         Mark.VARIANT,
+        Under(Where.SUMS, "float32"),
         Meaning(
             "Numbers in messages: clients may reply updates in bfloat16, and may get the model in "
             "it"
@@ -94,6 +97,7 @@ class SharedOptions:
         Mark.SENT_TO_CLIENTS,
         Mark.VARIANT,
         Mark.CHANGES_STEP,
+        Under(Where.ACCOUNT, ""),
         Meaning("Your own rule that corrects the clients' local steps, as my_module:MyRule"),
     ] = ""
     max_growth: Annotated[

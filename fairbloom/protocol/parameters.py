@@ -19,6 +19,8 @@ from typing import Annotated, Any, get_args, get_origin
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.text import quote
 
+from .conditions import OnlyInProcess, Under, Where
+
 # The types of a parameter; Flower's run configs have no others.
 Value = bool | int | float | str
 
@@ -179,6 +181,10 @@ class Parameter:
         The method or task that it belongs to; "" for a setting of every run.
     partitions
         The partitions with which it has an effect; () for all.
+    under
+        The values that it may have in some runs.
+    only_in_process
+        Why deployed clients cannot have it, None if they can.
     """
 
     name: str
@@ -189,6 +195,8 @@ class Parameter:
     marks: frozenset[Mark] = frozenset()
     owner: str = ""
     partitions: tuple[str, ...] = ()
+    under: tuple[Under, ...] = ()
+    only_in_process: OnlyInProcess | None = None
 
     @property
     def key(self) -> str:
@@ -211,6 +219,10 @@ class Parameter:
         if self.allowed is None:
             return self.kind.__name__
         return self.kind.__name__ + self.allowed.words
+
+    def values_in(self, where: Where) -> Under | None:
+        """Return which values it may have in some runs, None if its declaration does not say."""
+        return next((each for each in self.under if each.where is where), None)
 
     def checked(self, value: object, called: str = "") -> Value:
         """Return `value` in the parameter's type: a whole number may stand for a float.
@@ -327,6 +339,8 @@ def annotated(
     allowed: Range | Choices | Pairs | None = None
     marks = set[Mark]()
     partitions: tuple[str, ...] = ()
+    under: list[Under] = []
+    only_in_process: OnlyInProcess | None = None
     for other in others:
         match other:
             case Default():
@@ -339,6 +353,10 @@ def annotated(
                 marks.add(other)
             case Partitions():
                 partitions = other.names
+            case Under():
+                under.append(other)
+            case OnlyInProcess():
+                only_in_process = other
     return Parameter(
         key_of(name),
         kind,
@@ -348,6 +366,8 @@ def annotated(
         marks=frozenset(marks),
         owner=owner,
         partitions=partitions,
+        under=tuple(under),
+        only_in_process=only_in_process,
     )
 
 

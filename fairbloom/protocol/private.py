@@ -5,11 +5,11 @@ Each term, metric and setting of the protocol is classified here; whatever is no
 
 import math
 from collections.abc import Mapping, Set
-from typing import Any
 
 from fairbloom.errors import ReportableError, join_names
 
 from .accounts import EPSILONS
+from .conditions import Under, Where
 from .names import LEARNING_RATE, LOSS_BEFORE, STEP_SUM, UPDATE_NORM
 from .parameters import SettingsError, key_of, split_pairs
 from .settings import SETTINGS, Mark, RunSettings, marked
@@ -49,58 +49,6 @@ TERMS = frozenset(
     }
 )
 
-# Settings of clients' work that may have any value: they do not change a row's contribution, or
-# they act on what is released.
-ANY = frozenset(
-    {
-        "task",
-        "model",
-        "norm",
-        "clients",
-        "partition",
-        "shards-per-client",
-        "seed",
-        "schema",
-        "classes-per-client",
-        "dirichlet-alpha",
-        "smallest-client",
-        "test-share",
-        "verify-data",
-        "method",
-        "weights-digest",
-        "after-all-rows",
-        "num-rounds",
-        "local-epochs",
-        "device",
-        "learning-rate",
-        "learning-rate-decay",
-        "schedule",
-        "warmup",
-        "momentum",
-        "nesterov",
-        "weight-decay",
-        "gradient-clip",
-        "stragglers",
-        "drop-stragglers",
-        "smallest-group",
-        "smallest-batch",
-    }
-)
-
-# Settings of clients' work with the only values that they may have.
-ONLY: Mapping[str, tuple[Any, ...]] = {
-    "batch-size": (0,),
-    "validation-share": (0.0,),
-    "optimizer": ("sgd", "adam", "adamw"),
-    "augment": ("none",),
-    "client-rule": ("",),
-    "time-budget": (0.0,),
-    "reported-loss": ("mean",),
-    "scores": ("",),
-    "precision": ("float32",),
-    "pooled": (False,),
-}
-
 
 def epsilon_of_client(settings: RunSettings, client: str) -> float | None:
     """Return ε of a client's simulated account, None if it has none.
@@ -131,15 +79,19 @@ def epsilon_of_client(settings: RunSettings, client: str) -> float | None:
 
 
 def check_settings(settings: RunSettings) -> None:
-    """Raise ReportableError for the first setting that an account does not allow."""
+    """Raise ReportableError for the first setting of clients' work that no account allows.
+
+    One whose declaration does not say what an account allows is refused but at its default.
+    """
     for key in marked(Mark.SENT_TO_CLIENTS):
         parameter = SETTINGS[key]
-        value = getattr(settings, "schema_" if key == "schema" else parameter.argument)
-        allowed = ONLY.get(key, (parameter.default,))
-        if key not in ANY and value not in allowed:
+        value = settings.value_of(parameter)
+        declared = parameter.values_in(Where.ACCOUNT)
+        allowed = declared or Under(Where.ACCOUNT, parameter.default)
+        if not allowed.allows(value):
             raise ReportableError(
                 f"{key} = {value!r}: a privacy account allows only"
-                f" {', '.join(map(repr, allowed))}: set {key} = {allowed[0]}"
+                f" {', '.join(map(repr, allowed.values))}: set {key} = {allowed.values[0]}"
             )
 
 

@@ -19,6 +19,7 @@ from pydantic import (
 from fairbloom.errors import did_you_mean, reason_of
 
 from .accounts import COUNTS
+from .conditions import WITH_ACCOUNTS, OnlyInProcess, Under, Where
 from .effects import IdleIf
 from .names import DEPLOYED, ONE_CLIENT, SIDES_IN
 from .options import DECLARED, RunOptions
@@ -46,7 +47,7 @@ NO_ATTACK = IdleIf("attack", "", f"name an attack by attack, as in {LOSS}")
 NO_ACCOUNTS = IdleIf(
     "privacy__mode",
     "none",
-    "set privacy.mode=simulated, which needs no devices and protects nobody",
+    "set privacy.mode=simulated, which needs no devices and protects no row",
     " without simulated accounts",
 )
 ONLY_LAST = IdleIf(
@@ -79,35 +80,37 @@ class Setup(BaseModel):
         hide_input_in_errors=True,  # a traceback shows them, and the input may be a table
     )
 
-    task: Annotated[str, Mark.SENT_TO_CLIENTS] = Field(
+    task: Annotated[str, Mark.SENT_TO_CLIENTS, WITH_ACCOUNTS] = Field(
         "digits",
         description="Task to learn: a name from fairbloom tasks, or your own as my_module:task",
     )
-    model: Annotated[str, Mark.SENT_TO_CLIENTS] = Field(
+    model: Annotated[str, Mark.SENT_TO_CLIENTS, WITH_ACCOUNTS] = Field(
         "",
         description=(
             'Model to train: a name from fairbloom tasks ("": the first), or yours as my_module:Net'
         ),
     )
-    norm: Annotated[str, Choices("auto", "own", "group", "layer"), Mark.SENT_TO_CLIENTS] = Field(
+    norm: Annotated[
+        str, Choices("auto", "own", "group", "layer"), Mark.SENT_TO_CLIENTS, WITH_ACCOUNTS
+    ] = Field(
         "auto",
         description="Norm layers of torchvision's models; auto is group, or own with weights",
     )
-    clients: Annotated[int, Range("[0, inf)"), Mark.SENT_TO_CLIENTS] = Field(
+    clients: Annotated[int, Range("[0, inf)"), Mark.SENT_TO_CLIENTS, WITH_ACCOUNTS] = Field(
         0,
         description=(
             "Number of clients that the data is split into; 0 uses the task's number, 20 for most"
             " tasks"
         ),
     )
-    partition: Annotated[str, Mark.SENT_TO_CLIENTS] = Field(
+    partition: Annotated[str, Mark.SENT_TO_CLIENTS, WITH_ACCOUNTS] = Field(
         "",
         description=(
             "Split of the data into clients: a name from fairbloom tasks, or my_module:deal"
         ),
     )
     shards_per_client: Annotated[
-        int, Range("[1, inf)"), Partitions("shards"), Mark.SENT_TO_CLIENTS
+        int, Range("[1, inf)"), Partitions("shards"), Mark.SENT_TO_CLIENTS, WITH_ACCOUNTS
     ] = Field(
         2,
         description=(
@@ -115,10 +118,14 @@ class Setup(BaseModel):
         ),
     )
     classes_per_client: Annotated[
-        int, Range("[1, inf)"), Partitions("classes"), Mark.SENT_TO_CLIENTS
+        int, Range("[1, inf)"), Partitions("classes"), Mark.SENT_TO_CLIENTS, WITH_ACCOUNTS
     ] = Field(2, description="Number of classes that each client has, if partition = classes")
     dirichlet_alpha: Annotated[
-        float, Range("(0, inf)"), Partitions("dirichlet", "sizes"), Mark.SENT_TO_CLIENTS
+        float,
+        Range("(0, inf)"),
+        Partitions("dirichlet", "sizes"),
+        Mark.SENT_TO_CLIENTS,
+        WITH_ACCOUNTS,
     ] = Field(
         0.5,
         description=(
@@ -126,28 +133,40 @@ class Setup(BaseModel):
         ),
     )
     smallest_client: Annotated[
-        int, Range("[2, inf)"), Partitions("dirichlet", "sizes"), Mark.SENT_TO_CLIENTS
+        int,
+        Range("[2, inf)"),
+        Partitions("dirichlet", "sizes"),
+        Mark.SENT_TO_CLIENTS,
+        WITH_ACCOUNTS,
     ] = Field(
         5,
         description=(
             "Smallest number of examples that a client is given, if partition = dirichlet or sizes"
         ),
     )
-    test_share: Annotated[float, Range("[0, 1)"), Mark.SENT_TO_CLIENTS] = Field(
+    test_share: Annotated[float, Range("[0, 1)"), Mark.SENT_TO_CLIENTS, WITH_ACCOUNTS] = Field(
         0.2,
         description=(
             "Share of each client's examples that is held out to test on; 0 trains on all, and"
             " measures no score"
         ),
     )
-    validation_share: Annotated[float, Range("[0, 1)"), Mark.SENT_TO_CLIENTS, NO_TESTS] = Field(
+    validation_share: Annotated[
+        float, Range("[0, 1)"), Mark.SENT_TO_CLIENTS, NO_TESTS, Under(Where.ACCOUNT, 0.0)
+    ] = Field(
         0.0,
         description=(
             "Share of each client's examples that is held out to choose the best model; 0 holds out"
             " none"
         ),
     )
-    held_out_clients: Annotated[float, Range("[0, 1)")] = Field(
+    held_out_clients: Annotated[
+        float,
+        Range("[0, 1)"),
+        OnlyInProcess(
+            "every deployed client is in training", "or name those that train by training-clients"
+        ),
+    ] = Field(
         0.0,
         description=(
             "Share of the clients that are not in training, and test only the final model; 0: none"
@@ -160,21 +179,23 @@ class Setup(BaseModel):
             " its own"
         ),
     )
-    schema_: Annotated[str, Mark.SENT_TO_CLIENTS] = Field(
+    schema_: Annotated[str, Mark.SENT_TO_CLIENTS, WITH_ACCOUNTS] = Field(
         "",
         description=(
             'File that says what the tables hold; "" infers it from the files, in one process'
         ),
     )
-    verify_data: Annotated[bool, Mark.SENT_TO_CLIENTS] = Field(
+    verify_data: Annotated[bool, Mark.SENT_TO_CLIENTS, WITH_ACCOUNTS] = Field(
         True,
         description=(
             "Whether files of a known data set must be the originals; false accepts others in that"
             " format"
         ),
     )
-    seed: Annotated[int, Range("[0, 9223372036854775807]"), Mark.SENT_TO_CLIENTS] = Field(
-        0, description="Seed of the data split, initial model, client sampling and batch order"
+    seed: Annotated[int, Range("[0, 9223372036854775807]"), Mark.SENT_TO_CLIENTS, WITH_ACCOUNTS] = (
+        Field(
+            0, description="Seed of the data split, initial model, client sampling and batch order"
+        )
     )
 
     @model_validator(mode="before")
@@ -217,6 +238,8 @@ class Given(NamedTuple):
     value: Value
 
     def __str__(self) -> str:
+        if isinstance(self.value, bool):
+            return f"{self.key} = {str(self.value).lower()}"
         return f"{self.key} = {self.value!r}"
 
 
@@ -233,14 +256,19 @@ class RunSettings(Setup):
 
     model_config = ConfigDict(extra="allow")
 
-    pooled: Annotated[bool, Mark.SENT_TO_CLIENTS] = Field(
+    pooled: Annotated[
+        bool,
+        Mark.SENT_TO_CLIENTS,
+        OnlyInProcess("the training data of all clients lie together in one process only"),
+        Under(Where.ACCOUNT, False),
+    ] = Field(
         False,
         description=(
             "Whether one client trains on the training data of all clients together; in one process"
             " only"
         ),
     )
-    method: Annotated[str, Mark.SENT_TO_CLIENTS] = Field(
+    method: Annotated[str, Mark.SENT_TO_CLIENTS, WITH_ACCOUNTS] = Field(
         "fedavg",
         description=(
             "Method that combines updates: a name from fairbloom methods, or my_module:Mine"
@@ -276,17 +304,17 @@ class RunSettings(Setup):
         "",
         description="File of weights that the initial model has, of the same kind of model",
     )
-    weights_digest: Annotated[str, Mark.SENT_TO_CLIENTS] = Field(
+    weights_digest: Annotated[str, Mark.SENT_TO_CLIENTS, WITH_ACCOUNTS] = Field(
         "",
         description="Digest of the arrays of initial-weights; owners of devices accept it",
     )
-    after_all_rows: Annotated[str, Mark.SENT_TO_CLIENTS] = Field(
+    after_all_rows: Annotated[str, Mark.SENT_TO_CLIENTS, WITH_ACCOUNTS] = Field(
         "",
         description="Digest of the model of all rows before; devices test on rows since then",
     )
-    num_rounds: Annotated[int, Range("[1, inf)"), Mark.SENT_TO_CLIENTS, Mark.EXTENDABLE] = Field(
-        50, description="Number of rounds after which the run is finished"
-    )
+    num_rounds: Annotated[
+        int, Range("[1, inf)"), Mark.SENT_TO_CLIENTS, Mark.EXTENDABLE, WITH_ACCOUNTS
+    ] = Field(50, description="Number of rounds after which the run is finished")
     fraction: Annotated[float, Range("[0, 1]")] = Field(
         0.0,
         description=(
@@ -294,41 +322,65 @@ class RunSettings(Setup):
             " otherwise half"
         ),
     )
-    local_epochs: Annotated[int, Range("[1, inf)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT] = Field(
+    local_epochs: Annotated[
+        int,
+        Range("[1, inf)"),
+        Mark.SENT_TO_CLIENTS,
+        Mark.VARIANT,
+        WITH_ACCOUNTS,
+        Under(Where.SUMS, 1),
+    ] = Field(
         1, description="Number of passes that a client makes over its training data in a round"
     )
-    batch_size: Annotated[int, Range("[0, inf)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT] = Field(
-        10, description="Number of examples in a client's minibatch; 0 means all"
-    )
-    smallest_batch: Annotated[int, Range("[1, inf)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT] = Field(
+    batch_size: Annotated[
+        int, Range("[0, inf)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT, Under(Where.ACCOUNT, 0)
+    ] = Field(10, description="Number of examples in a client's minibatch; 0 means all")
+    smallest_batch: Annotated[
+        int, Range("[1, inf)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT, WITH_ACCOUNTS
+    ] = Field(
         1,
         description=(
             "Fewest examples, or units of the schema, of a client's last minibatch; with fewer, it"
             " joins another"
         ),
     )
-    learning_rate: Annotated[float, Range("(0, inf)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT] = Field(
-        0.1, description="Learning rate of the clients' optimizer"
-    )
-    learning_rate_decay: Annotated[float, Range("(0, 1]"), Mark.SENT_TO_CLIENTS, Mark.VARIANT] = (
-        Field(
-            1.0,
-            description="Factor by which the clients' learning rate is multiplied after each round",
-        )
+    learning_rate: Annotated[
+        float, Range("(0, inf)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT, WITH_ACCOUNTS
+    ] = Field(0.1, description="Learning rate of the clients' optimizer")
+    learning_rate_decay: Annotated[
+        float, Range("(0, 1]"), Mark.SENT_TO_CLIENTS, Mark.VARIANT, WITH_ACCOUNTS
+    ] = Field(
+        1.0,
+        description="Factor by which the clients' learning rate is multiplied after each round",
     )
     schedule: Annotated[
-        str, Choices("constant", "linear", "cosine"), Mark.SENT_TO_CLIENTS, Mark.VARIANT
+        str,
+        Choices("constant", "linear", "cosine"),
+        Mark.SENT_TO_CLIENTS,
+        Mark.VARIANT,
+        WITH_ACCOUNTS,
     ] = Field(
         "constant",
         description=(
             "How the clients' learning rate falls to zero: linearly, as a cosine, or not at all"
         ),
     )
-    warmup: Annotated[int, Range("[0, inf)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT] = Field(
-        0,
-        description="Number of rounds in which the clients' learning rate rises to its full height",
+    warmup: Annotated[int, Range("[0, inf)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT, WITH_ACCOUNTS] = (
+        Field(
+            0,
+            description=(
+                "Number of rounds in which the clients' learning rate rises to its full height"
+            ),
+        )
     )
-    optimizer: Annotated[str, Mark.SENT_TO_CLIENTS, Mark.VARIANT, Mark.CHANGES_STEP] = Field(
+    optimizer: Annotated[
+        str,
+        Mark.SENT_TO_CLIENTS,
+        Mark.VARIANT,
+        Mark.CHANGES_STEP,
+        Under(Where.ACCOUNT, "sgd", "adam", "adamw"),
+        Under(Where.SUMS, "sgd"),
+    ] = Field(
         "sgd",
         description=(
             "Optimizer of the clients: sgd, adam, adamw, or my_module:Mine; its state is new in"
@@ -336,29 +388,49 @@ class RunSettings(Setup):
         ),
     )
     momentum: Annotated[
-        float, Range("[0, 1)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT, Mark.CHANGES_STEP
+        float,
+        Range("[0, 1)"),
+        Mark.SENT_TO_CLIENTS,
+        Mark.VARIANT,
+        Mark.CHANGES_STEP,
+        WITH_ACCOUNTS,
+        Under(Where.SUMS, 0.0),
     ] = Field(
         0.0, description="Momentum of the clients' optimizer, which starts at zero in every round"
     )
-    nesterov: Annotated[bool, Mark.SENT_TO_CLIENTS, Mark.VARIANT, Mark.CHANGES_STEP] = Field(
-        False, description="Whether the momentum of the clients' SGD is Nesterov's"
-    )
-    weight_decay: Annotated[float, Range("[0, inf)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT] = Field(
-        0.0, description="Weight decay of the clients' optimizer"
-    )
+    nesterov: Annotated[
+        bool, Mark.SENT_TO_CLIENTS, Mark.VARIANT, Mark.CHANGES_STEP, WITH_ACCOUNTS
+    ] = Field(False, description="Whether the momentum of the clients' SGD is Nesterov's")
+    weight_decay: Annotated[
+        float,
+        Range("[0, inf)"),
+        Mark.SENT_TO_CLIENTS,
+        Mark.VARIANT,
+        WITH_ACCOUNTS,
+        Under(Where.SUMS, 0.0),
+    ] = Field(0.0, description="Weight decay of the clients' optimizer")
     gradient_clip: Annotated[
-        float, Range("[0, inf)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT, Mark.CHANGES_STEP
+        float,
+        Range("[0, inf)"),
+        Mark.SENT_TO_CLIENTS,
+        Mark.VARIANT,
+        Mark.CHANGES_STEP,
+        WITH_ACCOUNTS,
+        Under(Where.SUMS, 0.0),
     ] = Field(
         0.0,
         description=(
             "Largest norm of a minibatch's gradient; longer ones are shortened; 0 disables it"
         ),
     )
-    augment: Annotated[str, Mark.SENT_TO_CLIENTS, Mark.VARIANT] = Field(
-        "none",
-        description=(
-            "Random changes of the training images: none, flip, crop-flip, or my_module:transform"
-        ),
+    augment: Annotated[str, Mark.SENT_TO_CLIENTS, Mark.VARIANT, Under(Where.ACCOUNT, "none")] = (
+        Field(
+            "none",
+            description=(
+                "Random changes of the training images: none, flip, crop-flip, or"
+                " my_module:transform"
+            ),
+        )
     )
     client_rule: str = RunOptions.client_rule
     wire_dtype: str = RunOptions.wire_dtype
@@ -367,6 +439,7 @@ class RunSettings(Setup):
         Choices("none", "simulated"),
         Mark.VARIANT,
         IdleIf("privacy__epsilon", "", "set privacy.epsilon, as in 3", " without an epsilon"),
+        OnlyInProcess("noise from the run's seed protects nobody", "whose owners open accounts"),
     ] = Field(
         "none",
         description=(
@@ -412,25 +485,31 @@ class RunSettings(Setup):
             " round"
         ),
     )
-    stragglers: Annotated[float, Range("[0, 1]"), Mark.SENT_TO_CLIENTS] = Field(
+    stragglers: Annotated[
+        float, Range("[0, 1]"), Mark.SENT_TO_CLIENTS, WITH_ACCOUNTS, Under(Where.SUMS, 0.0)
+    ] = Field(
         0.0,
         description=(
             "Probability that a client is a straggler, which trains for fewer epochs in a round"
         ),
     )
-    drop_stragglers: Annotated[bool, Mark.SENT_TO_CLIENTS] = Field(
+    drop_stragglers: Annotated[bool, Mark.SENT_TO_CLIENTS, WITH_ACCOUNTS] = Field(
         False,
         description=(
             "Whether stragglers are left out of the round, as in FedAvg, instead of training less"
         ),
     )
-    time_budget: Annotated[float, Range("[0, inf)"), Mark.SENT_TO_CLIENTS] = Field(
+    time_budget: Annotated[
+        float, Range("[0, inf)"), Mark.SENT_TO_CLIENTS, Under(Where.ACCOUNT, 0.0)
+    ] = Field(
         0.0,
         description=(
             "Seconds after which a client stops training and sends its model; 0 sets no limit"
         ),
     )
-    reported_loss: Annotated[str, Choices("mean", "batches"), Mark.SENT_TO_CLIENTS] = Field(
+    reported_loss: Annotated[
+        str, Choices("mean", "batches"), Mark.SENT_TO_CLIENTS, Under(Where.ACCOUNT, "mean")
+    ] = Field(
         "mean",
         description=(
             "Training loss that clients report: the mean over examples, or the total over batches"
@@ -441,6 +520,7 @@ class RunSettings(Setup):
         Choices("", LOSS, LOSS_SCALE),
         Mark.VARIANT,
         IdleIf("attackers", "", "say who attacks by attackers, as names or as a share, 0.25"),
+        OnlyInProcess("clients attack in one process only"),
     ] = Field(
         "",
         description=(
@@ -497,12 +577,14 @@ class RunSettings(Setup):
         1.0,
         description="Share of the clients that evaluate the model in a round with an evaluation",
     )
-    scores: Annotated[str, Mark.NAMES, Mark.SENT_TO_CLIENTS, NO_TESTS] = Field(
-        "",
-        description=(
-            "Scores to add: recall, brier, calibration-error; of two classes"
-            " f1, sensitivity, specificity"
-        ),
+    scores: Annotated[str, Mark.NAMES, Mark.SENT_TO_CLIENTS, NO_TESTS, Under(Where.ACCOUNT, "")] = (
+        Field(
+            "",
+            description=(
+                "Scores to add: recall, brier, calibration-error; of two classes"
+                " f1, sensitivity, specificity"
+            ),
+        )
     )
     score: Annotated[str, NO_TESTS] = Field(
         "",
@@ -511,7 +593,7 @@ class RunSettings(Setup):
             " suits the data"
         ),
     )
-    smallest_group: Annotated[int, Range("[1, inf)"), Mark.SENT_TO_CLIENTS] = Field(
+    smallest_group: Annotated[int, Range("[1, inf)"), Mark.SENT_TO_CLIENTS, WITH_ACCOUNTS] = Field(
         5,
         description=(
             "Fewest examples of a group for which a client reports counts, scores or a disparity"
@@ -554,16 +636,25 @@ class RunSettings(Setup):
     engine: Annotated[str, Choices("auto", "loop", "stacked"), Mark.ROUNDING] = Field(
         "auto", description="How clients on one machine are computed; auto chooses"
     )
-    device: Annotated[str, Mark.SENT_TO_CLIENTS, Mark.PLACE, Mark.ROUNDING] = Field(
+    device: Annotated[str, Mark.SENT_TO_CLIENTS, Mark.PLACE, Mark.ROUNDING, WITH_ACCOUNTS] = Field(
         "auto", description="Device that clients compute on: auto, cpu, cuda, cuda:1 or mps"
     )
     precision: Annotated[
-        str, Choices("float32", "tf32", "bfloat16"), Mark.SENT_TO_CLIENTS, Mark.VARIANT
+        str,
+        Choices("float32", "tf32", "bfloat16"),
+        Mark.SENT_TO_CLIENTS,
+        Mark.VARIANT,
+        Under(Where.ACCOUNT, "float32"),
     ] = Field(
         "float32",
         description="Numbers that clients compute with; tf32 and bfloat16 are faster on a GPU",
     )
-    threads: Annotated[int, Range("[1, inf)"), Mark.ROUNDING] = Field(
+    threads: Annotated[
+        int,
+        Range("[1, inf)"),
+        Mark.ROUNDING,
+        OnlyInProcess("it is for one process", "and set OMP_NUM_THREADS on each device"),
+    ] = Field(
         1,
         description=(
             "Threads with which one process computes all clients; the last bits depend on it"
@@ -610,6 +701,14 @@ class RunSettings(Setup):
     def paced(self) -> bool:
         """Whether clients' steps depend on the number of rounds, so that it cannot be raised."""
         return self.schedule != "constant"
+
+    def value_of(self, parameter: Parameter) -> Value:
+        """Return the value of one of the settings."""
+        name = parameter.argument
+        if name == "schema":  # which is a method of pydantic's models
+            name = "schema_"
+        value: Value = getattr(self, name)
+        return value
 
     def beyond_plain_sgd(self, but: str = "") -> Given | None:
         """Return the first setting that makes a client's steps not plain SGD, None without one.

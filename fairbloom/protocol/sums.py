@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from fairbloom.errors import ReportableError
 
+from .conditions import Where
 from .names import LOSS_BEFORE
 from .private import METRICS, check_settings, check_terms
-from .settings import RunSettings
+from .settings import SETTINGS, RunSettings
 from .terms import Terms
 
 # The fewest clients of a sum: of two, each knows the other's part.
@@ -54,20 +55,13 @@ def check_work(settings: RunSettings) -> None:
     A round is one plain step of SGD from the received model: the server sees no more of it.
     """
     check_settings(settings)
-    asked = (
-        ("local-epochs", settings.local_epochs, 1),
-        ("optimizer", settings.optimizer, "sgd"),
-        ("momentum", settings.momentum, 0.0),
-        ("weight-decay", settings.weight_decay, 0.0),
-        ("gradient-clip", settings.gradient_clip, 0.0),
-        ("stragglers", settings.stragglers, 0.0),
-        ("wire-dtype", settings.wire_dtype, "float32"),
-    )
-    for key, value, needed in asked:
-        if value != needed:
+    for key, parameter in SETTINGS.items():
+        allowed = parameter.values_in(Where.SUMS)
+        value = settings.value_of(parameter)
+        if allowed is not None and not allowed.allows(value):
             raise ReportableError(
                 f"{key} = {value!r}: with shared noise, each client adds the gradient of one plain"
-                f" step to a sum: set {key} = {needed}"
+                f" step to a sum: set {key} = {allowed.values[0]}"
             )
 
 

@@ -291,7 +291,7 @@ def test_a_users_method_that_cannot_is_told(tmp_path: Path, name: str, words: st
         ({"weight_decay": 0.1}, "set weight-decay = 0"),
         ({"gradient_clip": 1.0}, "set gradient-clip = 0"),
         ({"stragglers": 0.5}, "set stragglers = 0"),
-        ({"fraction": 0.5}, "set fraction-train = 1"),
+        ({"fraction": 0.5}, "set fraction = 1"),
         ({"wire_dtype": "bfloat16"}, "wire-dtype"),
         ({"draw": "examples"}, "draw"),
         ({"weight_cap": 0.5}, "weight-cap"),

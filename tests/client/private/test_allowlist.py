@@ -4,15 +4,19 @@ A new term, metric or setting fails here until it is classified.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
 from fairbloom.client.metrics import ALL_METRICS
-from fairbloom.protocol.private import ANY, METRICS, ONLY, TERMS
-from fairbloom.protocol.settings import Mark, marked
+from fairbloom.errors import ReportableError
+from fairbloom.protocol import private
+from fairbloom.protocol.conditions import Where
+from fairbloom.protocol.private import METRICS, TERMS, check_settings
+from fairbloom.protocol.settings import SETTINGS, Mark, marked
 from fairbloom.protocol.terms import Terms
+from fairbloom.server.settings import Settings
 
 from .device import EVALUATE, TRAIN, Device, opened
 
@@ -57,6 +61,8 @@ REFUSED_VALUES: Mapping[str, Any] = {
     "pooled": True,
 }
 
+OF_ACCOUNTS = {key: SETTINGS[key].values_in(Where.ACCOUNT) for key in marked(Mark.SENT_TO_CLIENTS)}
+
 
 @pytest.fixture(scope="module")
 def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
@@ -74,8 +80,20 @@ def test_every_term_is_classified() -> None:
 
 
 def test_every_setting_of_clients_is_classified() -> None:
-    assert ANY | ONLY.keys() == set(marked(Mark.SENT_TO_CLIENTS))
-    assert not ANY & ONLY.keys()
+    """At its declaration."""
+    assert None not in OF_ACCOUNTS.values()
+    assert {key for key, each in OF_ACCOUNTS.items() if each and each.values} == {*REFUSED_VALUES}
+
+
+def test_a_setting_that_does_not_say_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But at its default."""
+    settings = Settings.of({"batch-size": 0, "warmup": 1})
+    check_settings(settings)
+    silent = replace(SETTINGS["warmup"], under=())
+    monkeypatch.setattr(private, "SETTINGS", {**SETTINGS, "warmup": silent})
+    with pytest.raises(ReportableError, match="warmup = 1: a privacy account allows only 0"):
+        check_settings(settings)
+    check_settings(Settings.of({"batch-size": 0}))
 
 
 def test_every_metric_is_classified() -> None:
@@ -100,7 +118,7 @@ def test_other_metrics_are_refused_for_nothing(device: Device, name: str) -> Non
     assert "reports only" in str(device.ask(EVALUATE, {"measure": [name]}))
 
 
-@pytest.mark.parametrize("key", ONLY)
+@pytest.mark.parametrize("key", REFUSED_VALUES)
 def test_other_values_are_refused_for_nothing(device: Device, key: str) -> None:
     context = device.context()
     context.run_config[key] = REFUSED_VALUES[key]
