@@ -143,6 +143,11 @@ def put(code: float) -> Callable[[np.ndarray, Generator], np.ndarray]:
     return change
 
 
+def fill(numbers: np.ndarray, _: Generator) -> np.ndarray:
+    """Return numbers that are all 0, as an export may write missing values."""
+    return np.where(np.isnan(numbers), numbers, 0.0)
+
+
 def mix(numbers: np.ndarray, random: Generator) -> np.ndarray:
     """Return numbers of which every second one is in another unit."""
     numbers[::2] = convert(numbers[::2], random)
@@ -190,6 +195,7 @@ def shift(cells: Cells, _: Generator) -> Cells | None:
 PLANTS: Mapping[str, Plant] = {
     "missing": empty,
     "numbers": of_numbers(convert),
+    "heap": of_numbers(fill),
     "categories": of_texts(lambda texts, _: [f"{text}*x" for text in texts]),
     "codes": shift,
     "lacking": lose,

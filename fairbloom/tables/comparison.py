@@ -258,7 +258,10 @@ class Numbers(Explained):
 
 @dataclass(frozen=True, kw_only=True)
 class Heap(Finding):
-    """One number in most rows of a site, and in few of the core's: it may mean a missing value."""
+    """One number in most rows of a site, and in few of the core's.
+
+    0 and sentinels may mean a missing value; another one may be of the site, and of no row.
+    """
 
     kind = "heap"
 
@@ -268,10 +271,14 @@ class Heap(Finding):
 
     def say(self) -> str:
         """Return what stands out."""
-        return (
-            f"{format_number(self.number)} in {self.share:.0%} of its rows, and in"
-            f" {self.elsewhere:.0%} elsewhere: does it mean a missing value?"
-        )
+        question = "does it mean a missing value?" if self.is_code else "is it one of the site?"
+        shares = f"in {self.share:.0%} of its rows, and in {self.elsewhere:.0%} elsewhere"
+        return f"{format_number(self.number)} {shares}: {question}"
+
+    @property
+    def is_code(self) -> bool:
+        """Whether the number may mean a missing value."""
+        return self.number == 0.0 or self.number in SENTINELS
 
     def change_site(self, about: Field) -> Sequence[Mapping[str, str]]:
         """Return the marker of a missing value."""
@@ -280,7 +287,7 @@ class Heap(Finding):
 
     def change_own(self, about: Field) -> FileField:
         """Return the marker of a missing value, unless it is a category."""
-        return _mark_missing(self.number, about)
+        return _mark_missing(self.number, about) if self.is_code else FileField()
 
 
 def _mark_missing(number: float, about: Field) -> FileField:

@@ -12,6 +12,7 @@ from fairbloom.tables.comparison import Heap, Sorts, compare
 from fairbloom.tables.core import Chosen, Compared, Distances, Split, split
 from fairbloom.tables.findings import Explained, Finding, Quiet
 from fairbloom.tables.profiles import Cells, profile
+from fairbloom.tables.schema import Field
 
 from .test_profiles import numbers_of, texts_of
 
@@ -238,7 +239,15 @@ def zeros_and_counts(share: float, above: float) -> Cells:
 
 def test_a_heap_proposes_what_is_missing_at_the_site() -> None:
     cells = {site: numbers_of(each) for site, each in HONEST.items()}
+    about = Field(type="number")
+    (constant,) = found({**cells, "d": numbers_of([2402.0] * 12)})
+    assert constant.say() == "2402 in 100% of its rows, and in 0% elsewhere: is it one of the site?"
+    assert constant.propose(about, "d.csv") is None
     (finding,) = found({**cells, "d": numbers_of([0.0] * 12)})
+    change = finding.propose(about, "d.csv")
+    assert change
+    assert str(change) == 'fields.x.missingValues = ["0"] under [files."d.csv"]'
+    assert finding.propose(Field(type="integer", categories=("0", "1")), "d.csv") is None
     assert (
         finding.say() == "0 in 100% of its rows, and in 0% elsewhere: does it mean a missing value?"
     )
