@@ -24,7 +24,7 @@ from .cells import format_number, parse_number
 from .conversions import CONVERSIONS, Conversion
 from .core import FEW_SITES, Split, choose, split
 from .distances import SiteCategories, SiteNumbers, SiteShares, distance, variation
-from .findings import Explained, Finding, Quiet, join_words, spell, write_added
+from .findings import Change, Explained, Finding, Quiet, join_words, spell, write_added
 from .profiles import (
     MAX_NUMBERS,
     PROBABILITIES,
@@ -734,6 +734,15 @@ class Spelling(Finding):
     def change_field(self) -> Mapping[str, str]:
         """Return the spelling."""
         return {"spellings": write_table({self.usual: [self.text]})}
+
+    def propose(self, about: Field, file: str) -> Change | None:
+        """Return the spelling: of the site's files, if the schema has the text as a category."""
+        if self.text not in about.categories:
+            return super().propose(about, file)
+        if file:
+            return Change(self.field, file, [self.change_field()])
+        kept = [each for each in about.categories if each != self.text]
+        return Change(self.field, "", [{"categories": quote(kept), **self.change_field()}])
 
     def change_own(self, about: Field) -> FileField:
         """Return the spelling, if the usual one is a category."""

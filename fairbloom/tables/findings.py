@@ -147,21 +147,24 @@ class Explained(Finding):
     """A finding that conversions may explain.
 
     They go from the others' numbers, or codes, into the site's, the most usual first. The sites are
-    one of two sides, if `if_as` names the other one: the schema may be as either has it.
+    one of two sides, if `if_as` names the other one: the schema may be as either has it. Some of
+    them may have a factor already, if they are `mended`.
     """
 
     explained_by: tuple[Conversion, ...] = ()
     if_as: tuple[str, ...] = ()
+    mended: bool = False
 
     @property
     def condition(self) -> str:
         """When the proposed lines are right, for a sentence."""
+        factor = text_if(self.mended and self.explained_by, " (times a factor that is there)")
         if not self.if_as:
-            return IF_SO
+            return f"{IF_SO}{factor}"
         for way in self.explained_by[:1]:
             if way.unit and way.other:
-                return f"if the schema is in {way.other}"
-        return f"if the schema is as at {join_first(self.if_as, SHOWN)}"
+                return f"if the schema is in {way.other}{factor}"
+        return f"if the schema is as at {join_first(self.if_as, SHOWN)}{factor}"
 
     def turn(self, sites: Sequence[str], columns: Sequence[Collection[str]]) -> Self:
         """Return it as a finding about the other side, of these sites.

@@ -45,12 +45,13 @@ def settle(
             unit = fold(schema[finding.field].unit)
             is_right = unit in {fold(way.unit) for way in finding.explained_by} - {""}
             rest_is_right = unit in {fold(way.other) for way in finding.explained_by} - {""}
+        settled = [replace(finding, sites=finding.odd, others=())]
         if is_right and not rest_is_right:
-            yield turned
-        elif not finding.others:
-            yield finding
-        elif rest_is_right and not is_right:
-            yield replace(finding, sites=finding.odd, others=())
-        else:
-            yield replace(finding, sites=finding.odd, others=(), if_as=finding.others)
-            yield replace(turned, if_as=finding.odd)
+            settled = [turned]
+        elif finding.others and is_right == rest_is_right:
+            settled = [
+                replace(settled[0], if_as=finding.others),
+                replace(turned, if_as=finding.odd),
+            ]
+        for each in settled:
+            yield replace(each, mended=not {*each.odd}.isdisjoint(right))
