@@ -30,7 +30,7 @@ from .schema import Field, Schema, key_of_client, normalise
 from .sides import settle
 from .sizes import Row, summarise_clients
 from .table_one import SiteRow, table_one
-from .toml import quote
+from .toml import Question, quote
 
 # Faults, and remarks on copies or on clients that stand out, that a summary lists.
 MAX_FAULTS = 40
@@ -52,6 +52,12 @@ class Comparison(NamedTuple):
     fields: Mapping[str, Profiles]
     findings: Sequence[Finding]
     advice: Sequence[str]
+
+    def ask(self, fields: Mapping[str, Field]) -> Iterator[Question]:
+        """Yield what stands out and has a line to answer it with, as questions on the fields."""
+        for finding, sentence in zip(self.findings, self.advice, strict=True):
+            if finding.change_field() or finding.change_site(fields[finding.field]):
+                yield Question(finding.field, sentence)
 
 
 def describe(

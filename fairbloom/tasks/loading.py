@@ -25,7 +25,7 @@ from .datasets.store import digest_files, digest_of
 from .partition import draw_held_out
 from .permit import check_permit
 from .sides import DeviceSetup
-from .task import Described, Examples, Splits, Task, model_loss
+from .task import MAX_COMPARED, Described, Examples, Splits, Task, model_loss
 from .task_info import TaskInfo
 
 __all__ = [
@@ -156,17 +156,19 @@ def check_data(settings: RunSettings) -> None:
             f"the data of client {first} cannot be used: {reason}{more}"
         ) from reason
     if parent_process() is None:  # the processes of a study have one that checks for all
-        found = [*count_questions(task.questions)]
+        questions = task.ask()
+        found = [*_count_questions(questions)]
         remarks = _find_remarks(task) if len(task.clients) <= MAX_COMPARED else ()
-        if remarks:
-            found.append(plural(len(remarks), "1 remark", f"{len(remarks)} remarks"))
+        count = len(remarks) + len(task.questions) - len(questions)  # they are among the remarks
+        if count > 0:
+            found.append(plural(count, "1 remark", f"{count} remarks"))
         if found:
             log_once(
                 "%s on the data: see fairbloom data %s", " and ".join(found), settings.data_dir
             )
 
 
-def count_questions(questions: Sequence[Question]) -> Iterator[str]:
+def _count_questions(questions: Sequence[Question]) -> Iterator[str]:
     """Yield how many questions there are, and the column that the only one is about."""
     if len(questions) == 1:
         (column,) = (each.column for each in questions)
@@ -180,10 +182,6 @@ def _find_remarks(task: Task) -> Sequence[Mapping[str, str | int]]:
     if task.describe is not None:
         return task.describe(False).get("remarks", ())
     return task.remark() if task.remark is not None else ()
-
-
-# Clients that a run's start compares; `fairbloom data` compares any number.
-MAX_COMPARED = 50
 
 
 def digests(settings: RunSettings) -> dict[str, str]:

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     Places = NDArray[np.int64]
 
 
+# Clients that a run's start compares; `fairbloom data` compares any number.
+MAX_COMPARED = 50
+
 # Clients with examples kept in memory; the least recently used are dropped.
 MAX_CACHED_CLIENTS = 1024
 
@@ -406,6 +409,8 @@ class Task:
         The text of the schema that the clients' files were read by, or "".
     questions
         Questions on how the files are read, if no schema is given that answers them.
+    ask
+        Returns these questions, and those on what stands out among the clients.
     marks
         One word for each client that is special, by name; results show it after the name.
     left_out
@@ -447,6 +452,7 @@ class Task:
     preprocessing: Callable[[str], Preprocessing] | None = None
     schema: str = ""
     questions: tuple[Question, ...] = ()
+    ask: Callable[[], Sequence[Question]] = tuple
     marks: Mapping[str, str] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     held_out: tuple[str, ...] = ()

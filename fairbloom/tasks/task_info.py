@@ -4,7 +4,7 @@ PyTorch is imported late, because the command line lists tasks without it.
 """
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
@@ -17,10 +17,11 @@ from fairbloom.protocol.names import ONE_CLIENT
 from fairbloom.protocol.parameters import Parameter, parameters_of
 from fairbloom.protocol.settings import RunSettings, Setup, Value
 from fairbloom.system.files import expand_home
-from fairbloom.tables.schema import SCHEMA_NAME, read_schema
+from fairbloom.tables.schema import SCHEMA_NAME, parse_schema, read_schema
+from fairbloom.tables.toml import Question
 
 from .classifiers import PREFIX, check_classifier
-from .task import Splits, Suggested, Task
+from .task import MAX_COMPARED, Splits, Suggested, Task
 
 # How lists name the user's own partition, which every task that splits its examples accepts.
 OWN_PARTITION = "yours as my_module:deal"
@@ -319,7 +320,15 @@ class TaskInfo:
     ) -> Task:
         """Return the task by the schema that its files suggest, with the questions on them."""
         task = self.load(setup.model_copy(update={"schema_": suggested.schema}), parameters)
-        return replace(task, questions=suggested.questions)
+
+        @cache
+        def ask() -> Sequence[Question]:
+            if task.compared is None or len(task.clients) > MAX_COMPARED:
+                return suggested.questions
+            fields = parse_schema(suggested.schema).fields
+            return (*suggested.questions, *task.compared().ask(fields))
+
+        return replace(task, questions=suggested.questions, ask=ask)
 
     def _arguments(self, parameters: Mapping[str, Value]) -> dict[str, Any]:
         return {

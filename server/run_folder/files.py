@@ -150,7 +150,7 @@ def _decode_scores(content: bytes) -> tuple[Score, ...]:
 
 def _describe_data(start: RunStart) -> dict[str, Any]:
     """Return the files' checksums, which clients are left out, and what has not been answered."""
-    columns = [each.column for each in start.task.questions]
+    columns = [each.column for each in start.task.ask()]
     found = {**start.data, LEFT_OUT: start.task.left_out, QUESTIONS: columns}
     return {key: value for key, value in found.items() if value}
 

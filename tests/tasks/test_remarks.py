@@ -20,13 +20,29 @@ def site(factor: float, code: str = "") -> str:
     return "\n".join(lines)
 
 
-def test_remarks_are_one_line_of_a_run(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+def lines_on_data(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the lines on questions and remarks that were logged."""
+    return [each.getMessage() for each in caplog.records if "on the data" in each.getMessage()]
+
+
+def test_questions_are_one_line_of_a_run(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
     there = folder(a=site(1.0, "-999"), b=site(7.5))
     out = {"out": there.parent / "run", "progress": False, "device": "cpu"}
-    fairbloom.run("csv", data_dir=there, rounds=1, **out)
-    assert [each.getMessage() for each in caplog.records if "remark" in each.getMessage()] == [
-        f"2 remarks on the data: see fairbloom data {there}"
-    ]
+    run = fairbloom.run("csv", data_dir=there, rounds=1, **out)
+    # a line for each site of two in other units, and one for the code
+    assert lines_on_data(caplog) == [f"3 questions on the data: see fairbloom data {there}"]
+    said = "fairbloom data has 3 questions on how the files are read: pressure, target."
+    assert [each for each in caveats_of_run(run) if each.endswith(said)] != []
+
+
+def test_remarks_with_a_schema_are_one_line(
+    folder: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
+    there = folder(a=site(1.0, "-999"), b=site(7.5))
+    settings = {"task": "csv", "data-dir": str(there)}
+    schema = infer_schema(RunSettings.of(settings))
+    check_data(RunSettings.of({**settings, "schema": schema}))
+    assert lines_on_data(caplog) == [f"3 remarks on the data: see fairbloom data {there}"]
 
 
 def test_runs_on_the_same_data_share_the_line(
@@ -36,9 +52,7 @@ def test_runs_on_the_same_data_share_the_line(
     settings = {"task": "csv", "data-dir": str(there), "csv.target": "pressure"}
     for seed in range(3):
         check_data(RunSettings.of({**settings, "seed": seed}))
-    assert [each.getMessage() for each in caplog.records if "remark" in each.getMessage()] == [
-        f"1 remark on the data: see fairbloom data {there}"
-    ]
+    assert lines_on_data(caplog) == [f"2 questions on the data: see fairbloom data {there}"]
 
 
 def test_data_without_remarks_have_no_line(
