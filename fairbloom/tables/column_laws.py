@@ -568,9 +568,9 @@ def draft_classes(column: Column, drafted: ColumnDraft) -> ColumnDraft:
     faulty: set[str] = set()
     if drafted.target == "auto" and drafted.is_number:
         faulty = {*column.odd_counts}
-    sites = {site: _without(texts, faulty) for site, texts in texts_of_sites.items()}
-    odd = _find_odd_classes(sites)
-    sites = {site: _without(texts, odd) for site, texts in sites.items()}
+    total = _without(column.text_counts, faulty)
+    odd = faulty | _find_odd_classes(texts_of_sites, total)
+    sites = {site: _without(texts, odd) for site, texts in texts_of_sites.items()}
     classes = _add(sites, [])
     if _are_no_classes(sites, len(classes)):
         raise _no_target(
@@ -589,18 +589,20 @@ def draft_classes(column: Column, drafted: ColumnDraft) -> ColumnDraft:
     return drafted.note(CODES, *_ask_about_gaps(usual, drafted.keys, TWO))
 
 
-def _find_odd_classes(sites: Mapping[str, Counter[str]]) -> set[str]:
-    """Return the texts that are faults of a target, and not classes.
+def _find_odd_classes(sites: Mapping[str, Counter[str]], total: Counter[str]) -> set[str]:
+    """Return the texts that are faults of a target, and not classes; `total` counts all.
 
     They are words that may mean a missing value, and what one of several sites has in few rows
     while all other classes are at two sites or more.
     """
-    total = _add(sites, [])
     words = {text for text in total if may_mean_missing(text)}
     rest = _without(total, words)
     if sum(total[text] for text in words) > FEW_OF_CLASS * total.total() or len(rest) < TWO:
         words = set()
         rest = total
+    few = [text for text in rest if rest[text] <= RARE * rest.total()]
+    if len(sites) < FEWEST_SITES or not few:  # most targets: no site is looked at
+        return words
     having: dict[str, list[str]] = {}
     for site, counts in sites.items():
         for text in counts.keys() & rest.keys():
@@ -617,8 +619,7 @@ def _find_odd_classes(sites: Mapping[str, Counter[str]]) -> set[str]:
             rare.update(texts)
     usual = [text for text in rest if text not in rare]
     are_shared = all(len(having[text]) > 1 or spelled[fold_look(text)] > 1 for text in usual)
-    is_one_odd = len(sites) >= FEWEST_SITES and len(usual) >= TWO and are_shared
-    return words | rare if is_one_odd else words
+    return words | rare if len(usual) >= TWO and are_shared else words
 
 
 def _without(counts: Counter[str], texts: set[str]) -> Counter[str]:
