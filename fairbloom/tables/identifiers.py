@@ -194,8 +194,12 @@ def judge_texts(column: Column) -> Judgement:
     return judgement
 
 
-def judge_most_texts(column: Column) -> Judgement:
-    """Return whether most texts say who a row is about, or are too many; no single row decides."""
+def judge_most_texts(column: Column, fewest: int = 1) -> Judgement:
+    """Return whether most texts say who a row is about, or are too many; no single row decides.
+
+    Fewer rows than `fewest` say nothing of whom they are about: two numbers of persons are most of
+    the different texts where all other rows have the same one.
+    """
     counts = column.text_counts
     if len(counts) > MAX_CATEGORIES:
         return Judgement(ignored=Reason(f"has {len(counts):,} different texts"))
@@ -203,7 +207,9 @@ def judge_most_texts(column: Column) -> Judgement:
         ("dates", DATE),
         ("numbers of persons or cases, or addresses", IDENTIFIER),
     ):
-        if 2 * sum(pattern.fullmatch(text) is not None for text in counts) > len(counts):
+        matching = [text for text in counts if pattern.fullmatch(text)]
+        rows = sum(counts[text] for text in matching)
+        if 2 * len(matching) > len(counts) and rows >= fewest:
             return Judgement(ignored=Reason(f"looks like {kind}"))
     if any(
         nearly_all_differ(len(counts_of_site), counts_of_site.total())

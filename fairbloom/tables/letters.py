@@ -309,10 +309,21 @@ class SiteTables:
                     f' {join_first([*table.columns])} in owner.toml, or write unit = "{ROW}" if'
                     " each row is another person"
                 )
-        (name,) = (each for each in self.columns if fold(each) == fold(unit))
-        units = find_units(self.columns[name])
+        units = self._units_of(unit)
         having = np.flatnonzero(units >= 0)
         return np.sort(having[np.unique(units[having], return_index=True)[1]])
+
+    def _units_of(self, unit: str) -> NDArray[np.int64]:
+        """Return the index of each row's person, -1 for none, by the column that names it."""
+        (name,) = (each for each in self.columns if fold(each) == fold(unit))
+        return find_units(self.columns[name])
+
+    def _most_rows_of(self, unit: str) -> int:
+        """Return the most rows of one person."""
+        if unit == ROW:
+            return 1
+        units = self._units_of(unit)
+        return int(np.bincount(units[units >= 0], minlength=1).max())
 
     def check_names(self) -> None:
         """Raise DataError if the names of columns look like data: they may be a first row.
@@ -341,12 +352,13 @@ class SiteTables:
         rows = self.rows_of(unit)
         columns = self.take(rows)
         named = {fold(name): name for name in self.columns}
+        of_all = floor * self._most_rows_of(unit)  # rows that are of the floor's persons
         cells: dict[str, Cells] = {}
         for name, column in columns.items():
             sources = [named[source] for source in self.sources[name]]
             # by the rows that count and by all, as they are read and as the files have them
-            judged = [(name, column), (name, self.read[name])]
-            judged += [(source, self.columns[source]) for source in sources]
+            judged = [(name, column, floor), (name, self.read[name], of_all)]
+            judged += [(source, self.columns[source], of_all) for source in sources]
             is_unit = fold(unit) in self.sources[name]
             if not is_unit and not any(is_identifier(*each) for each in judged):
                 cells[name] = Cells.of_column(column, slice(None))
@@ -450,14 +462,20 @@ def letter_of(site: SiteTables, client: str, day: str, floor: int, unit: str) ->
     )
 
 
-def is_identifier(name: str, column: Column) -> bool:
-    """Return whether a column seems to name persons, rows or dates, by its name or its cells."""
+def is_identifier(name: str, column: Column, fewest: int = 1) -> bool:
+    """Return whether a column seems to name persons, rows or dates, by its name or its cells.
+
+    At least `fewest` rows show it: that one row has a date would show that it has one.
+    """
     odd = column.odd_counts
     present = int(column.is_present.sum())
     is_number = 2 * odd.total() < present
-    judgement = judge_numbers(name, column) if is_number else judge_most_texts(column)
     long = sum(rows for text, rows in odd.items() if len(text) > MAX_TEXT)
-    return judgement.identifies or long > (1.0 - NEARLY_ALL) * present
+    if long >= fewest and long > (1.0 - NEARLY_ALL) * present:
+        return True
+    if is_number:
+        return present - odd.total() >= fewest and judge_numbers(name, column).identifies
+    return present >= fewest and judge_most_texts(column, fewest).identifies
 
 
 # Many sites ---------------------------------------------------------------------------------------

@@ -40,8 +40,8 @@ YEAR = timedelta(days=365)
 # The group of all units; the others are classes of a table's target.
 ALL = ""
 
-# Before the name of a file's own column, as the key of a block: as the file has it, and as a letter
-# reads it, under whichever name.
+# Before the name of a file's own column, as the key of a block: as the file has it, and as a
+# letter or a table reads it, under whichever name.
 SOURCE = "="
 AS_READ = "~"
 
@@ -197,9 +197,8 @@ class Snapshot:
                     given = units & (self.read[row] != 0)
                     key = (name, f"{SOURCE}{source}", group)
                     blocks[key] = Block(self.read[row][given], self.written[row][given])
-                    if release.kind == LETTER:
-                        key = (name, f"{AS_READ}{source}", group)
-                        blocks[key] = Block(cells[units & (cells != 0)])
+                    key = (name, f"{AS_READ}{source}", group)
+                    blocks[key] = Block(cells[units & (cells != 0)])
         return blocks
 
 

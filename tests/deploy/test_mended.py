@@ -228,6 +228,33 @@ def test_a_profile_is_read_beside_a_table(owner: Owner) -> None:
     assert "age" in chosen.letter.columns
 
 
+@pytest.mark.parametrize(("count", "leaves"), [(3, False), (5, True)])
+@pytest.mark.parametrize("first", ["profile", "table"])
+def test_a_table_under_another_name_shows_no_few_rows(
+    owner: Owner, first: str, count: int, leaves: bool
+) -> None:
+    """A profile has the quantiles with some far cells, and a table those without them."""
+    write(owner.data, with_cells(hospital(200), "age", *["799"] * count))
+    unit = ('unit = "row"', "[limits]", 'describe = "all"')
+    lines = ('[files."*"]', 'fields.years.name = "age"', 'fields.years.missingValues = ["799"]')
+    schema = SCHEMA.replace('unit = "person"', "").replace("fields.age", "fields.years")
+    schema = schema.replace('"remark"', '"patient", "remark"').replace("female", "f")
+    schema = schema.replace('"male"', '"m"')
+    columns = dict[str, tuple[str, ...]]()
+    for kind in (first, "table" if first == "profile" else "profile"):
+        owner.say(*unit, *(lines if kind == "table" else ()))
+        client = owner.client
+        if kind == "profile":
+            chosen = choose_letter(client, read_site(client), DAY)
+        else:
+            chosen = choose_table(client, schema, DAY)
+        send_quietly(owner, chosen)
+        columns[kind] = chosen.release.columns
+    assert ("age" in columns["profile"] and "years" in columns["table"]) == leaves
+    assert "stage" in columns["profile"]
+    assert "stage" in columns["table"]
+
+
 @pytest.mark.parametrize("schema", ["x", "0" * 63, 7])
 def test_a_letters_schema_is_a_digest(owner: Owner, schema: Any) -> None:
     written = json.loads(encode_letter(owner.send(hospital())))

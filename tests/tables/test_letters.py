@@ -374,6 +374,43 @@ def test_no_single_row_decides_whether_a_column_names(
     assert decode_letter(encode_letter(letter(tmp_path, rows))).columns[name] == made
 
 
+DAYS = [f"2024-03-{day:02}" for day in range(1, 6)]
+
+
+@pytest.mark.parametrize(
+    ("name", "rest", "cells"),
+    [
+        ("died", "", DAYS),
+        ("remark", "ok", DAYS),
+        ("remark", "ok", [f"MRN-{number:06}" for number in range(5)]),
+        ("death date", "", ["45300", "45301", "45302", "45303", "45304"]),
+    ],
+)
+def test_few_rows_decide_not_whether_a_column_names(
+    tmp_path: Path, name: str, rest: str, cells: list[str]
+) -> None:
+    """That one has died would be seen by a date among empty cells."""
+    rows = [row | {name: rest} for row in hospital()]
+    made = [
+        letter(tmp_path, with_cells(rows, name, *cells[:count])).columns[name].identifier
+        for count in range(6)
+    ]
+    assert made == [False] * 5 + [True]
+
+
+def test_one_long_text_of_few_rows_names_nobody(tmp_path: Path) -> None:
+    rows = [row | {"note": "ok"} for row in hospital(19)]
+    for count in (1, 4, 5):
+        long = with_cells(rows, "note", *["x" * 201] * count)
+        assert letter(tmp_path, long).columns["note"].identifier == (count == 5)
+
+
+def test_visits_of_one_person_decide_not_whether_a_column_names(tmp_path: Path) -> None:
+    rows = [row | {"seen": ""} for row in hospital()]
+    seen = [rows[0] | {"seen": f"2024-03-{day:02}"} for day in range(1, 7)]
+    assert not letter(tmp_path, rows + seen, unit="patient").columns["seen"].identifier
+
+
 def test_texts_that_are_too_long_are_not_listed(tmp_path: Path) -> None:
     cells = [*["x" * 201] * 6, *["a", "b"] * 62]
     rows = [row | {"who": cell} for row, cell in zip(hospital(), cells, strict=True)]
