@@ -10,7 +10,7 @@ from fairbloom.errors import FairbloomError, join_names
 from fairbloom.text import join_first, plural, text_if
 
 from .cells import different_cells
-from .comparison import Profiles, Untold, compare
+from .comparison import Profiles, Sorts, Untold, compare
 from .determining import determines, present_values
 from .duplicates import ComparedRows, find_common, find_repeated
 from .encoding import (
@@ -332,7 +332,11 @@ def _summarise_column(
     elif name not in schema.inputs:
         kind = f"{kind}, no input"
     named = [site for each in findings if not isinstance(each, Quiet) for site in each.sites]
-    untold = [site for each in findings if isinstance(each, Untold) for site in each.sites]
+    quiet: dict[str, str] = {}
+    for head, of_kind in (("too few rows", Untold), ("of several sorts", Sorts)):
+        sites = [site for each in findings if isinstance(each, of_kind) for site in each.sites]
+        if sites:
+            quiet[head] = join_names(dict.fromkeys(sites))
     empty = [client for client, columns in columns_of.items() if not len(present_values(columns))]
     standing_out = [*dict.fromkeys([*named, *empty])]
     return {
@@ -341,7 +345,7 @@ def _summarise_column(
         "values": held,
         "missing": int(is_missing(together).sum()) + sum(lacking.values()),
         "stands out": text_if(standing_out, join_names(standing_out)),
-        **({"too few rows": join_names(untold)} if untold else {}),
+        **quiet,
     }
 
 

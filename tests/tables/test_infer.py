@@ -1040,6 +1040,19 @@ def test_a_schema_is_written_once(tmp_path: Path, folder: Folder) -> None:
 HOSPITALS = ROOT / "tests/docs/given/schema/hospitals"
 
 
+def test_sites_of_several_sorts_are_said_and_not_accused(folder: Folder) -> None:
+    """Three of eight sites have other numbers, each other ones, which no unit explains."""
+    files: dict[str, str] = {}
+    for place, scale in enumerate((1.0, 1.0, 1.0, 1.0, 1.0, 60.0, 600.0, 5e4)):
+        numbers = np.random.default_rng(place).normal(90 * scale, 9 * scale, 60)
+        files[f"s{place}"] = with_column("x", [f"{number:.4g}" for number in numbers], 60, place)
+    there = folder(**files)
+    found = describe_data(RunSettings.of(config(there, inferred(there))), every=False)
+    (row,) = (row for row in found["columns"] if row["column"] == "x")
+    assert (row["stands out"], row["of several sorts"]) == ("", "s5, s6, s7")
+    assert not [row for row in found["remarks"] if row["column"] == "x"]
+
+
 def test_four_dirty_hospitals_are_read_by_the_schema_of_the_page(
     tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
