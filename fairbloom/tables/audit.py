@@ -97,7 +97,7 @@ class Printed:
             counts.know(("all", 0), len(self.classes))
             zeros = np.zeros(len(self.classes), np.int64)
             self._link(counts, [0], Coded(zeros, [""]))
-        return bool(counts.find_told())
+        return bool(counts.find_known())
 
     def _add_letter(
         self, counts: Counts, source: int, profile: ColumnProfile, coded: Coded
@@ -189,8 +189,9 @@ class Printed:
         found, sizes = np.unique(np.vstack([own, coded.codes]), axis=1, return_counts=True)
         codes_of = map(tuple, found.T.tolist())
         cells = dict(zip(codes_of, sizes.tolist(), strict=True))
-        for source in range(len(own)):  # but not of values that a letter does not name
-            given = own[:, own[source] >= OTHER]
+        for source, (profile, _) in enumerate(self.letters):  # but values that it does not name
+            is_value = (own[source] >= OTHER) & (own[source] < len(profile.values))
+            given = own[:, is_value]
             given[source] = OTHER
             for codes in np.unique(given, axis=1).T.tolist():
                 cells = dict.fromkeys([(*codes, place) for place in places], 0) | cells

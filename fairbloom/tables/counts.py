@@ -4,8 +4,19 @@ Who knows the exact number of rows can tighten the range of each count by the ot
 the floor is known if that shows that it is not 0: it is of fewer rows than may be seen.
 """
 
+import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+# Counts for each of which a linear program is solved.
+MAX_PROGRAMS = 100
+
+# What a linear program may find for 0.
+ROUNDING = 1e-6
 
 
 @dataclass
@@ -56,6 +67,41 @@ class Counts:
             for key, count in self.true.items()
             if 0 < count < self.floor and self.ranges[key][0] > 0
         ]
+
+    def find_known(self) -> list[Hashable]:
+        """Return the same, by linear programs: where sums share parts, ranges do not tell all.
+
+        Of more than MAX_PROGRAMS such counts only what ranges tell: any may stand for another.
+        """
+        told = self.find_told()
+        hidden = [key for key, count in self.true.items() if 0 < count < self.floor]
+        if told or not hidden or len(hidden) > MAX_PROGRAMS:
+            return told
+        if self._find_least(hidden) <= ROUNDING:  # all may be 0 at once
+            return []
+        return [key for key in hidden if self._find_least([key]) > ROUNDING]
+
+    def _find_least(self, keys: Sequence[Hashable]) -> float:
+        """Return the least sum of counts that the ranges and sums allow."""
+        from scipy.optimize import linprog  # imported late: a server has no counts
+
+        weights = [float(key in keys) for key in self.true]
+        bounds = [self.ranges[key] for key in self.true]
+        found = linprog(weights, A_eq=self._equations, b_eq=np.zeros(len(self.sums)), bounds=bounds)
+        return float(found.fun) if found.success else math.inf
+
+    @cached_property
+    def _equations(self) -> Any:
+        """The sums as a sparse matrix of shape (sums, counts): each row times the counts is 0."""
+        from scipy.sparse import lil_array
+
+        places = {key: place for place, key in enumerate(self.true)}
+        rows = lil_array((len(self.sums), len(places)))
+        for row, (key, parts) in enumerate(self.sums):
+            rows[row, places[key]] -= 1.0
+            for part in parts:
+                rows[row, places[part]] += 1.0
+        return rows.tocsr()
 
     def _add(self, key: Hashable, count: int, low: int, high: int) -> None:
         self.true[key] = count
