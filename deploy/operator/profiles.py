@@ -13,7 +13,7 @@ from fairbloom.logs import escape_unprintable
 from fairbloom.system.files import read_small, write_whole
 from fairbloom.tables.cells import parse_number
 from fairbloom.tables.comparison import Alike, Named
-from fairbloom.tables.findings import Change, Finding, Quiet, spell
+from fairbloom.tables.findings import IF_SO, Change, Finding, Quiet, spell
 from fairbloom.tables.inference import Draft, Wanted, draft
 from fairbloom.tables.letters import (
     NUMBER,
@@ -361,8 +361,8 @@ def _block_of(letter: Letter, schema: Schema, findings: Sequence[Finding]) -> It
         if isinstance(finding, Alike):
             change = Change(finding.field, EVERY_FILE, [finding.change_at(letter.client)])
         if change and change.file:
-            said = f"{finding.field}: {finding.say()}; {finding.condition}:"
-            yield f"# {escape_unprintable(said)}"
+            only = text_if(finding.condition != IF_SO, f"; {finding.condition}:")
+            yield f"# {escape_unprintable(f'{finding.field}: {finding.say()}{only}')}"
             for line in chain(*change.lines):
                 yield f"# {line}"
     yield ""

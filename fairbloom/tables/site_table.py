@@ -166,7 +166,7 @@ def compare_tables(schema: Schema, tables: Mapping[str, SiteTable]) -> Iterator[
     for field in schema.fields:
         columns = {site: table.letters[ALL].columns.get(field) for site, table in tables.items()}
         fields[field] = {site: each for site, each in columns.items() if each is not None}
-    yield from settle(compare(fields), fields, schema=schema.fields)
+    yield from settle(compare(fields), fields, tables.keys(), schema.fields)
 
 
 def _rows_of(
