@@ -73,10 +73,10 @@ class Counts:
 
         Of more than MAX_PROGRAMS such counts only what ranges tell: any may stand for another.
         """
-        told = self.find_told()
+        known = self.find_told()
         hidden = [key for key, count in self.true.items() if 0 < count < self.floor]
-        if told or not hidden or len(hidden) > MAX_PROGRAMS:
-            return told
+        if known or not hidden or len(hidden) > MAX_PROGRAMS:
+            return known
         if self._find_least(hidden) <= ROUNDING:  # all may be 0 at once
             return []
         return [key for key in hidden if self._find_least([key]) > ROUNDING]
