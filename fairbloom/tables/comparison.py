@@ -216,7 +216,8 @@ def find_missing(name: str, columns: Profiles) -> Iterator[Finding]:
     if not sites or max(missing.values()) - min(missing.values()) <= SiteShares.floor:
         return
     shares = np.array([*missing.values()])
-    compared = SiteShares(shares, np.array(rows, np.float64), columns[sites[0]].floor)
+    steps = np.array([columns[site].floor for site in sites], np.float64)
+    compared = SiteShares(shares, np.array(rows, np.float64), steps)
     found = split(compared)
     elsewhere = compared.middle(found.core)
 
@@ -412,9 +413,10 @@ def find_heaps(name: str, columns: Profiles) -> Iterator[Heap]:
             heaps.setdefault(number, []).append(site)
     sites = [*columns]
     rows = np.array([column.present for column in columns.values()], np.float64)
+    steps = np.array([column.floor for column in columns.values()], np.float64)
     for number, having in heaps.items():
         shares = np.array([_share_of(number, column) for column in columns.values()])
-        compared = SiteShares(shares, rows, columns[sites[0]].floor)
+        compared = SiteShares(shares, rows, steps)
         found = split(compared)
         others = [_share_of(number, columns[site]) for site in sites if site not in having]
         is_rare = not others or float(np.median(others)) == 0.0

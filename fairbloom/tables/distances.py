@@ -170,7 +170,7 @@ class SiteCategories(Compared):
 
 @dataclass(frozen=True, eq=False)
 class SiteShares(Compared):
-    """Shares of sites' rows, the rows, and the floor of their counts."""
+    """Shares of sites' rows, the rows, and the number to a multiple of which they are rounded."""
 
     floor = 0.25
     times = 2.0
@@ -178,7 +178,7 @@ class SiteShares(Compared):
 
     shares: Distances
     rows: Distances
-    counted_by: int
+    steps: Distances
 
     def __len__(self) -> int:
         """Return the number of sites."""
@@ -211,7 +211,7 @@ class SiteShares(Compared):
         of_both = 1.0 / rows + 1.0 / max(float(self.rows[group].sum()), 1.0)
         errors = np.sqrt(np.maximum(variance, LEAST_VARIANCE) * of_both)
         by_chance: Distances = ERRORS * errors
-        return np.maximum(self.floor + (self.counted_by - 1) / rows, by_chance)
+        return np.maximum(self.floor + (self.steps - 1.0) / rows, by_chance)
 
     def start(self, pairs: Distances, may_lead: Chosen) -> Chosen:
         """Return the half of the sites, rounded up, in the shortest interval of shares."""

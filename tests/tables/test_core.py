@@ -251,3 +251,14 @@ def test_a_heap_proposes_what_is_missing_at_the_site() -> None:
     assert (
         finding.say() == "0 in 100% of its rows, and in 0% elsewhere: does it mean a missing value?"
     )
+
+
+@pytest.mark.parametrize(("floor", "is_apart"), [(1, True), (20, False)])
+def test_a_share_stands_out_beyond_its_own_rounding(floor: int, is_apart: bool) -> None:
+    """The other sites' counts are exact; the odd one's are multiples of its floor."""
+    columns = {site: profile({"x": numbers_of(HONEST[site])})["x"] for site in "abc"}
+    half = numbers(120, 9, rows=60)
+    half[:30] = np.nan
+    columns["d"] = profile({"x": numbers_of(half)}, floor)["x"]
+    kinds = {each.kind for each in compare({"x": columns}) if not isinstance(each, Quiet)}
+    assert ("missing" in kinds) == is_apart
