@@ -403,6 +403,8 @@ def _find_flags(column: Column) -> list[str]:
 def _find_ages(column: Column) -> Ages | None:
     """Return the units of ages, as in 045Y and 018M; None of one unit."""
     texts = [text for text in column.odd_counts if not may_mean_missing(text)]
+    if not texts:  # the numbers of most columns need not be counted, which takes long
+        return None
     return find_ages(texts, len(column.number_counts[0]))
 
 
