@@ -86,7 +86,9 @@ class Printed:
 
     @property
     def tells(self) -> bool:
-        """Whether a count below the floor is known not to be 0."""
+        """Whether a count below the floor is known not to be 0, or the rounding can be undone."""
+        if self._has_quantiles_and_counts:
+            return True
         counts = Counts(self.floor, len(self.classes))
         counts.know("n", len(self.classes))
         for source, (profile, coded) in enumerate(self.letters):
@@ -98,6 +100,15 @@ class Printed:
             zeros = np.zeros(len(self.classes), np.int64)
             self._link(counts, [0], Coded(zeros, [""]))
         return bool(counts.find_known())
+
+    @property
+    def _has_quantiles_and_counts(self) -> bool:
+        """Whether one prints quantiles, and another counts: with both, an exact n shows counts."""
+        columns = [column for column, _ in self.letters]
+        if self.table is not None:
+            columns.append(self.table[0][ALL])
+        has_quantiles = any(each is not None for column in columns for each in column.quantiles)
+        return has_quantiles and any(column.values for column in columns)
 
     def _add_letter(
         self, counts: Counts, source: int, profile: ColumnProfile, coded: Coded

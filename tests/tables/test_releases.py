@@ -425,6 +425,22 @@ def test_no_hidden_word_of_two_columns_is_known_by_bounds(
         assert not other or least.fun < 1e-6
 
 
+@pytest.mark.parametrize(("different", "tells"), [(24, True), (20, False)])
+def test_quantiles_and_counts_are_not_of_one_column(different: int, tells: bool) -> None:
+    """Of 3,064 such columns 21 had a count below the floor that both showed not to be 0."""
+    numbers = np.arange(240.0) % different
+    letter = profile({"f": Cells(numbers, np.full(240, -1), (), {})}, 5)["f"]
+    assert any(letter.quantiles) == tells
+    names = [*letter.values]
+    codes = [names.index(f"{each:g}") if names else OTHER for each in numbers.tolist()]
+    about = Field(type="integer", categories=(*map(str, range(24)),))
+    read = numbers.astype(np.int32)
+    table = profile({"f": Cells.of(about, read)}, 5)["f"]
+    of_table = {"": table}, Coded.of_table(about, read, table)
+    of_letter = [(letter, Coded(np.array(codes), names))]
+    assert Printed(5, of_letter, of_table, np.full(240, "")).tells == tells
+
+
 def test_cells_are_coded_by_the_words_of_a_letter(tmp_path: Path) -> None:
     sexes = [*["f"] * 9, *["m"] * 8, "x", *["NA"] * 7, "", *["."] * 6]
     ages = [f"{30 + place % 25}.5" for place in range(30)] + ["NA", "NA"]
