@@ -397,13 +397,15 @@ def _state_gaps(column: Column, drafted: ColumnDraft) -> ColumnDraft:
 def _find_flags(column: Column) -> list[str]:
     """Return the flags at numbers, as in 5.1 H and L 3.0; [] of units."""
     texts = [text for text in column.odd_counts if not may_mean_missing(text)]
+    if not texts:  # the numbers of most columns need not be counted, which takes long
+        return []
     return find_flags(texts, len(column.number_counts[0]))
 
 
 def _find_ages(column: Column) -> Ages | None:
     """Return the units of ages, as in 045Y and 018M; None of one unit."""
     texts = [text for text in column.odd_counts if not may_mean_missing(text)]
-    if not texts:  # the numbers of most columns need not be counted, which takes long
+    if not texts:
         return None
     return find_ages(texts, len(column.number_counts[0]))
 
