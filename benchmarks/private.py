@@ -56,7 +56,7 @@ HONEST = {
     "digits": (16, 10),
     "digits-5": (4,),
     "digits-3": (2,),
-    "acs-income": (16, 10),
+    "chem97": (24,),
     "contraception": (24,),
 }
 

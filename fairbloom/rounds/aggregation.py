@@ -103,7 +103,7 @@ def build_cohort(
         weights = method.prior_weights_of(replies.names, counts.tolist())
 
     metrics = {metric: replies.column(metric) for metric in method.needs}
-    if LOSS_BEFORE in metrics:
+    if LOSS_BEFORE in metrics and method.run_state.accounts:
         metrics[LOSS_BEFORE] = smooth_losses(method, replies)
 
     @cache  # not the cohort's: in a cycle with it, the updates would stay for rounds

@@ -299,6 +299,8 @@ def draft_numbers(column: Column, drafted: ColumnDraft) -> ColumnDraft:
     if drafted.target or not drafted.is_number:
         return drafted
     drafted = _state_numbers(column, drafted)
+    if drafted.judgement.unused:
+        return drafted
     shown = find_signs_of_codes(drafted.name, column)
     if shown:
         drafted = drafted.note(CODES, ask_about_codes(shown, column))

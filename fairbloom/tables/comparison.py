@@ -10,7 +10,7 @@ import difflib
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, islice
 from typing import ClassVar, Self
@@ -133,6 +133,24 @@ def compare(fields: Mapping[str, Profiles]) -> list[Finding]:
         for find in FINDERS:
             found += find(name, used)
     return sorted(found, key=lambda each: -each.size)
+
+
+def leave_asked(findings: Iterable[Finding], fields: Mapping[str, Profiles]) -> Iterator[Finding]:
+    """Yield findings but on other categories of columns that tell which site a row is of.
+
+    A draft asks whether such a column is to be ignored; the sites have no category in common.
+    """
+    for finding in findings:
+        is_of_words = isinstance(finding, Categories | Lacking)
+        if not is_of_words or not _tell_the_site(fields[finding.field]):
+            yield finding
+
+
+def _tell_the_site(columns: Profiles) -> bool:
+    """Return whether three sites or more have no value in common with another."""
+    _, counts = _shares_of([*columns.values()])
+    having = np.count_nonzero(counts, axis=0)
+    return len(columns) > 2 and int(having.max(initial=0)) == 1
 
 
 # Sites outside of a core --------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from fairbloom.errors import FairbloomError, join_names
 from fairbloom.text import join_first, plural, text_if
 
 from .cells import different_cells
-from .comparison import Profiles, Sorts, Untold, compare
+from .comparison import Profiles, Sorts, Untold, compare, leave_asked
 from .determining import determines, present_values
 from .duplicates import ComparedRows, find_common, find_repeated
 from .encoding import (
@@ -253,7 +253,7 @@ def compare_clients(schema: Schema, tables: Tables, *, on_device: bool = False) 
         for name, table in _read_tables(tables).items()
         if table.file.rows is None
     }
-    findings = [*settle(compare(fields), fields, schema=schema.fields)]
+    findings = [*settle(leave_asked(compare(fields), fields), fields, schema=schema.fields)]
     advice: list[str] = []
     for each in findings:
         about = schema.fields[each.field]

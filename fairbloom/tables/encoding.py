@@ -25,7 +25,17 @@ from .cells import (
 from .missing_words import may_mean_missing
 from .reading import CellError, ReadTable, Remark, Values, read
 from .reasons import MAX_FAULTS, DataError, raise_faults
-from .schema import MAX_TEXT, Decimal, Field, Schema, client_of, fold, fold_look, normalise
+from .schema import (
+    MAX_TEXT,
+    Decimal,
+    Field,
+    Schema,
+    client_of,
+    fold,
+    fold_look,
+    normalise,
+    say_apart,
+)
 from .scripts import show_script
 from .toml import write_table
 
@@ -135,7 +145,8 @@ def _lacks(table: ReadTable, name: str, unread: Collection[str]) -> CellError:
         problem += f", as the schema's files call {name!r} here"
         named = "correct its name there"
     remedy = f'add it, {named}, or missing = "fill" in fields.{name}'
-    return CellError(table, name, problem, did_you_mean(own, unread) + remedy, "no-column")
+    near = [each for each in unread if not say_apart(own, each)]
+    return CellError(table, name, problem, did_you_mean(own, near) + remedy, "no-column")
 
 
 def _explain_strange(
@@ -145,8 +156,9 @@ def _explain_strange(
     own = lacking[0] if len(lacking) == 1 else "NAME"
     this = f"{client_of(table.file.key)}/{table.path.name}"
     for name in strange[:MAX_FAULTS]:
+        near = [each for each in schema.fields if not say_apart(name, each)]
         remedy = (
-            f"{did_you_mean(name, schema.fields)}add it to fields, or to ignore, of all clients or"
+            f"{did_you_mean(name, near)}add it to fields, or to ignore, of all clients or"
             f" under [files.{table.file.key!r}]"
         )
         if lacking:

@@ -15,7 +15,15 @@ from fairbloom.text import join_first, plural, text_if
 from .cells import MISSING, FileColumn
 from .code_signs import CODED
 from .column_laws import Drafted, draft_column
-from .comparison import Named, Profiles, are_alike, compare, match_names, match_rare
+from .comparison import (
+    Named,
+    Profiles,
+    are_alike,
+    compare,
+    leave_asked,
+    match_names,
+    match_rare,
+)
 from .determining import determines
 from .encoding import is_missing, rows_of_clients
 from .findings import SHOWN, Quiet, say_and_propose
@@ -740,7 +748,7 @@ def say_who_stands_out(unfinished: Unfinished) -> Unfinished:
         }
     remarks: list[tuple[str, str]] = []
     named = [*match_names(fields, own)]
-    for finding in [*named, *settle(compare(fields), fields)]:
+    for finding in [*named, *settle(leave_asked(compare(fields), fields), fields)]:
         if not isinstance(finding, Quiet):
             about = unfinished.fields[finding.field].field
             advice = say_and_propose(finding, about, keys)

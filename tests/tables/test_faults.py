@@ -150,3 +150,15 @@ def test_a_new_category_is_one_row_of_all_its_clients(folder: Folder) -> None:
     assert new.startswith("add it to categories of fields.ward if it is a new one, or say which of")
     assert "north, south, west it means: fields.ward.spellings = {CATEGORY = ['ja']}" in new
     assert near.startswith("did you mean north? correct it, or say which of")
+
+
+def test_no_hint_joins_columns_of_other_brackets(folder: Folder) -> None:
+    """(systolic) is not (diastolic); a name that is only misspelt is hinted at."""
+    rows = "\n".join(f"{k},{'ab'[k % 2]}" for k in range(40))
+    for own, hinted in (("pressure (diastolic)", False), ("presure (systolic)", True)):
+        there = folder(a=f"pressure (systolic),target\n{rows}", b=f"{own},target\n{rows}")
+        schema = 'target = "target"\n[fields."pressure (systolic)"]\ntype = "number"\n'
+        schema += '[fields.target]\ntype = "string"\ncategories = ["a", "b"]\n'
+        remedies = [row["remedy"] for row in faults(there, schema)]
+        assert len(remedies) > 1
+        assert any("did you mean" in each for each in remedies) == hinted

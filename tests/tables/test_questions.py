@@ -297,6 +297,26 @@ def test_values_of_one_site_tell_it(
         assert 'put "scanner" in ignore' in each.text
 
 
+@pytest.mark.parametrize(("sites", "count"), [("abc", 1), ("ac", 3)])
+def test_what_tells_the_site_is_said_once(folder: Folder, sites: str, count: int) -> None:
+    """Of three sites or more; of two, one may write the other's categories in other words."""
+    apart = {"a": ["GE1", "GE2"], "b": ["PH1"], "c": ["SIE1", "SIE2"]}
+    there = folder(**with_site_values({site: apart[site] for site in sites}))
+    remarks = describe_data(RunSettings.of(config(there, target="target")))["remarks"]
+    assert [row["column"] for row in remarks] == ["scanner"] * count
+
+
+@pytest.mark.parametrize(("different", "is_asked"), [(60, False), (6, True)])
+def test_a_number_of_rows_is_not_asked_about_as_a_code(
+    folder: Folder, different: int, is_asked: bool
+) -> None:
+    """It is no input, whatever it is."""
+    target = np.random.default_rng(0).choice(["no", "yes"], 60).tolist()
+    cases = [f"{k % different:06}" for k in range(60)]
+    there = folder(**{site: table(case=cases, target=target) for site in ("a", "b")})
+    assert [each.column for each in asked(there, target="target")] == ["case"] * is_asked
+
+
 def test_a_column_of_the_sites_of_one_file_is_told(folder: Folder) -> None:
     tables = with_site_values({"a": ["GE1", "GE2"], "b": ["PH1", "PH2"]})
     lines = ["site," + tables["a"].splitlines()[0]]
