@@ -12,6 +12,7 @@ from fairbloom.client.guard.accepted_schemas import counting_keys
 from fairbloom.client.guard.log_entries import NO_RUN
 from fairbloom.client.guard.log_files import open_log
 from fairbloom.system.files import make_folder, write_private
+from fairbloom.system.lock import exclusive_lock
 from fairbloom.system.versions import FOLDER
 from fairbloom.tables.encoding import encode_files
 from fairbloom.tables.letters import ROW
@@ -32,6 +33,9 @@ ANSWER = "*.answer"
 # Answers that leave in twelve months: a schema's ranges would bisect a largest cell.
 MAX_ANSWERS = 12
 
+# How long an answer waits for another one to be written down.
+SECONDS = 10.0
+
 
 def send_yes(client: ClientSettings, day: str) -> None:
     """Tell the server that the owner has accepted a schema; of another answer nothing leaves.
@@ -42,17 +46,25 @@ def send_yes(client: ClientSettings, day: str) -> None:
     check_may_leave(client, by_wire=True)
     folder = Path(client.state_dir, FOLDER)
     make_folder(folder)
-    since = str(date.fromisoformat(day) - YEAR)
-    left = [path for path in sorted(folder.glob(ANSWER)) if path.read_text() > since]
-    if len(left) >= MAX_ANSWERS:
+    with exclusive_lock(folder / "answers.lock", seconds=SECONDS):
+        may_leave = _note_answer(folder, day)
+    if not may_leave:
         send_unknown(client)
         raise DeployError(f"{MAX_ANSWERS} answers on schemas have left in twelve months, the most")
-    number = len([*folder.glob(ANSWER)])
-    write_private(folder / f"{number:04}.answer", day.encode())
     open_log(Path(client.state_dir)).note(
         {"run": NO_RUN, "asked": "answer", "sent": {"accepts": "True"}}, {}
     )
     tell(client, Told(accepts=True))
+
+
+def _note_answer(folder: Path, day: str) -> bool:
+    """Write down an answer before it leaves; return whether it may, after those of a year."""
+    since = str(date.fromisoformat(day) - YEAR)
+    every = sorted(folder.glob(ANSWER))
+    if sum(path.read_text() > since for path in every) >= MAX_ANSWERS:
+        return False
+    write_private(folder / f"{len(every):04}.answer", day.encode())
+    return True
 
 
 def send_unknown(client: ClientSettings) -> None:

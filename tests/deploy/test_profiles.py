@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -1123,3 +1125,19 @@ def test_next_years_file_is_predicted_in_the_devices_dialect(owner: Owner, tmp_p
         for name, mark in (("out.csv", ";"), ("p.csv", ","))
     )
     assert own["probability_yes"].replace(",", ".") == plain["probability_yes"]
+
+
+def test_of_answers_at_once_twelve_leave(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is counted before it leaves, under a lock."""
+    told: list[Told] = []
+    monkeypatch.setattr(answers, "tell", lambda client, each: told.append(each))
+    monkeypatch.setattr(today, "connection_fault", lambda client: None)
+    client = owner.client
+
+    def send_one(_: int) -> None:
+        with suppress(DeployError):
+            send_yes(client, DAY)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(send_one, range(20)))
+    assert told.count(Told(accepts=True)) == 12
