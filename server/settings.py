@@ -384,9 +384,11 @@ def find_grown(there: Mapping[str, object], config: Mapping[str, object]) -> set
     """Return the keys of raised settings among those that may be raised when a run continues.
 
     Early stopping that is switched off counts as raised: the run gets at least as long. Rounds over
-    which privacy accounts are spent cannot be raised: the first ones would have had less.
+    which privacy accounts are spent, or share their noise, cannot be raised: the first ones would
+    have had less.
     """
-    if SPENDS.get(str(there.get("privacy.spend", "")), 1.0):
+    spends_all = SPENDS.get(str(there.get("privacy.spend", "")), 1.0)
+    if spends_all or there.get("privacy.honest", 1) != 1:
         return set()
 
     def reach(settings: Mapping[str, object], key: str) -> float | None:

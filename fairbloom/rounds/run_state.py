@@ -160,8 +160,6 @@ class RunState:
         The clients with a halted privacy account, until they answer a query.
     accounts
         The privacy accounts of the clients that have one.
-    sum_sigma
-        σ of the sums of clients that share their noise, which a run decides once; 0 before that.
     with_state
         The clients whose contexts have a state.
     configs
@@ -198,7 +196,6 @@ class RunState:
     spent: frozenset[str] = frozenset()
     halted: frozenset[str] = frozenset()
     accounts: Mapping[str, AccountInRun] = field(default_factory=dict)
-    sum_sigma: float = 0.0
     with_state: frozenset[str] = frozenset()
     configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     wrappers: Sequence[Mapping[str, Any]] = ()
@@ -252,10 +249,6 @@ class RunState:
             account = self.accounts.get(name, AccountInRun(signal, status.units))
             accounts[name] = account.after(status.spent, reports.get(name, {}).get(LOSS_BEFORE))
         return replace(self, accounts=accounts)
-
-    def sharing(self, sigma: float) -> Self:
-        """Return the state of a run that has decided the noise of its sums."""
-        return replace(self, sum_sigma=sigma)
 
     def stepped(
         self,

@@ -189,7 +189,7 @@ def take_sum(
     pool = cast(SummingClients, clients)
     names = [*current.draws]
     asked = SharedNoise(
-        sigma=_decide_sigma(method, names, summing),
+        sigma=_sigma_of_run(method, names, summing),
         honest=summing.honest,
         shares=dict.fromkeys(names, 1.0),
     )
@@ -223,21 +223,16 @@ def take_sum(
     return Taken(after, step, replies)
 
 
-def _decide_sigma(method: Method, names: Sequence[str], summing: Summing) -> float:
-    """Return σ of the run's sums, which is decided before the first one."""
-    state = method.run_state
-    if state.sum_sigma:
-        return state.sum_sigma
+def _sigma_of_run(method: Method, names: Sequence[str], summing: Summing) -> float:
+    """Return σ of the run's sums: it follows from what the accounts had before the first one."""
     with_loss = LOSS_BEFORE in method.needs
-    rounds = summing.num_rounds - state.finished_rounds
     lowest = STEP_UNITS
     if with_loss:
         lowest += LOSS_UNITS
-    spend = summing.spend or rounds * lowest
-    left = {name: state.accounts[name].units_left(spend) for name in names}
-    sigma = choose_sigma(summing.accounts, left, rounds, with_loss=with_loss)
-    method.enter(state.sharing(sigma))
-    return sigma
+    spend = summing.spend or summing.num_rounds * lowest
+    accounts = method.run_state.accounts
+    left = {name: int(min(accounts[name].units, spend)) for name in names}
+    return choose_sigma(summing.accounts, left, summing.num_rounds, with_loss=with_loss)
 
 
 def _note_all(method: Method, replies: Replies) -> None:

@@ -343,3 +343,10 @@ def test_each_release_is_drawn_once_and_charged(
     for account in PRIVACY.read(folder)["clients"].values():
         step = Budget(3, account["delta"]).units_for(account["step_sigma"])
         assert account["units"] == 450 - 3 * (step + step // 4 * losses)
+
+
+@pytest.mark.parametrize("spend", ["", "all"])
+def test_rounds_that_set_the_noise_are_not_raised(tmp_path: Path, spend: str) -> None:
+    shared(tmp_path, {"privacy.spend": spend, "privacy.tests": 2, "num_rounds": 2})
+    with pytest.raises(FairbloomError, match="num-rounds"):
+        shared(tmp_path, {"privacy.spend": spend, "privacy.tests": 2, "num_rounds": 3})
