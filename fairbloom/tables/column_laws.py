@@ -481,7 +481,10 @@ def _find_strange(sites: Mapping[str, Counter[str]], part: str) -> list[str]:
 
 def _find_unlinked(sites: Mapping[str, Counter[str]]) -> list[str]:
     """Return the sites that share no class with the others, directly or by way of other sites."""
-    sets = {site: frozenset(map(fold_look, texts)) for site, texts in sites.items() if texts}
+    looks = {text: fold_look(text) for text in set().union(*sites.values())}
+    sets = {
+        site: frozenset(map(looks.__getitem__, texts)) for site, texts in sites.items() if texts
+    }
     kinds = Counter(sets.values())
     known = set(kinds.most_common(1)[0][0])
     for _ in kinds:  # then all that are linked by shared classes
@@ -634,12 +637,15 @@ def _without(counts: Counter[str], texts: set[str]) -> Counter[str]:
 
 def _are_no_classes(sites: Mapping[str, Counter[str]], different: int) -> bool:
     """Return whether a target's texts are too many, or differ in nearly every row of a site."""
+    rows = 0
     for counts in sites.values():
-        if _has_texts(counts) and nearly_all_differ(len(counts), counts.total()):
+        of_site = counts.total()
+        rows += of_site
+        if nearly_all_differ(len(counts), of_site) and _has_texts(counts):
             return True
-    rows = sum(map(Counter.total, sites.values()))
-    has_texts = any(map(_has_texts, sites.values()))
-    return different > MAX_NUMBERED_CLASSES or (has_texts and are_too_many(different, rows))
+    if different > MAX_NUMBERED_CLASSES:
+        return True
+    return are_too_many(different, rows) and any(map(_has_texts, sites.values()))
 
 
 def _has_texts(cells: Iterable[str]) -> bool:

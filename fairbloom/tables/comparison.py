@@ -595,17 +595,15 @@ class Lacking(Finding):
 
 def _shares_of(columns: Sequence[ColumnProfile]) -> tuple[list[str], NDArray[np.float64]]:
     """Return the different values, folded, and their rows at each site."""
-    folded: list[Counter[str]] = []
-    for column in columns:
-        counted = Counter[str]()
+    written = dict.fromkeys(chain.from_iterable(column.values for column in columns))
+    folded = {text: _fold(text) for text in written}
+    different = dict.fromkeys(folded.values())
+    places = {text: place for place, text in enumerate(different)}
+    counts = np.zeros((len(columns), len(places)))
+    for site, column in enumerate(columns):
         for text, count in column.values.items():
-            counted[_fold(text)] += count
-        folded.append(counted)
-    texts = [*dict.fromkeys(chain(*folded))]
-    counts = np.zeros((len(columns), len(texts)))
-    for site, counted in enumerate(folded):
-        counts[site] = [counted[text] for text in texts]
-    return texts, counts
+            counts[site, places[folded[text]]] += count
+    return [*places], counts
 
 
 def _fold(text: str) -> str:
@@ -631,7 +629,11 @@ class _Values:
 
     def spell(self, chosen: NDArray[np.bool_]) -> tuple[str, ...]:
         """Return a spelling of some of the values: that of the last site that has it."""
-        written = {_fold(text): text for each in self.columns.values() for text in each.values}
+        every: list[str] = []
+        for each in self.columns.values():
+            every += each.values
+        last = dict.fromkeys(reversed(every))  # each once: there may be a thousand sites
+        written = {_fold(text): text for text in reversed(last)}
         folded = [text for text, is_chosen in zip(self.texts, chosen, strict=True) if is_chosen]
         return tuple(written[text] for text in folded)
 
@@ -686,7 +688,9 @@ def _find_lacking(name: str, values: _Values, found: Split) -> Iterator[Finding]
     of_core = _least_of(shares[found.core])
     apart = [place for group in found.groups for place in group.tolist()]
     lacking: dict[tuple[str, ...], list[tuple[str, float]]] = {}
-    for place, site in enumerate(sites):
+    are_lacking = (values.counts == 0.0).any(axis=1)
+    for place in np.flatnonzero(are_lacking).tolist():
+        site = sites[place]
         rest = found.core.copy()
         rest[place] = False
         if place in apart or not rest.any():
