@@ -388,7 +388,7 @@ def find_own_file(run: Path, path: Path, client: str, column: str) -> str:
     if not recorded:
         log.warning(
             "the run in %s recorded no digests of its data, so it is not checked that it read %s:"
-            " its rows are split as those of client %s",
+            " its rows are split as client %s has them",
             run,
             path,
             client or path.stem,

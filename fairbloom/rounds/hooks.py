@@ -35,6 +35,7 @@ DECLARATIONS = (
     "serves",
     "own_terms",
     "fixed_weights",
+    "sums",
     "default_weighting",
     "drawn_by_examples",
     "largest_loss",

@@ -128,7 +128,7 @@ def judge_numbers(name: str, column: Column) -> Judgement:
         return Judgement()
     ends = np.cumsum([len(rows) for rows in column.sites.rows])
     of_files = np.split(column.numbers[column.codes], ends[:-1])
-    # a few rows of a file show nothing, nor that the column names nobody
+    # a few rows of a file show nothing, nor that the column names no person
     parts = [part for part in of_files if np.count_nonzero(~np.isnan(part)) >= FEWEST_ROWS]
     if not parts or not all(map(_are_of_one_each, parts)):
         return Judgement()

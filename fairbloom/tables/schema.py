@@ -598,10 +598,8 @@ def with_files(text: str, files: Mapping[str, Any], client: str = "") -> str:
     the device's own files and columns, so it gets OWN_FILES instead of such an error.
     """
     read = _read_own_files(files)
-    if not files and "files" not in text:
-        return text
     written = parse_toml(text, OWNERS_FILE)
-    if "fields" not in written:
+    if "fields" not in written or not (files or "files" in written):
         return text
     schema = parse_schema(text)  # its own faults are the run's, and the server may read them
     together = {**written, "files": {**written.get("files", {}), **files}}

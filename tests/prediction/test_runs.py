@@ -391,7 +391,7 @@ def test_a_file_is_its_clients_by_digest_or_by_name(
     assert [
         find_own_file(copied, file, *each) for each in (("south", ""), ("", ""), ("west", "site"))
     ] == ["south.csv", "north.csv", "north.csv"]
-    assert re.search("recorded no digests .* are split as those of client south", caplog.text)
+    assert re.search("recorded no digests .* are split as client south has them", caplog.text)
 
 
 @pytest.mark.parametrize(
