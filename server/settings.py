@@ -8,13 +8,11 @@ from typing import Any, Self
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.protocol.accounts import SPENDS
 from fairbloom.protocol.attacks import share_in
-from fairbloom.protocol.effects import apply_marks, collect_marks, explain_without_effect
-from fairbloom.protocol.parameters import Parameter, parameters_of
-from fairbloom.protocol.private import SIMULATED
+from fairbloom.protocol.conditions import find_fault
+from fairbloom.protocol.parameters import OptionError, Parameter, parameters_of
 from fairbloom.protocol.rules import check_rule
 from fairbloom.protocol.scores import FURTHER
 from fairbloom.protocol.settings import (
-    NO_TESTS,
     SETTINGS,
     Given,
     Mark,
@@ -27,7 +25,7 @@ from fairbloom.protocol.settings import (
     usual_fraction,
 )
 from fairbloom.rounds.compatibility import CLIENT_MOMENTUM, OTHER_STEPS, PLAIN_SGD, WEIGHT_DECAY
-from fairbloom.rounds.options import OPTIONS, Options
+from fairbloom.rounds.options import OPTIONS
 from fairbloom.strategies import METHODS, FairStrategy, canonical, find_method
 from fairbloom.strategies.named import build, method_parameters, owner_of, title
 from fairbloom.strategies.torchjd import TORCHJD
@@ -40,14 +38,8 @@ from fairbloom.text import text_if
 # every key to be there.
 UNSET = ""
 
-# The Python names of the methods' options that are settings of runs. Errors of methods use these
-# names; errors of settings use the keys.
-IN_PYTHON = re.compile(
-    rf"\b({'|'.join(name for name in Options.__optional_keys__ if key_of(name) in SETTINGS)})\b"
-)
-
-# What leaves a setting without effect. The options of methods are checked by the method.
-IDLE = collect_marks(RunSettings)
+# What settings need of each other, by their names in Python.
+CONDITIONS = {each.argument: each.conditions for each in SETTINGS.values()}
 
 # The share of clients that is one client, as shares are rounded up to whole clients.
 ONE_CLIENT = 1e-12
@@ -127,76 +119,36 @@ class Settings(RunSettings):
         if run.score in FURTHER and run.score not in split_names(run.scores):
             resolved["scores"] = ",".join([*split_names(run.scores), run.score])
         settings = cls.model_validate({**given, **resolved})
-        settings.check_effects()
-        settings.check_values()
+        settings.check_conditions()
+        settings.check_texts()
         settings.check_training()
         return settings
 
-    def check_values(self) -> None:
-        """Raise SettingsError for a value that is unknown, or does not fit the other settings.
+    def check_conditions(self) -> None:
+        """Raise SettingsError for a setting that does not fit the others, or has no effect."""
+        values = {**vars(self), "training_clients": split_names(self.training_clients)}
+        changed = {
+            each.argument: value
+            for each in SETTINGS.values()
+            if (value := self.value_of(each)) != each.default
+        }
+        fault = find_fault(CONDITIONS, changed, values)
+        if fault is not None:
+            raise SettingsError(fault.written(key_of))
 
-        For example, `min-clients` is at most the number of clients that exist or train.
-        """
-        training = len(split_names(self.training_clients))
-        if 0 < self.clients < self.min_clients:
-            raise SettingsError(
-                f"min-clients = {self.min_clients} is more than clients = {self.clients}: lower it"
-            )
-        if 0 < training < self.min_clients:
-            raise SettingsError(
-                f"min-clients = {self.min_clients} is more than the number of training-clients ="
-                f" {training}: lower it"
-            )
-        if self.initial_weights and self.norm in ("group", "layer"):
-            raise SettingsError(
-                f"norm = {self.norm!r}: the initial weights were trained with the network's own"
-                " norm layers: leave norm out"
-            )
+    def check_texts(self) -> None:
+        """Raise SettingsError for a text that is neither a word nor a number that is allowed."""
         is_number = re.fullmatch("[1-9][0-9]{0,14}", self.privacy__spend)
         if self.privacy__spend not in SPENDS and not is_number:
             raise SettingsError(
                 f"privacy.spend = {self.privacy__spend!r}: write all, lowest, or a number of"
                 " units, as in 100"
             )
-        if self.warmup >= max(2, self.num_rounds):
-            raise SettingsError(
-                f"warmup = {self.warmup} must be less than num-rounds = {self.num_rounds}: lower it"
-            )
-        self._check_attack()
-
-    def _check_attack(self) -> None:
         share = share_in(self.attackers)
         if share is not None and not 0 < share < 1:
             raise SettingsError(
                 f"attackers = {self.attackers!r}: a share must be above 0 and below 1"
             )
-        if self.attack and self.privacy__mode == SIMULATED:
-            raise SettingsError(
-                f"attack = {self.attack!r}: what a privacy account releases is what it has charged,"
-                " and no false report: leave attack out, or set privacy.mode=none"
-            )
-        if self.attack and self.pooled:
-            raise SettingsError(
-                f"attack = {self.attack!r}: with pooled = true, one client has the data of all, and"
-                " nobody to attack: leave attack out"
-            )
-
-    def check_effects(self) -> None:
-        """Raise SettingsError if a setting has no effect with the others."""
-        given = {
-            each.argument: f"{key} = {value!r}"
-            for key, each in SETTINGS.items()
-            if (value := getattr(self, each.argument)) != each.default
-        }
-        of_others = {
-            ("evaluate_every", f"{NO_TESTS.reason}: {NO_TESTS.remedy}"): not self.test_share,
-        }
-        idle = [
-            *apply_marks(IDLE, vars(self)),
-            *(each for each, is_so in of_others.items() if is_so),
-        ]
-        if error := explain_without_effect(given, idle):
-            raise SettingsError(error)
 
     def check_training(self) -> None:
         """Raise FairbloomError if clients cannot train so, or the method forbids it."""
@@ -272,8 +224,10 @@ class Settings(RunSettings):
             own = {known[key].argument: value for key, value in given.items()}
             return build(self.method, common | options | own)
         except ValueError as error:  # a constructor refused a parameter
+            words = str(error)
+            if isinstance(error, OptionError):
+                words = error.fault.written(key_of)
             values = ", ".join(f"{key} = {value!r}" for key, value in given.items())
-            words = IN_PYTHON.sub(lambda name: key_of(name[0]), str(error))
             if values:
                 words += f" ({values})"
             raise SettingsError(words) from error
@@ -370,8 +324,9 @@ def check_used(
             for key, each in SETTINGS.items()
             if (wanted := each.partitions) and partition not in wanted
         ]
-    if error := explain_without_effect({key: key for key in given}, idle):
-        raise SettingsError(error)
+    for key, why in idle:
+        if key in given:
+            raise SettingsError(f"{key} has no effect{why}")
 
 
 def check_pace(settings: Settings) -> None:

@@ -9,9 +9,15 @@ They are in their own module so that a ServerApp that imports a method does not 
 from collections.abc import Mapping
 from typing import Annotated, Any, get_type_hints
 
-from .conditions import Under, Where
-from .effects import IdleIf
+from .conditions import IdleIf, Under, Where
 from .parameters import Choices, Mark, Meaning, Pairs, Range
+
+NO_TESTS = IdleIf(
+    "test_share",
+    0.0,
+    "leave it out, or set {test_share}, as in 0.2",
+    " with {test_share} = 0, which measures no score",
+)
 
 
 class SharedOptions:
@@ -20,6 +26,7 @@ class SharedOptions:
     evaluate_every: Annotated[
         int,
         Range("[0, inf)"),
+        NO_TESTS,
         Meaning(
             "Number of rounds from one evaluation to the next; 0 evaluates after the last round "
             "only"
@@ -151,7 +158,7 @@ class RunOptions(SharedOptions):
         str,
         Choices("together", "head-first"),
         Mark.VARIANT,
-        IdleIf("personal_parameters", "", "name parameters by personal_parameters, as in head"),
+        IdleIf("personal_parameters", "", "name parameters by {personal_parameters}, as in head"),
         Meaning(
             "Whether personal parameters are trained together with the others, or first, "
             "with the others fixed"
@@ -161,7 +168,7 @@ class RunOptions(SharedOptions):
         int,
         Range("[1, inf)"),
         Mark.VARIANT,
-        IdleIf("personal_steps", "together", "set personal_steps to 'head-first'"),
+        IdleIf("personal_steps", "together", "set {personal_steps} to 'head-first'"),
         Meaning(
             "Passes over the local data for personal parameters with personal-steps = head-first"
         ),

@@ -19,7 +19,7 @@ from typing import Annotated, Any, get_args, get_origin
 from fairbloom.errors import FairbloomError, did_you_mean
 from fairbloom.text import quote
 
-from .conditions import OnlyInProcess, Under, Where
+from .conditions import Condition, Fault, OnlyInProcess, Under, Where
 
 # The types of a parameter; Flower's run configs have no others.
 Value = bool | int | float | str
@@ -31,6 +31,14 @@ QUOTED = r""""(?:[^"\\\n]|\\.)+"|'[^'\n]+'"""
 
 class SettingsError(FairbloomError):
     """A setting that is unknown or impossible; the message names it, its value and the remedy."""
+
+
+class OptionError(SettingsError):
+    """A fault of a method's option, which its reader may know as a setting, by its key."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault)
+        self.fault = fault
 
 
 class Mark(Enum):
@@ -185,6 +193,8 @@ class Parameter:
         The values that it may have in some runs.
     only_in_process
         Why deployed clients cannot have it, None if they can.
+    conditions
+        What its values, but for the default, need of other settings.
     """
 
     name: str
@@ -197,6 +207,7 @@ class Parameter:
     partitions: tuple[str, ...] = ()
     under: tuple[Under, ...] = ()
     only_in_process: OnlyInProcess | None = None
+    conditions: tuple[Condition, ...] = ()
 
     @property
     def key(self) -> str:
@@ -224,18 +235,23 @@ class Parameter:
         """Return which values it may have in some runs, None if its declaration does not say."""
         return next((each for each in self.under if each.where is where), None)
 
-    def checked(self, value: object, called: str = "") -> Value:
+    def checked(self, value: object, called: str = "", *, entry: str = "") -> Value:
         """Return `value` in the parameter's type: a whole number may stand for a float.
 
         Raise SettingsError if it has another type or is outside the range; the message names
-        parameter, value and range. It calls the parameter `called`, by default its key.
+        parameter, value and range. It calls the parameter `called`, by default its key, and `entry`
+        says which part of it the value is.
         """
         chosen = self._convert(value)
         if chosen is None:
-            advice = self._advise(value)
-            raise SettingsError(
-                f"{called or self.key} = {quote(value)}: {advice}allowed is {self.range}"
-            )
+            facts = {
+                "entry": entry,
+                "given": quote(value),
+                "advice": self._advise(value),
+                "range": self.range,
+            }
+            text = "{setting}{entry} = {given}: {advice}allowed is {range}"
+            raise OptionError(Fault(called or self.key, value, text, facts))
         return chosen
 
     def _advise(self, value: object) -> str:
@@ -341,6 +357,7 @@ def annotated(
     partitions: tuple[str, ...] = ()
     under: list[Under] = []
     only_in_process: OnlyInProcess | None = None
+    conditions: list[Condition] = []
     for other in others:
         match other:
             case Default():
@@ -357,6 +374,8 @@ def annotated(
                 under.append(other)
             case OnlyInProcess():
                 only_in_process = other
+            case Condition():
+                conditions.append(other)
     return Parameter(
         key_of(name),
         kind,
@@ -368,6 +387,7 @@ def annotated(
         partitions=partitions,
         under=tuple(under),
         only_in_process=only_in_process,
+        conditions=tuple(conditions),
     )
 
 

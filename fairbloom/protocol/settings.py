@@ -19,10 +19,9 @@ from pydantic import (
 from fairbloom.errors import did_you_mean, reason_of
 
 from .accounts import COUNTS
-from .conditions import WITH_ACCOUNTS, OnlyInProcess, Under, Where
-from .effects import IdleIf
+from .conditions import WITH_ACCOUNTS, AtMost, Below, IdleIf, NotWith, OnlyInProcess, Under, Where
 from .names import DEPLOYED, ONE_CLIENT, SIDES_IN
-from .options import DECLARED, RunOptions
+from .options import DECLARED, NO_TESTS, RunOptions
 from .parameters import (
     Choices,
     Mark as Mark,
@@ -43,25 +42,18 @@ LOSS = "loss"
 LOSS_SCALE = "loss-scale"
 
 # What leaves several settings without effect.
-NO_ATTACK = IdleIf("attack", "", f"name an attack by attack, as in {LOSS}")
+NO_ATTACK = IdleIf("attack", "", f"name an attack by {{attack}}, as in {LOSS}")
 NO_ACCOUNTS = IdleIf(
     "privacy__mode",
     "none",
-    "set privacy.mode=simulated, which needs no devices and protects no row",
+    "set {privacy__mode}=simulated, which needs no devices and protects no row",
     " without simulated accounts",
 )
 ONLY_LAST = IdleIf(
     "evaluate_every",
     0,
-    "set evaluate-every, as in 1",
-    " with evaluate-every = 0, which evaluates only the last round",
-)
-
-NO_TESTS = IdleIf(
-    "test_share",
-    0.0,
-    "leave it out, or set test-share, as in 0.2",
-    " with test-share = 0, which measures no score",
+    "set {evaluate_every}, as in 1",
+    " with {evaluate_every} = 0, which evaluates only the last round",
 )
 
 
@@ -300,7 +292,14 @@ class RunSettings(Setup):
     server_optimizer_beta2: float = RunOptions.server_optimizer_beta2
     server_optimizer_tau: float = RunOptions.server_optimizer_tau
     control_variates: bool = RunOptions.control_variates
-    initial_weights: str = Field(
+    initial_weights: Annotated[
+        str,
+        NotWith(
+            "norm",
+            ("group", "layer"),
+            "its model was trained with the network's own norm layers: leave {norm} out",
+        ),
+    ] = Field(
         "",
         description="File of weights that the initial model has, of the same kind of model",
     )
@@ -365,13 +364,18 @@ class RunSettings(Setup):
             "How the clients' learning rate falls to zero: linearly, as a cosine, or not at all"
         ),
     )
-    warmup: Annotated[int, Range("[0, inf)"), Mark.SENT_TO_CLIENTS, Mark.VARIANT, WITH_ACCOUNTS] = (
-        Field(
-            0,
-            description=(
-                "Number of rounds in which the clients' learning rate rises to its full height"
-            ),
-        )
+    warmup: Annotated[
+        int,
+        Range("[0, inf)"),
+        Mark.SENT_TO_CLIENTS,
+        Mark.VARIANT,
+        Below("num_rounds"),
+        WITH_ACCOUNTS,
+    ] = Field(
+        0,
+        description=(
+            "Number of rounds in which the clients' learning rate rises to its full height"
+        ),
     )
     optimizer: Annotated[
         str,
@@ -438,7 +442,7 @@ class RunSettings(Setup):
         str,
         Choices("none", "simulated"),
         Mark.VARIANT,
-        IdleIf("privacy__epsilon", "", "set privacy.epsilon, as in 3", " without an epsilon"),
+        IdleIf("privacy__epsilon", "", "set {privacy__epsilon}, as in 3", " without an epsilon"),
         OnlyInProcess("noise from the run's seed protects nobody", "whose owners open accounts"),
     ] = Field(
         "none",
@@ -473,7 +477,7 @@ class RunSettings(Setup):
         float,
         Range("[1, inf)"),
         Mark.VARIANT,
-        IdleIf("privacy__honest", 1, "set privacy.honest, as in 8", " without shared noise"),
+        IdleIf("privacy__honest", 1, "set {privacy__honest}, as in 8", " without shared noise"),
     ] = Field(
         2.0,
         description="With shared noise, the most that a client weighs over its share of the rows",
@@ -519,7 +523,19 @@ class RunSettings(Setup):
         str,
         Choices("", LOSS, LOSS_SCALE),
         Mark.VARIANT,
-        IdleIf("attackers", "", "say who attacks by attackers, as names or as a share, 0.25"),
+        IdleIf("attackers", "", "say who attacks by {attackers}, as names or as a share, 0.25"),
+        NotWith(
+            "privacy__mode",
+            ("simulated",),
+            "what a privacy account releases is what it has charged, and no false report: leave"
+            " {attack} out, or set {privacy__mode}=none",
+        ),
+        NotWith(
+            "pooled",
+            (True,),
+            "with {pooled} = true, one client has the data of all, and no other to attack: leave"
+            " {attack} out",
+        ),
         OnlyInProcess("clients attack in one process only"),
     ] = Field(
         "",
@@ -556,7 +572,7 @@ class RunSettings(Setup):
         IdleIf(
             "validation_share",
             0.0,
-            "set validation-share, such as 0.2",
+            "set {validation_share}, such as 0.2",
             " without validation examples",
         ),
         ONLY_LAST,
@@ -609,7 +625,14 @@ class RunSettings(Setup):
             " for all"
         ),
     )
-    min_clients: Annotated[int, Range("[0, inf)"), Mark.FREE, Mark.DEPLOYED] = Field(
+    min_clients: Annotated[
+        int,
+        Range("[0, inf)"),
+        Mark.FREE,
+        Mark.DEPLOYED,
+        AtMost("clients"),
+        AtMost("training_clients"),
+    ] = Field(
         0,
         description=(
             "Fewest deployed clients online; with fewer the run waits; 0: half of those at its"

@@ -48,7 +48,7 @@ class Requirement:
     why
         The reason in the table of docs/training.md, after "it".
     refusal
-        The error's text, with {method}, {option} and {value}.
+        The error's text, a Fault's, with {method}, the name of the class.
     applies_to
         Whether a Method has this need.
     """
@@ -62,60 +62,60 @@ class Requirement:
 NEEDS: Mapping[str, Requirement] = {
     PRIOR_FREE: Requirement(
         "has no prior",
-        "{method} has no prior: leave {option} out, got {value!r}",
+        "{method} has no prior: leave {setting} out, got {value!r}",
         lambda method: method.default_weighting is None,
     ),
     VARYING_WEIGHTS: Requirement(
         "computes new weights in each round",
-        "{option} = {value}: control variates need the same weights in every round, but {method}"
-        " computes new ones: leave {option} out, or choose FedAvg, FedProx, Ditto or PropFair",
+        "{setting} = {value}: control variates need the same weights in every round, but {method}"
+        " computes new ones: leave {setting} out, or choose FedAvg, FedProx, Ditto or PropFair",
         lambda method: not method.weighs_by_prior,
     ),
     WHOLE_UPDATES: Requirement(
         "keeps state on the clients that follows from their whole updates",
-        "{option} = {value!r}: with {method}, clients keep state that follows from their whole"
-        " updates: leave {option} out",
+        "{setting} = {value!r}: with {method}, clients keep state that follows from their whole"
+        " updates: leave {setting} out",
         lambda method: WHOLE_UPDATES in method.requires or method.control_variates,
     ),
     ONE_MOMENTUM: Requirement(
         "has a momentum of its own on the server",
-        "{method} has a momentum of its own on the server, and refuses {option} = {value!r}: leave"
+        "{method} has a momentum of its own on the server, and refuses {setting} = {value!r}: leave"
         " it out, or choose another one (adagrad, adam, yogi)",
         lambda method: ONE_MOMENTUM in method.requires,
     ),
     PLAIN_SGD: Requirement(
         "computes gradients from the distance that plain SGD moves the model",
-        "{option} = {value}: {method} computes gradients from the distance that plain SGD moves the"
-        " model: leave {option} out, or choose another method",
+        "{setting} = {value}: {method} computes gradients from the distance that plain SGD moves"
+        " the model: leave {setting} out, or choose another method",
         lambda method: PLAIN_SGD in method.requires,
     ),
     PLAIN_LOSS: Requirement(
         "uses gradients of the plain loss",
-        "{option} = {value!r}: {method} uses gradients of the plain loss and of a disparity: leave"
-        " {option} out, or choose another method",
+        "{setting} = {value!r}: {method} uses gradients of the plain loss and of a disparity: leave"
+        " {setting} out, or choose another method",
         lambda method: bool(method.terms(1).disparity),
     ),
     CORRECTED_SGD: Requirement(
         "corrects the steps of plain SGD",
-        "{option} = {value}: {method} corrects the steps of plain SGD: leave {option} out",
+        "{setting} = {value}: {method} corrects the steps of plain SGD: leave {setting} out",
         lambda method: method.corrects_clients,
     ),
     CLIENT_MOMENTUM: Requirement(
         "asks clients for a momentum, which not every optimizer has",
-        "{option} = {value!r} has no momentum, and {method} asks clients for one: choose an"
-        " optimizer with momentum, such as sgd, leave {option} out, or set the method's momentum"
+        "{setting} = {value!r} has no momentum, and {method} asks clients for one: choose an"
+        " optimizer with momentum, such as sgd, leave {setting} out, or set the method's momentum"
         " to 0",
         lambda method: bool(method.terms(1).client_momentum),
     ),
     PERSONAL_MODELS: Requirement(
         "has personal models already",
-        "{option} = {value!r}: with {method} and its other options, clients have personal models"
-        " already: leave {option} out, or choose other ones",
+        "{setting} = {value!r}: with {method} and its other options, clients have personal models"
+        " already: leave {setting} out, or choose other ones",
         lambda method: "personal_lambda" in method.own_terms or method.personal_lambda > 0.0,
     ),
     OWN_DRAW: Requirement(
         "has no prior, which such a draw replaces",
-        "{option} = {value!r} replaces the prior, and {method} has none: leave {option} out",
+        "{setting} = {value!r} replaces the prior, and {method} has none: leave {setting} out",
         lambda method: method.default_weighting is None and not method.drawn_by_examples,
     ),
 }

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.effects import apply_marks, explain_without_effect
+from fairbloom.protocol.conditions import Fault, find_fault
 from fairbloom.protocol.names import ARRAYS_DISPARITY, BETWEEN_GROUPS, SNAPSHOT
-from fairbloom.protocol.parameters import SettingsError, arguments_of, parsed
+from fairbloom.protocol.parameters import OptionError, arguments_of
 from fairbloom.protocol.patterns import match_names
 from fairbloom.protocol.streams import generator
 from fairbloom.protocol.terms import Terms
@@ -37,14 +37,14 @@ from .layout import Layout
 from .options import (
     CHANGING,
     CHECKING,
-    IDLE,
+    CONDITIONS,
     OPTIONS,
     OWN_NAMES,
     CommonOptions,
     Options as Options,
     checking,
 )
-from .ranges import amounts_in, names_in, one_of, pairs_in, whole
+from .ranges import amounts_in, counts_in, names_in, one_of, pairs_in, whole
 from .run_state import RunState
 from .sampling import sample, sample_by
 from .server_optimizer import AVGM, LR, ServerOptimizer, name_of
@@ -132,12 +132,12 @@ class Method(CommonOptions):
                     fault += f": {advice}"
                 raise TypeError(fault)
             if name in self.own_terms:
-                value = options.get(name)
+                text = "{method} sets {setting} by its own parameter, got {value!r}"
                 own = OWN_NAMES.get(name)
-                fault = f"{type(self).__name__} sets {name} by its own parameter, got {value!r}"
                 if own in self.own_parameters():
-                    fault += f": write {own}={value!r}"
-                raise ValueError(fault)
+                    text += f": write {own}={{value!r}}"
+                facts = {"method": type(self).__name__}
+                raise OptionError(Fault(name, options.get(name), text, facts))
         plain: dict[str, Any] = {
             name: option.checked(options.get(name, option.default), called=name)
             for name, option in OPTIONS.items()
@@ -162,11 +162,7 @@ class Method(CommonOptions):
             self.requires = self.requires | {compatibility.ROSTER}
         self.prior_weights = self._checked_prior(options.get("weighting"))
         self._check_effects({**plain, "weighting": options.get("weighting")})
-        sizes = pairs_in(enrolled_sizes=options.get("enrolled_sizes")) or {}
-        self.enrolled_sizes: dict[str, int] = {}
-        for name, size in sizes.items():
-            given = parsed(size) if isinstance(size, str) else size
-            self.enrolled_sizes[name] = whole(1, **{f"enrolled_sizes[{name!r}]": given})
+        self.enrolled_sizes = counts_in(enrolled_sizes=options.get("enrolled_sizes"))
         self.training_clients = names_in(training_clients=options.get("training_clients", ()))
         buffers = options.get("buffers")
         self.buffers = None if buffers is None else names_in(buffers=buffers)
@@ -242,10 +238,11 @@ class Method(CommonOptions):
         }
         given = [rival for rival, is_given in rivals.items() if is_given]
         if given:
-            raise ValueError(
-                f"prior = {self.prior!r}: {given[0]} sets the clients' weights, too: leave one of"
-                " them out"
+            text = (
+                f"{{setting}} = {{value!r}}: {{{given[0]}}} sets the clients' weights, too: leave"
+                " one of them out"
             )
+            raise OptionError(Fault("prior", self.prior, text))
         return weights
 
     def prior_weights_of(self, names: Sequence[str], examples: Sequence[float]) -> FloatArray:
@@ -261,27 +258,25 @@ class Method(CommonOptions):
         return weights
 
     def _check_effects(self, given: Mapping[str, Any]) -> None:
-        """Raise ValueError if an option has no effect with the others."""
+        """Raise OptionError if an option has no effect with the others."""
         changed = {
-            name: f"{name} = {value!r}"
+            name: value
             for name, value in given.items()
             if value != (OPTIONS[name].default if name in OPTIONS else None)
         }
-        error = explain_without_effect(changed, apply_marks(IDLE, given))
-        if error:
-            raise ValueError(error)
+        fault = find_fault(CONDITIONS, changed, given)
+        if fault is not None:
+            raise OptionError(fault)
 
     def check_fit(self, option: compatibility.Option, name: str, value: object) -> None:
-        """Raise SettingsError if an option changes something that the method needs.
+        """Raise OptionError if an option changes something that the method needs.
 
         The error has this name and value of the option.
         """
         needs = {need for need in option.changes if compatibility.NEEDS[need].applies_to(self)}
         need = compatibility.find_conflict(needs, option)
         if need is not None:
-            raise SettingsError(
-                need.refusal.format(method=type(self).__name__, option=name, value=value)
-            )
+            raise OptionError(Fault(name, value, need.refusal, {"method": type(self).__name__}))
 
     @property
     def all_needs(self) -> frozenset[str]:

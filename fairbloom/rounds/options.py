@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Annotated, Any, TypedDict, cast, get_args, get_type_hints, is_typeddict
 
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.effects import IdleIf, collect_marks
+from fairbloom.protocol.conditions import Condition, IdleIf
 from fairbloom.protocol.names import ARRAYS, CONFIG, NUM_EXAMPLES
 from fairbloom.protocol.options import RunOptions, SharedOptions
 from fairbloom.protocol.parameters import (
@@ -198,7 +198,7 @@ class Options(OptionsWithoutPrior, total=False):
             "draw",
             "examples",
             "leave one of them out",
-            " with draw = 'examples': a client's prior is its share of the draws",
+            " with {draw} = 'examples': a client's prior is its share of the draws",
         ),
     ]
 
@@ -231,8 +231,13 @@ OPTIONS: Mapping[str, Parameter] = {
     if name in _DECLARED and (option := annotated(name, _DECLARED[name], getattr(_All, name)))
 }
 
-# What leaves an option without effect.
-IDLE = collect_marks(RunOptions, Options)
+_WEIGHTING = get_args(get_type_hints(Options, include_extras=True)["weighting"])
+
+# What options need of each other; None, a weighting's default, stands for no parameter.
+CONDITIONS: Mapping[str, tuple[Condition, ...]] = {
+    **{name: option.conditions for name, option in OPTIONS.items()},
+    "weighting": tuple(mark for mark in _WEIGHTING if isinstance(mark, Condition)),
+}
 
 # The options that change something which a method may need, unless they have their default.
 CHANGING: Mapping[str, Option] = {

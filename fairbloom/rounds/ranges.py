@@ -8,11 +8,13 @@ that cannot be annotated.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fairbloom.protocol.conditions import Fault
 from fairbloom.protocol.parameters import (
     Choices as Choices,
     Default as Default,
     Meaning as Meaning,
     NonNegative as NonNegative,
+    OptionError,
     Pairs as Pairs,
     Parameter,
     Positive as Positive,
@@ -60,7 +62,8 @@ def pairs_in(**named: object) -> dict[str, Any] | None:
         try:
             return {**split_pairs(value, "name=value")} or None
         except ValueError as error:
-            raise ValueError(f"{name} = {value!r}: {error}") from error
+            fault = Fault(name, value, "{setting} = {value!r}: {why}", {"why": str(error)})
+            raise OptionError(fault) from error
     if not isinstance(value, Mapping | None):
         raise ValueError(
             f"{name} must be a mapping of names or the text of one, got {quote(value)}"
@@ -73,12 +76,23 @@ def amounts_in(interval: str, **named: object) -> dict[str, float]:
 
     It may be a mapping or the text of one, as for `pairs_in`. None and "" give an empty mapping.
     """
-    ((name, _),) = named.items()
-    amounts = {}
-    for key, value in (pairs_in(**named) or {}).items():
-        amount = parsed(value) if isinstance(value, str) else value
-        amounts[key] = within(interval, **{f"{name}[{key!r}]": amount})
-    return amounts
+    pairs = pairs_in(**named) or {}
+    (name,) = named
+    return {key: float(_entry(name, key, value, float, interval)) for key, value in pairs.items()}
+
+
+def counts_in(**named: object) -> dict[str, int]:
+    """Return the one named value if it maps names to whole numbers from 1 on, as `amounts_in`."""
+    pairs = pairs_in(**named) or {}
+    (name,) = named
+    return {key: int(_entry(name, key, value, int, "[1, inf)")) for key, value in pairs.items()}
+
+
+def _entry(name: str, key: str, value: Any, kind: type, interval: str) -> Any:
+    """Return the number of one name in a mapping, which may be a text."""
+    number = parsed(value) if isinstance(value, str) else value
+    parameter = Parameter(name, kind, None, allowed=Range(interval))
+    return parameter.checked(number, entry=f"[{key!r}]")
 
 
 def _checked(named: dict[str, object], kind: type, allowed: Range | Choices | None) -> Any:

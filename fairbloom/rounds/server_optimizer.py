@@ -17,7 +17,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fairbloom.protocol.conditions import Fault
 from fairbloom.protocol.options import RunOptions
+from fairbloom.protocol.parameters import OptionError
 
 from .arrays import FloatArray, column_chunks
 from .ranges import within
@@ -74,7 +76,7 @@ class ServerOptimizer:
 
         Raises
         ------
-        ValueError
+        OptionError
             If an option has no effect, or the step size is missing (None) or not above 0.
         """
         name = options["server_optimizer"]
@@ -90,17 +92,19 @@ class ServerOptimizer:
             reading = ", ".join(
                 optimizer for optimizer, without in WITHOUT_EFFECT.items() if option not in without
             )
-            raise ValueError(
-                f"{option} = {given[option]!r} has no effect with server_optimizer = {name!r}:"
+            text = (
+                f"{{setting}} = {{value!r}} has no effect with {{server_optimizer}} = {name!r}:"
                 f" leave it out, or choose an optimizer that reads it ({reading})"
             )
+            raise OptionError(Fault(option, given[option], text))
         if name == NONE:
             return None
         if lr is None and name != AVGM:
-            raise ValueError(
-                f"server_optimizer = {name!r} needs {LR}, its step size, which has no default: give"
-                " one, such as 0.01, which is about how far a parameter then moves in a round"
+            text = (
+                f"{{setting}} = {{value!r}} needs {{{LR}}}, its step size, which has no default:"
+                " give one, such as 0.01, which is about how far a parameter then moves in a round"
             )
+            raise OptionError(Fault("server_optimizer", name, text))
         return cls(
             name,
             lr=given.get(LR, 1.0),

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from docs.run_config import PROJECT, block, replace_block
 from fairbloom.errors import FairbloomError
-from fairbloom.protocol.effects import IdleIf
+from fairbloom.protocol.conditions import Condition, IdleIf, NotWith
 from fairbloom.protocol.settings import (
     SETTINGS,
     Mark,
@@ -22,12 +22,12 @@ from fairbloom.protocol.settings import (
     parse_assignments,
     parsed,
 )
-from fairbloom.rounds.options import IDLE as OPTIONS_IDLE
+from fairbloom.rounds.options import CONDITIONS as OF_OPTIONS
 from fairbloom.rounds.ranges import Choices, NonNegative, Range
 from fairbloom.rounds.sampling import share
 from fairbloom.rounds.server_optimizer import ServerOptimizer
 from fairbloom.server.settings import (
-    IDLE,
+    CONDITIONS,
     Settings,
     SettingsError,
     check_used,
@@ -130,6 +130,9 @@ TOGETHER: list[dict[str, Any]] = [
 ]
 
 
+MARKS = {mark for each in (CONDITIONS, OF_OPTIONS) for marks in each.values() for mark in marks}
+
+
 def refuse(config: dict[str, Any]) -> str:
     """Return the error of these settings, which names the first of them in one line."""
     with pytest.raises(FairbloomError) as refusal:
@@ -140,11 +143,17 @@ def refuse(config: dict[str, Any]) -> str:
     return words
 
 
-@pytest.mark.parametrize("mark", [mark for _, mark in (*IDLE, *OPTIONS_IDLE)])
-def test_a_mark_names_a_setting_and_its_value(mark: IdleIf) -> None:
+@pytest.mark.parametrize("mark", sorted(MARKS, key=repr))
+def test_a_condition_names_a_setting_and_its_values(mark: Condition) -> None:
     """One with a misspelt name or value would never apply."""
     (other,) = [each for each in SETTINGS.values() if each.argument == mark.other]
-    assert other.checked(mark.value) == mark.value
+    match mark:
+        case IdleIf():
+            assert other.checked(mark.value) == mark.value
+        case NotWith():
+            assert [other.checked(each) for each in mark.values] == [*mark.values]
+        case _:
+            assert other.kind is int or other.argument == "training_clients"
 
 
 @pytest.mark.parametrize(("config", "meant"), NEAREST)

@@ -11,7 +11,8 @@ from statistics import median_high
 
 from fairbloom.errors import join_names
 from fairbloom.logs import log
-from fairbloom.protocol.settings import NO_TESTS, SettingsError, Value, key_of
+from fairbloom.protocol.options import NO_TESTS
+from fairbloom.protocol.settings import SETTINGS, SettingsError, Value
 from fairbloom.server.run_folder.errors import RunFolderError
 from fairbloom.server.run_folder.files import (
     BEST,
@@ -21,7 +22,7 @@ from fairbloom.server.run_folder.files import (
     NOT_IN_TRAINING,
     is_finished,
 )
-from fairbloom.server.settings import IDLE, Settings, check_used
+from fairbloom.server.settings import Settings, check_used
 from fairbloom.strategies import name_of
 from fairbloom.tasks import find_task
 
@@ -40,7 +41,7 @@ from .running import OnRun, carry_out, fix_score, ignore_run, write_tables
 OPTIONS = {"method": "--methods", "seed": "--seed and --seeds", "out": "--out"}
 
 # Settings without an effect in a run that measures no score.
-OF_TESTS = {"evaluate-every", *(key_of(name) for name, mark in IDLE if mark == NO_TESTS)}
+OF_TESTS = {key for key, each in SETTINGS.items() if NO_TESTS in each.conditions}
 
 
 def compare_arms(
