@@ -20,6 +20,7 @@ from fairbloom.tables.comparison import Named, compare, match_names
 from fairbloom.tables.conversions import CONVERSIONS
 from fairbloom.tables.findings import Explained, Finding
 from fairbloom.tables.profiles import Cells, ColumnProfile, profile
+from fairbloom.tables.wordings import read_answers
 
 from .tables import Row, parser_of, print_table
 
@@ -184,6 +185,13 @@ def misspell(texts: list[str], counts: Counter[int]) -> list[str] | None:
     return texts
 
 
+def translate(texts: list[str], _: Counter[int]) -> list[str] | None:
+    """Return two answers in another language."""
+    answers = read_answers(texts)
+    spanish = {"yes": "sí", "no": "no", "female": "mujer", "male": "varón"}
+    return [spanish[answers[text]] for text in texts] if answers else None
+
+
 def shift(cells: Cells, _: Generator) -> Cells | None:
     """Return codes that begin one later."""
     different = np.unique(cells.numbers[~np.isnan(cells.numbers)])
@@ -200,6 +208,7 @@ PLANTS: Mapping[str, Plant] = {
     "codes": shift,
     "lacking": lose,
     "spelling": of_texts(misspell),
+    "wording": of_texts(translate),
     "far": of_numbers(put(99_999.0)),
     "negative": of_numbers(put(-9.0)),
     "zero": of_numbers(put(0.0)),

@@ -1,7 +1,7 @@
 """Compare the profiles of clients, and draft the schema of all: no data meet."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -12,7 +12,7 @@ from fairbloom.client.guard.accepted_schemas import digest_of
 from fairbloom.logs import escape_unprintable
 from fairbloom.system.files import read_small, write_whole
 from fairbloom.tables.cells import parse_number
-from fairbloom.tables.comparison import Alike, Named
+from fairbloom.tables.comparison import Alike, Named, Wording
 from fairbloom.tables.findings import IF_SO, Change, Finding, Quiet, spell
 from fairbloom.tables.inference import Draft, Wanted, draft
 from fairbloom.tables.letters import (
@@ -226,7 +226,8 @@ def write_schema(
     """
     units = Counter(letter.unit for letter in letters.values())
     unit = "" if ROW in units else units.most_common(1)[0][0]
-    tables = stand_ins([letter for letter in letters.values() if letter.rows], unit)
+    filled = [letter for letter in letters.values() if letter.rows]
+    tables = stand_ins([*_in_usual_words(filled, findings)], unit)
     wishes = Wanted(positive_words=POSITIVE_WORDS, unit=unit, **wanted)
     drafted, left_out = _draft({each.path: each for each in tables}, wishes)
     yield from left_out
@@ -260,6 +261,27 @@ def write_schema(
             lines = _block_of(letter, schema, own)
             write_whole(block, "\n".join(lines).encode())
             yield f"{block} is written: lines for the owner.toml of {client}"
+
+
+def _in_usual_words(letters: Iterable[Letter], findings: Sequence[Finding]) -> Iterator[Letter]:
+    """Yield letters with the answers that most sites give in other words in these words.
+
+    The schema has them once; each such client's block has its own.
+    """
+    usual_sites: dict[str, tuple[str, ...]] = {}
+    usual_words: dict[tuple[str, str], Mapping[str, str]] = {}
+    for each in findings:
+        # of two sides, the second finding is about the first one's other side
+        if isinstance(each, Wording) and usual_sites.get(each.field) != each.sites:
+            usual_sites[each.field] = each.if_as
+            usual_words |= {(site, squash(each.field)): dict(each.words) for site in each.sites}
+    for letter in letters:
+        columns = dict(letter.columns)
+        for name, column in letter.columns.items():
+            usual = usual_words.get((letter.client, squash(name)), {})
+            values = {usual.get(text, text): count for text, count in column.values.items()}
+            columns[name] = replace(column, values=values)
+        yield replace(letter, columns=columns)
 
 
 def _ask_about_alike(letters: Mapping[str, Letter], findings: Sequence[Finding]) -> Iterator[str]:

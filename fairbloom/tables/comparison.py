@@ -18,7 +18,7 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbloom.text import join_first, tell_apart
+from fairbloom.text import join_first, plural, tell_apart
 
 from .cells import format_number, parse_number
 from .conversions import CONVERSIONS, Conversion
@@ -33,9 +33,10 @@ from .profiles import (
     Found,
     measure_quantiles,
 )
-from .schema import Field, FileField, fold_cell, fold_look, normalise, say_apart
+from .schema import Field, FileField, fold_cell, fold_look, normalise, say_apart, squash
 from .scripts import as_latin, show_script
 from .toml import quote, write_table
+from .wordings import read_answers
 
 Profiles = Mapping[str, ColumnProfile]
 
@@ -549,11 +550,12 @@ def _explain_numbers(
 
 @dataclass(frozen=True, kw_only=True)
 class Categories(Explained):
-    """Other categories than the others', `words`."""
+    """Other categories, `words`, than the core's, which are `usual` in their most usual form."""
 
     kind = "categories"
 
     words: tuple[str, ...]
+    usual: tuple[str, ...] = ()
 
     def say(self) -> str:
         """Return what stands out."""
@@ -568,7 +570,7 @@ class Categories(Explained):
     def turn(self, sites: Sequence[str], columns: Sequence[Collection[str]]) -> Self:
         """Return it as a finding about the other side, of these sites."""
         words = dict.fromkeys(chain(*columns))
-        return replace(super().turn(sites, columns), words=tuple(words))
+        return replace(super().turn(sites, columns), words=tuple(words), usual=self.words)
 
     def change_site(self, about: Field) -> Sequence[Mapping[str, str]]:
         """Return the conversions of the site's codes, or spellings to fill in."""
@@ -576,8 +578,9 @@ class Categories(Explained):
             return self.convert(self.words, about)
         # Of two sites, each may be the one that is to change.
         own = self.words if len(self.sites) == 1 else ()
-        usual = [each for each in about.categories if each not in own]
-        return [{"spellings": spell(usual or ["USUAL"])}]
+        usual = [each for each in about.categories if each in self.usual]
+        other = [each for each in about.categories if each not in own]
+        return [{"spellings": spell(usual or other or ["USUAL"])}]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -595,15 +598,37 @@ class Lacking(Finding):
 
 def _shares_of(columns: Sequence[ColumnProfile]) -> tuple[list[str], NDArray[np.float64]]:
     """Return the different values, folded, and their rows at each site."""
-    written = dict.fromkeys(chain.from_iterable(column.values for column in columns))
-    folded = {text: _fold(text) for text in written}
-    different = dict.fromkeys(folded.values())
-    places = {text: place for place, text in enumerate(different)}
+    folded = _fold_values(columns)
+    places: dict[str, int] = {}
+    for each in folded:
+        for text in each.values():
+            places.setdefault(text, len(places))
     counts = np.zeros((len(columns), len(places)))
     for site, column in enumerate(columns):
         for text, count in column.values.items():
-            counts[site, places[folded[text]]] += count
+            counts[site, places[folded[site][text]]] += count
     return [*places], counts
+
+
+def _fold_values(columns: Sequence[ColumnProfile]) -> list[Mapping[str, str]]:
+    """Return each value of sites' columns for comparisons: two answers of any language in English.
+
+    Answers of a site that has one of them, or a third, mean what they do at most sites.
+    """
+    read = [read_answers(column.values) for column in columns]
+    answers = Counter[tuple[tuple[str, str], ...]]()
+    for each in read:
+        if each:
+            words = {_fold(text): meant for text, meant in each.items()}
+            answers[tuple(sorted(words.items()))] += 1
+    usual: dict[str, str] = {}
+    if answers:
+        usual = dict(answers.most_common(1)[0][0])
+    folded: list[Mapping[str, str]] = []
+    for column, own in zip(columns, read, strict=True):
+        plain = {text: _fold(text) for text in column.values}
+        folded.append(own or {text: usual.get(word, word) for text, word in plain.items()})
+    return folded
 
 
 def _fold(text: str) -> str:
@@ -629,11 +654,9 @@ class _Values:
 
     def spell(self, chosen: NDArray[np.bool_]) -> tuple[str, ...]:
         """Return a spelling of some of the values: that of the last site that has it."""
-        every: list[str] = []
-        for each in self.columns.values():
-            every += each.values
-        last = dict.fromkeys(reversed(every))  # each once: there may be a thousand sites
-        written = {_fold(text): text for text in reversed(last)}
+        written: dict[str, str] = {}
+        for each in _fold_values([*self.columns.values()]):
+            written |= {folded: text for text, folded in each.items()}
         folded = [text for text, is_chosen in zip(self.texts, chosen, strict=True) if is_chosen]
         return tuple(written[text] for text in folded)
 
@@ -647,7 +670,18 @@ class _Values:
         ways = _explain_codes(field, self.texts, own, self.counts[core].sum(axis=0), found.usual)
         sites = [*self.columns]
         named = tuple(sites[place] for place in group.tolist())
-        return Categories(field, named, size, ways, words=self.spell(own > 0.0))
+        leading = [site for site, is_core in zip(sites, core, strict=True) if is_core]
+        usual = self._spell_most(leading)
+        return Categories(field, named, size, ways, words=self.spell(own > 0.0), usual=usual)
+
+    def _spell_most(self, sites: Sequence[str]) -> tuple[str, ...]:
+        """Return the values of some sites, each as most of their rows have it."""
+        columns = [self.columns[site] for site in sites]
+        rows: dict[str, Counter[str]] = {}
+        for column, folded in zip(columns, _fold_values(columns), strict=True):
+            for text, count in column.values.items():
+                rows.setdefault(folded[text], Counter())[text] += count
+        return tuple(max(each, key=each.__getitem__) for each in rows.values())
 
 
 def find_categories(name: str, columns: Profiles) -> Iterator[Finding]:
@@ -775,6 +809,82 @@ class Spelling(Finding):
         return FileField(spellings={self.usual: (self.text,)})
 
 
+Words = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wording(Explained):
+    """Two answers in other words, or in another language, than at the other sites.
+
+    `words` are pairs of the sites' word and the others'.
+    """
+
+    kind = "wording"
+
+    words: Words
+
+    def say(self) -> str:
+        """Return what stands out."""
+        own, others = map(join_words, zip(*self.words, strict=True))
+        return f"{own} may be its {plural(len(self.words), 'word', 'words')} for {others}"
+
+    @property
+    def has_line(self) -> bool:
+        """Whether it proposes anything."""
+        return True
+
+    def turn(self, sites: Sequence[str], columns: Sequence[Collection[str]]) -> Self:
+        """Return it as a finding about the other side, of these sites."""
+        words = tuple((other, own) for own, other in self.words)
+        return replace(super().turn(sites, columns), words=words)
+
+    def change_site(self, about: Field) -> Sequence[Mapping[str, str]]:
+        """Return the spellings."""
+        del about
+        return [_spell_answers(self.words)]
+
+
+def _spell_answers(words: Words) -> dict[str, str]:
+    spellings = {other: [own] for own, other in words}
+    return {"spellings": write_table(spellings)}
+
+
+def find_wordings(name: str, columns: Profiles) -> Iterator[Wording]:
+    """Yield the sites that give two answers in other words than most sites, or most rows.
+
+    Where as many sites have other words, either may be those of the schema.
+    """
+    sites_of: dict[tuple[str, ...], list[str]] = {}
+    for site, column in columns.items():
+        words = tuple(sorted(column.values))
+        if read_answers(words):
+            sites_of.setdefault(words, []).append(site)
+    if len(sites_of) < 2:
+        return
+
+    def count(words: tuple[str, ...]) -> tuple[int, int]:
+        rows = sum(columns[site].present for site in sites_of[words])
+        return len(sites_of[words]), rows
+
+    usual = max(sites_of, key=count)
+    for words, sites in sites_of.items():
+        translated = _translate(words, usual)
+        if translated:
+            others = tuple(sites_of[usual]) if len(sites) == len(sites_of[usual]) else ()
+            named = (*others, *sites)
+            yield Wording(name, named, others=others, words=translated)
+
+
+def _translate(own: Collection[str], usual: Collection[str]) -> Words:
+    """Return each of a site's two answers that has another usual word, with that."""
+    usual_word = {meant: word for word, meant in read_answers(usual).items()}
+    meant = read_answers(own)
+    if {*meant.values()} != {*usual_word}:
+        return ()
+    pairs = [(word, usual_word[each]) for word, each in meant.items()]
+    return tuple((word, other) for word, other in pairs if _fold(word) != _fold(other))
+
+
 def find_spellings(name: str, columns: Profiles) -> Iterator[Spelling]:
     """Yield pairs of texts that may be two spellings of one."""
     counts: dict[str, dict[str, float]] = {}
@@ -826,20 +936,22 @@ def _are_both_frequent(shares: Mapping[str, float], others: Mapping[str, float])
 
 @dataclass(frozen=True, kw_only=True)
 class Named(Finding):
-    """A field that a site may have as a `column` of another name."""
+    """A field that a site may have as a `column` of another name, and with other `words`."""
 
     kind = "name"
 
     column: str
+    words: Words = ()
 
     def say(self) -> str:
         """Return what stands out."""
         return f"its column {self.column!r} may be this one"
 
     def change_site(self, about: Field) -> Sequence[Mapping[str, str]]:
-        """Return the column's name."""
+        """Return the column's name, and the spellings of its answers."""
         del about
-        return [{"name": quote(self.column)}]
+        name = {"name": quote(self.column)}
+        return [name | _spell_answers(self.words) if self.words else name]
 
 
 def match_names(fields: Mapping[str, Profiles], own: Mapping[str, Profiles]) -> Iterator[Named]:
@@ -853,9 +965,17 @@ def match_names(fields: Mapping[str, Profiles], own: Mapping[str, Profiles]) -> 
         matched_own: set[str] = set()
         for apart, own_name, name in sorted(_find_alike(columns, lacked)):
             if name not in matched and own_name not in matched_own:
-                yield Named(name, (site,), 1.0 - apart, column=own_name)
+                words = _answers_at(columns[own_name], lacked[name])
+                yield Named(name, (site,), 1.0 - apart, column=own_name, words=words)
                 matched.add(name)
                 matched_own.add(own_name)
+
+
+def _answers_at(column: ColumnProfile, sites: Profiles) -> Words:
+    """Return each of a column's two answers that has another word at most sites, with that."""
+    wordings = [tuple(sorted(each.values)) for each in sites.values()]
+    usual = Counter(wordings)
+    return _translate(column.values, usual.most_common(1)[0][0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -929,6 +1049,10 @@ def _find_alike(
                 if say_apart(own_name, name):
                     continue
                 apart = _distance_from(column, sites)
+                if _are_similar([squash(own_name)], [squash(name)]):
+                    # sites that differ, as in their units, are near to none together
+                    for each in sites:
+                        apart = min(apart, _distance_from(column, [each]))
                 if apart <= ALIKE:
                     yield apart, own_name, name
 
@@ -1179,6 +1303,7 @@ FINDERS: Sequence[Callable[[str, Profiles], Iterator[Finding]]] = (
     find_missing,
     find_numbers,
     find_categories,
+    find_wordings,
     find_spellings,
     find_one_value,
     join_found,

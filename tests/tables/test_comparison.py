@@ -20,6 +20,7 @@ from fairbloom.tables.comparison import (
     OneValue,
     Spelling,
     Untold,
+    Wording,
     compare,
     match_names,
     match_rare,
@@ -204,6 +205,44 @@ def test_near_spellings_are_asked_about_unless_a_site_has_both() -> None:
     assert not found({"a": levels[0], "b": levels[1]}, "spelling")
 
 
+WORDS = [
+    (("no", "yes"), ("no", "sí"), (("sí", "yes"),)),
+    (("female", "male"), ("Mujer", "varón"), (("Mujer", "female"), ("varón", "male"))),
+    (("f", "m"), ("m", "v"), (("m", "m"), ("v", "f"))),
+    (("nein", "ja"), ("f", "t"), (("f", "nein"), ("t", "ja"))),
+]
+
+
+@pytest.mark.parametrize(("usual", "own", "words"), WORDS)
+def test_answers_in_another_language_are_the_same(
+    usual: tuple[str, str], own: tuple[str, str], words: tuple[tuple[str, str], ...]
+) -> None:
+    at_most = texts_of([usual[0]] * 40 + [usual[1]] * 40)
+    (finding,) = found({"a": at_most, "b": at_most, "c": texts_of([*own] * 40)})
+    assert isinstance(finding, Wording)
+    assert finding.sites == ("c",)
+    assert {*finding.words} == {each for each in words if each[0] != each[1]}
+    about = Field(type="string", categories=usual)
+    (way,) = finding.change_site(about)
+    assert all(f'{meant} = ["{own_word}"]' in way["spellings"] for own_word, meant in finding.words)
+
+
+@pytest.mark.parametrize(
+    "own", [("mujer", "no"), ("no", "sí", "tal vez"), ("sí",), ("alta", "baja"), ("NO", "YES")]
+)
+def test_other_words_are_no_wording(own: tuple[str, ...]) -> None:
+    """Two answers are of one language; cases are no words."""
+    usual = texts_of(["no", "yes"] * 40)
+    cells = {"a": usual, "b": usual, "c": texts_of([*own] * 20)}
+    assert not found(cells, "wording")
+
+
+def test_other_shares_of_answers_stand_out_in_any_language() -> None:
+    usual = texts_of(["no"] * 10 + ["yes"] * 70)
+    cells = {**dict.fromkeys("abc", usual), "d": texts_of(["no"] * 76 + ["sí"] * 4)}
+    assert {each.kind for each in found(cells)} == {"wording", "categories"}
+
+
 def test_one_value_and_nothing_is_a_question() -> None:
     ones = numbers_of([1.0, np.nan] * 20)
     (finding,) = found({"a": ones, "b": ones})
@@ -228,6 +267,30 @@ def test_a_column_of_another_name_is_matched_once() -> None:
     matched = {each.field: each.column for each in match_names(fields, {"d": columns})}
     assert matched == {"age": "edad", "dose": "dosis", "ward": "sala"}
     assert not [*match_names(fields, {"a": columns})]  # it lacks no field
+
+
+def test_a_near_spelling_of_a_name_needs_one_near_site() -> None:
+    """Where the others differ, as in their units, it is near to none of them together."""
+    levels = {site: normal(1.1, 0.2) * factor for site, factor in (("a", 1.0), ("b", 88.42))}
+    fields = {"creatinine": profiles({site: numbers_of(each) for site, each in levels.items()})}
+    for name, center, matched in (
+        ("creatinina", 1.1, ["creatinina"]),
+        ("dosis", 1.1, []),
+        ("creatinina", 900, []),
+    ):
+        own = profile({name: numbers_of(normal(center, 0.2 * center))})
+        assert [each.column for each in match_names(fields, {"c": own})] == matched
+
+
+def test_a_column_of_another_name_has_its_answers() -> None:
+    fields = {"sex": profiles(dict.fromkeys("ab", texts_of(["female", "male"] * 40)))}
+    own = profile(
+        {"sexo": texts_of(["mujer", "varón"] * 40), "piso": texts_of(["alto", "bajo"] * 40)}
+    )
+    (finding,) = match_names(fields, {"c": own})
+    assert finding.column == "sexo"
+    (way,) = finding.change_site(Field(type="string", categories=("female", "male")))
+    assert way == {"name": '"sexo"', "spellings": '{female = ["mujer"], male = ["varón"]}'}
 
 
 def test_a_small_site_does_not_hide_that_names_match() -> None:

@@ -1058,7 +1058,7 @@ def test_four_dirty_hospitals_are_read_by_the_schema_of_the_page(
 ) -> None:
     draft = inferred(HOSPITALS, target="outcome")
     for words in (
-        "'weiblich', 'männlich', are other ones",
+        "'männlich', 'weiblich' may be its words for 'Male', 'female'",
         "mg/dl and mmol/l of cholesterol",
         "-9 in 4 rows",
         "# not at lund",
