@@ -49,6 +49,7 @@ from fairbloom.tables.comparison import OneValue, compare
 from fairbloom.tables.letters import (
     ROW,
     Letter,
+    compare_letters,
     decode_letter,
     encode_letter,
     join_columns,
@@ -821,6 +822,55 @@ def test_the_draft_reads_every_hospital_by_its_block(
         unit = "PID" if name == "west" else "patient"
         (bundle / "owner.toml").write_text(f'data-dir = "data"\nunit = "{unit}"\n{block}')
         assert find_faults(ClientSettings.of({}, bundle / "client.toml"), text) == []
+
+
+SPANISH = {"age": "edad", "sex": "sexo", "stage": "estadio"}
+IN_SPANISH = {"m": "varón", "f": "mujer", "1": "sí", "0": "no"}
+
+
+def in_spanish(rows: Rows) -> Rows:
+    """Return a hospital's rows with other names of columns, and other words."""
+    words = [
+        {**row, "sex": IN_SPANISH[row["sex"]], "outcome": IN_SPANISH[row["outcome"]]}
+        for row in rows
+    ]
+    return renamed(words, **SPANISH)
+
+
+def in_english(rows: Rows) -> Rows:
+    return [{**row, "outcome": {"1": "yes", "0": "no"}[row["outcome"]]} for row in rows]
+
+
+@pytest.mark.parametrize("spanish", [1, 2], ids=["of three", "of two, either side"])
+def test_a_hospital_in_another_language_only_uncomments(tmp_path: Path, spanish: int) -> None:
+    """The draft has each category once, and the block all names and words."""
+    rows = {
+        "north": in_english(hospital(160, seed=1)),
+        "south": in_english(hospital(160, seed=2)),
+        "west": in_spanish(hospital(160, seed=3)),
+    }
+    if spanish == 2:
+        del rows["south"]
+        rows["west"] = renamed(rows["west"], **{own: name for name, own in SPANISH.items()})
+    letters = {
+        name: decode_letter(letter(tmp_path / "data", name, of_site, unit="patient"))
+        for name, of_site in rows.items()
+    }
+    _, findings = compare_letters(letters.values())
+    list(write_schema(letters, findings, tmp_path / "out", {"target": "outcome"}))
+    text = (tmp_path / "out" / "schema.toml").read_text()
+    schema = parse_schema(text)
+    assert len(schema.fields["sex"].categories) == len(schema.fields["outcome"].categories) == 2
+    for name in rows:
+        bundle = enroll(Federation.init(tmp_path / f"of-{name}", ["localhost"], 1), name)
+        write(bundle / "data", rows[name])
+        block = (tmp_path / "out" / "clients" / f"{name}.toml").read_text()
+        is_usual = {row["outcome"] for row in rows[name]} == {*schema.fields["outcome"].categories}
+        if not is_usual:
+            block = block.replace("# fields.", "fields.")
+        (bundle / "owner.toml").write_text(f'data-dir = "data"\nunit = "patient"\n{block}')
+        faults = find_faults(ClientSettings.of({}, bundle / "client.toml"), text)
+        assert faults == []
 
 
 def test_each_field_has_one_column_of_a_block(tmp_path: Path, letters: dict[str, Letter]) -> None:
