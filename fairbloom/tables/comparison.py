@@ -600,9 +600,10 @@ def _shares_of(columns: Sequence[ColumnProfile]) -> tuple[list[str], NDArray[np.
     """Return the different values, folded, and their rows at each site."""
     folded = _fold_values(columns)
     places: dict[str, int] = {}
-    for each in folded:
-        for text in each.values():
-            places.setdefault(text, len(places))
+    for column, meant in zip(columns, folded, strict=True):
+        for text in column.values:
+            if meant[text] not in places:
+                places[meant[text]] = len(places)
     counts = np.zeros((len(columns), len(places)))
     for site, column in enumerate(columns):
         for text, count in column.values.items():
@@ -615,20 +616,17 @@ def _fold_values(columns: Sequence[ColumnProfile]) -> list[Mapping[str, str]]:
 
     Answers of a site that has one of them, or a third, mean what they do at most sites.
     """
-    read = [read_answers(column.values) for column in columns]
-    answers = Counter[tuple[tuple[str, str], ...]]()
-    for each in read:
-        if each:
-            words = {_fold(text): meant for text, meant in each.items()}
-            answers[tuple(sorted(words.items()))] += 1
-    usual: dict[str, str] = {}
-    if answers:
-        usual = dict(answers.most_common(1)[0][0])
-    folded: list[Mapping[str, str]] = []
-    for column, own in zip(columns, read, strict=True):
-        plain = {text: _fold(text) for text in column.values}
-        folded.append(own or {text: usual.get(word, word) for text, word in plain.items()})
-    return folded
+    written = dict.fromkeys(chain.from_iterable(column.values for column in columns))
+    plain = {text: _fold(text) for text in written}
+    pairs = Counter(tuple(column.values) for column in columns if len(column.values) == 2)
+    read = {words: read_answers(words) for words in pairs}
+    known = {words: meant for words, meant in read.items() if meant}
+    if not known:
+        return [plain] * len(columns)
+    most = max(known, key=pairs.__getitem__)
+    usual = {plain[text]: meant for text, meant in known[most].items()}
+    others = {text: usual.get(word, word) for text, word in plain.items()}
+    return [known.get(tuple(column.values), others) for column in columns]
 
 
 def _fold(text: str) -> str:
@@ -655,8 +653,10 @@ class _Values:
     def spell(self, chosen: NDArray[np.bool_]) -> tuple[str, ...]:
         """Return a spelling of some of the values: that of the last site that has it."""
         written: dict[str, str] = {}
-        for each in _fold_values([*self.columns.values()]):
-            written |= {folded: text for text, folded in each.items()}
+        columns = [*self.columns.values()]
+        for column, meant in zip(columns, _fold_values(columns), strict=True):
+            for text in column.values:
+                written[meant[text]] = text
         folded = [text for text, is_chosen in zip(self.texts, chosen, strict=True) if is_chosen]
         return tuple(written[text] for text in folded)
 
@@ -854,15 +854,15 @@ def find_wordings(name: str, columns: Profiles) -> Iterator[Wording]:
 
     Where as many sites have other words, either may be those of the schema.
     """
-    sites_of: dict[tuple[str, ...], list[str]] = {}
+    pairs: dict[frozenset[str], list[str]] = {}
     for site, column in columns.items():
-        words = tuple(sorted(column.values))
-        if read_answers(words):
-            sites_of.setdefault(words, []).append(site)
+        if len(column.values) == 2:
+            pairs.setdefault(frozenset(column.values), []).append(site)
+    sites_of = {words: sites for words, sites in pairs.items() if read_answers(words)}
     if len(sites_of) < 2:
         return
 
-    def count(words: tuple[str, ...]) -> tuple[int, int]:
+    def count(words: frozenset[str]) -> tuple[int, int]:
         rows = sum(columns[site].present for site in sites_of[words])
         return len(sites_of[words]), rows
 
@@ -878,7 +878,7 @@ def find_wordings(name: str, columns: Profiles) -> Iterator[Wording]:
 def _translate(own: Collection[str], usual: Collection[str]) -> Words:
     """Return each of a site's two answers that has another usual word, with that."""
     usual_word = {meant: word for word, meant in read_answers(usual).items()}
-    meant = read_answers(own)
+    meant = read_answers(sorted(own))
     if {*meant.values()} != {*usual_word}:
         return ()
     pairs = [(word, usual_word[each]) for word, each in meant.items()]
