@@ -55,6 +55,28 @@ OUTSIDE = [*sorted(page.name for page in ROOT.glob("*.md")), "tests/README.md"]
 TARGETS = {*re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)}
 
 
+# What the pages quote of docs/data ----------------------------------------------------------------
+
+
+def test_the_table_of_shared_noise_is_its_data() -> None:
+    names = ("digits", "digits-5", "digits-3", "chem97", "contraception")
+    quoted = ("20 × 72 digits", "5 × 72 digits", "3 × 72 digits", "30 districts, exams")
+    federations = dict(zip((*quoted, "30 districts, contraception"), names, strict=True))
+    with (DATA / "private-shared.csv").open(encoding="utf-8", newline="") as file:
+        measured = {tuple(row[:4]): row[4:] for row in csv.reader(file)}
+    page = (ROOT / "docs" / "private.md").read_text()
+    rows = re.findall(r"^\| (.+?) \| (FedAvg|TERM) \| (\d+) \| (.+) \|$", page, re.MULTILINE)
+    assert len(rows) == 12
+    for clients, method, honest, cells in rows:
+        expected = []
+        for epsilon in "831":
+            for shared in ("1", honest):
+                key = (federations[clients], epsilon, shared, method.lower())
+                mean, tenth = (number.partition(" ")[0] for number in measured[key])
+                expected.append(f"{mean} / {tenth}")
+        assert cells.split(" | ") == expected
+
+
 # The project --------------------------------------------------------------------------------------
 
 
